@@ -1,0 +1,44 @@
+# `make help` lists what there is. Every target makes .venv by itself and is quick when nothing changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check bench zoo clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with everything
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0" -e ".[dev,zoo]"
+	@touch $(STAMP)
+
+demo: install ## a small language model whose loss turns NaN: the plain loop beside the guarded one
+	$(BIN)/steady demo
+
+test: install ## the fast suite and the suite that starts processes (minutes)
+	$(BIN)/python -m pytest -q -n 2
+
+test-all: install ## everything but the GPU tests, with the long fault runs
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+
+check: install ## lint and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install ## the paired overhead benchmark on this machine
+	$(BIN)/python -m benchmarks.overhead
+
+zoo: install ## score steadygrad and two other tools on the zoo of failures
+	$(BIN)/python -m zoo.score
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,56 @@
+"""steadygrad keeps a training run finite, finds out why it was not, and proves the cure.
+
+    import steadygrad as sg
+    guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir="runs/demo")
+    for batch in loader:
+        outcome = guard.step(batch)
+
+Importing this package does no work and imports no torch: the public names below are resolved when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Decision": "records",
+    "Diagnosis": "records",
+    "Finding": "records",
+    "Guard": "guard",
+    "Incident": "records",
+    "Outcome": "records",
+    "Policy": "act.policy",
+    "SteadyError": "errors",
+    "TrainingHalted": "errors",
+    "UsageError": "errors",
+    "attach": "attach",
+}
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from .act.policy import Policy as Policy
+    from .attach import attach as attach
+    from .errors import SteadyError as SteadyError
+    from .errors import TrainingHalted as TrainingHalted
+    from .errors import UsageError as UsageError
+    from .guard import Guard as Guard
+    from .records import Decision as Decision
+    from .records import Diagnosis as Diagnosis
+    from .records import Finding as Finding
+    from .records import Incident as Incident
+    from .records import Outcome as Outcome
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

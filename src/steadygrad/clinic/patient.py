@@ -1,0 +1,61 @@
+"""What the clinic asks of whoever owns the failing step: the guard, a trainer's integration, or a case of the zoo.
+
+A patient can be put back to the moment before the step and run through it again, part by part. The clinic composes
+replays from these verbs and nothing else, so it never needs to know whose loop it is looking at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..records import Finding, StepRecord
+
+
+class Patient(Protocol):
+    """One failing step, replayable as often as needed.
+
+    `restore()` puts weights, buffers, optimizer state, RNG, scaler and `.grad` back to the moment before the step,
+    bit for bit. `prepare()` redoes what the user's loop does between steps (schedules, resume). Then, for every
+    micro-batch: `forward(batch)` gives the loss terms (unscaled, under the run's own autocast), `backward(terms)`
+    runs backward as the run does (loss scale, division by the accumulation); at last `commit()` does what follows:
+    unscale, clip, optimizer step. After the clinic is done the owner's state is as if nothing had happened.
+    """
+
+    model: torch.nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    batches: Sequence[Any]
+    facts: StepFacts
+
+    def restore(self) -> None: ...
+    def prepare(self) -> None: ...
+    def forward(self, batch: Any) -> Mapping[str, torch.Tensor]: ...
+    def backward(self, terms: Mapping[str, torch.Tensor]) -> None: ...
+    def commit(self) -> None: ...
+    def examining(self) -> AbstractContextManager[None]:
+        """Around a whole diagnosis: saves all state on entry, puts it back bit for bit on exit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What is known of the failing step besides its replay."""
+
+    step: int = 0
+    findings: tuple[Finding, ...] = ()
+    history: tuple[StepRecord, ...] = ()
+    autocast: torch.dtype | None = None
+    loss_scale: float | None = None
+    max_grad_norm: float | None = None
+    accumulation: int = 1
+    device_type: str = "cpu"
+    rank: int = 0
+    sample_ids: Sequence[Any] | None = None
+    select_rows: Callable[[Any, Sequence[int]], Any] | None = None
+    parameter_names: Mapping[int, str] = field(default_factory=dict)
+    earlier: Callable[[int], Any] | None = None
+    """`earlier(k)`: the same patient k steps before, from a snapshot, or None where none is kept."""

@@ -1,0 +1,47 @@
+"""The exceptions steadygrad raises.
+
+    SteadyError                 the root: catch this to catch all of ours
+    ├── UsageError              a mistake in the call (also a ValueError)
+    ├── ClosedError             the guard was used after close()
+    ├── TrainingHalted          the policy gave up: budgets are spent; exit code 23
+    ├── JournalError            a run directory cannot be written or read
+    └── CapsuleError            a capsule is missing, torn, tampered with or from another version
+
+Every message says what happened, why it matters and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class SteadyError(Exception):
+    """Root of every exception steadygrad raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(SteadyError, ValueError):
+    """The call cannot work as written; the message says which argument and what to pass instead."""
+
+    exit_code = 2
+
+
+class ClosedError(SteadyError, RuntimeError):
+    """A closed guard was asked to do something."""
+
+
+class TrainingHalted(SteadyError, RuntimeError):
+    """The policy stopped the run because its budgets are spent. The weights are the last good ones."""
+
+    exit_code = 23
+
+
+class JournalError(SteadyError, OSError):
+    """A run directory cannot be written or read."""
+
+    exit_code = 2
+
+
+class CapsuleError(SteadyError, ValueError):
+    """A capsule cannot be used, and why."""
+
+    exit_code = 2

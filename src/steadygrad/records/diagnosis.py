@@ -1,0 +1,89 @@
+"""Where the first bad value was born, why, and which remedies were tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDigest:
+    """A tensor in a line: enough to show why an op failed, nothing that keeps the tensor alive."""
+
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    absmax: float = 0.0
+    absmin: float = 0.0
+    num_nan: int = 0
+    num_inf: int = 0
+    num_zero: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The op that made the first bad value. `module` is "" for the root module and None outside every module."""
+
+    phase: str
+    op: str | None = None
+    module: str | None = None
+    source: str | None = None
+    code_line: str | None = None
+    ordinal: int | None = None
+    tensor: str | None = None
+    inputs: tuple[TensorDigest, ...] = ()
+    outputs: tuple[TensorDigest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A named cause, for example DX101 fp16_overflow."""
+
+    code: str
+    slug: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that may help. `safety`: exact (same arithmetic), close (within rounding), behavioural (trains differently)."""
+
+    code: str
+    slug: str
+    change: str
+    safety: str = "behavioural"
+    code_change: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One remedy tried on the failing step itself. `verified` is set here and nowhere else."""
+
+    remedy: Remedy
+    finite: bool
+    verified: bool = False
+    loss_gap: float | None = None
+    gradient_cosine: float | None = None
+    steps_followed: int = 0
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The clinic's answer. `rows` is None where the question makes no sense, () where none could be told."""
+
+    symptom: str
+    phase: str
+    cause: Cause | None = None
+    origin: Origin | None = None
+    rows: tuple[int, ...] | None = None
+    rows_coupled: bool = False
+    sample_ids: tuple[str, ...] = ()
+    confidence: float = 0.0
+    reproduced: tuple[int, int] = (0, 0)
+    because: str = ""
+    trials: tuple[Trial, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def remedies(self) -> tuple[Trial, ...]:
+        """The trials that made the step finite, least change first."""
+        return tuple(trial for trial in self.trials if trial.verified)

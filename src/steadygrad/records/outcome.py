@@ -1,0 +1,87 @@
+"""What became of a step: a promise. Reading a field that the device has not answered yet waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .judgement import Decision, Finding
+from .step import Reading
+
+
+class Outcome:
+    """The result of `guard.step(batch)`. Not reading it costs nothing; reading any field settles the step."""
+
+    __slots__ = ("_decision", "_reading", "_settle", "accumulating", "applied_flag", "rolled_back_to", "step")
+
+    def __init__(self, *, step: int, settle: Callable[[], None] | None = None, accumulating: bool = False) -> None:
+        self.step = step
+        self.accumulating = accumulating
+        self.rolled_back_to: int | None = None
+        self.applied_flag = False
+        self._settle = settle
+        self._decision: Decision | None = None
+        self._reading: Reading | None = None
+
+    def resolve(self, *, decision: Decision, reading: Reading | None, applied: bool) -> None:
+        """Called once by the guard when the step is settled."""
+        self._decision, self._reading, self.applied_flag, self._settle = decision, reading, applied, None
+
+    def _wait(self) -> None:
+        if self._settle is not None:
+            settle, self._settle = self._settle, None
+            settle()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the answer is already known; asking does not wait."""
+        return self._settle is None
+
+    @property
+    def applied(self) -> bool:
+        """True if an update landed on the weights."""
+        self._wait()
+        return self.applied_flag
+
+    @property
+    def skipped(self) -> bool:
+        """True if this batch was refused."""
+        self._wait()
+        return not self.applied_flag and not self.accumulating
+
+    @property
+    def halted(self) -> bool:
+        self._wait()
+        return self._decision is not None and "halt" in self._decision.actions
+
+    @property
+    def decision(self) -> Decision | None:
+        self._wait()
+        return self._decision
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        self._wait()
+        return self._decision.findings if self._decision else ()
+
+    @property
+    def loss(self) -> float | None:
+        self._wait()
+        return self._reading.loss if self._reading else None
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Total gradient norm before clipping."""
+        self._wait()
+        return self._reading.grad_norm if self._reading else None
+
+    @property
+    def reading(self) -> Reading | None:
+        self._wait()
+        return self._reading
+
+    def __repr__(self) -> str:
+        if not self.settled:
+            return f"Outcome(step={self.step}, in flight)"
+        word: Any = "accumulating" if self.accumulating else "applied" if self.applied_flag else "skipped"
+        return f"Outcome(step={self.step}, {word}, loss={self.loss}, grad_norm={self.grad_norm})"

@@ -1,0 +1,48 @@
+"""What was measured in one step: the reading (just measured) and the record (settled and journaled)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Plain numbers read off the device for one step. Detectors see this and never a tensor.
+
+    `norms[i]` is the gradient norm before clipping of the tensor called `names[i]`; `grad_norm` is their total.
+    `loss` is unscaled. A non-finite `grad_norm` from finite `norms` is an overflow of the norm, not of a gradient.
+    """
+
+    step: int
+    loss: float
+    terms: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = 0.0
+    norms: Sequence[float] = ()
+    names: Sequence[str] = ()
+    lr: float = 0.0
+    loss_scale: float | None = None
+    micro_losses: Sequence[float] = ()
+    refused: bool = False
+    batch_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One settled step, one row of the journal."""
+
+    run: str
+    step: int
+    attempt: int = 0
+    rank: int = 0
+    time: float = 0.0
+    batch_key: str | None = None
+    loss: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = 0.0
+    norms: Sequence[float] = ()
+    lr: float = 0.0
+    loss_scale: float | None = None
+    applied: bool = True
+    rung: int = 0
+    flags: tuple[str, ...] = ()

@@ -1,0 +1,96 @@
+"""What a coded rule is, and how rules are found.
+
+A rule is a module in one of the rule rooms (`watch/detectors`, `clinic/causes`, `clinic/remedies`, `checkup/rules`)
+that defines `RULE = Rule(...)`. Its docstring is its page: the first line is the summary, the rest are the fixed
+headings below. Nothing here imports torch, so `steady explain CODE` starts at once: a rule's page is read from the
+source of its module without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .errors import UsageError
+
+HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
+ROOMS = ("watch/detectors", "watch/vitals", "clinic/causes", "clinic/remedies", "checkup/rules")
+CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One stable code. Codes are never renumbered and never reused."""
+
+    code: str
+    slug: str
+    summary: str
+
+    def __post_init__(self) -> None:
+        if not CODE.match(self.code):
+            raise UsageError(f"{self.code!r} is no rule code: expected SY, DX, RX, PF or CK and three digits.")
+
+
+@dataclass(frozen=True, slots=True)
+class RulePage:
+    """A rule as a person reads it: its code, name, and the sections of its page."""
+
+    code: str
+    slug: str
+    summary: str
+    sections: dict[str, str]
+    path: Path
+
+
+def _page_of(path: Path) -> RulePage | None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+            continue
+        if [getattr(target, "id", None) for target in node.targets] != ["RULE"]:
+            continue
+        values = [ast.literal_eval(argument) for argument in node.value.args]
+        values += [ast.literal_eval(keyword.value) for keyword in node.value.keywords]
+        code, slug, summary = (str(value) for value in values[:3])
+        return RulePage(code, slug, summary, _sections(ast.get_docstring(tree) or ""), path)
+    return None
+
+
+def _sections(doc: str) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    current: str | None = None
+    for line in doc.splitlines():
+        heading = line.strip().rstrip(":")
+        if heading in HEADINGS and not line.startswith(" "):
+            current = heading
+            found[current] = []
+        elif current is not None:
+            found[current].append(line)
+    return {heading: "\n".join(lines).strip("\n") for heading, lines in found.items()}
+
+
+@cache
+def pages() -> tuple[RulePage, ...]:
+    """Every rule's page, sorted by code. Reads source files; imports none of them."""
+    return tuple(sorted(_walk(), key=lambda page: page.code))
+
+
+def _walk() -> Iterator[RulePage]:
+    home = Path(__file__).parent
+    for room in ROOMS:
+        for path in sorted((home / room).glob("*.py")):
+            if page := _page_of(path):
+                yield page
+
+
+def page(code: str) -> RulePage:
+    """The page of one code, for example `page("SY101")`; also accepts the slug."""
+    wanted = code.strip()
+    for candidate in pages():
+        if candidate.code == wanted.upper() or candidate.slug == wanted.lower():
+            return candidate
+    raise UsageError(f"There is no rule {wanted!r}. `steady explain` with no code lists all {len(pages())} of them.")

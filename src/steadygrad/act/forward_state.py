@@ -1,0 +1,244 @@
+"""What a forward pass changes besides the loss: buffers, plain tensor attributes, counters, the scaler, RNG.
+
+A refused step must leave no trace of it, and most of it is never touched. So every registered tensor starts *cold*:
+one copy in host memory, taken once. A tensor whose version counter or identity moved becomes *hot* and is copied on
+its device before every forward from then on. Copies of hot tensors are pooled and made with one multi-tensor call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .rng import RngState, put_rng, take_rng
+
+# Set by nn.Module itself and never part of the numbers.
+_INTERNAL = frozenset({"training", "call_super_init", "dump_patches", "_is_full_backward_hook"})
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One tensor that lives on a module (a buffer or a plain attribute)."""
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+    tensor: Tensor
+    version: int
+    cold: Tensor | None
+    hot: bool = False
+
+    def moved(self) -> bool:
+        now = self.get()
+        return now is not self.tensor or (isinstance(now, Tensor) and now._version != self.version)
+
+
+@dataclass(slots=True)
+class Entry:
+    """The forward-touched state at one moment; `ForwardState.restore` puts it back."""
+
+    rng: RngState
+    hot: list[tuple[_Slot, Tensor, Tensor]]  # slot, the object it held, a copy of its values
+    counters: dict[tuple[int, str], Any]
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+class ForwardState:
+    """Takes and restores what a forward pass may change. Taking does not sync with the device."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._slots: dict[str, _Slot] = {}
+        self._counters: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self._hot_counters: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        self._counter_names: dict[tuple[int, str], str] = {}
+        self._takes_since_audit = 0
+        self._pool: list[list[Tensor]] = []
+        self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._find_slots()
+        self._remember_counters()
+
+    def register(self, name: str, take: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        """Add state the guard cannot see: `take()` returns a copy, `put(copy)` restores it."""
+        self._extras[name] = (take, put)
+
+    @property
+    def hot_names(self) -> tuple[str, ...]:
+        """The tensors seen to change in forward so far."""
+        return tuple(slot.name for slot in self._slots.values() if slot.hot)
+
+    @property
+    def hot_tensors(self) -> list[tuple[str, Tensor]]:
+        return [(slot.name, slot.tensor) for slot in self._slots.values() if slot.hot]
+
+    def take(self) -> Entry:
+        """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
+        self._takes_since_audit += 1
+        slots = [slot for slot in self._slots.values() if slot.hot]
+        copies = self._copies([slot.tensor for slot in slots])
+        return Entry(
+            take_rng(),
+            [(slot, slot.tensor, copy) for slot, copy in zip(slots, copies, strict=True)],
+            {key: home.get(name) for key, (home, name) in self._hot_counters.items()},
+            self.extras(),
+        )
+
+    def release(self, entry: Entry) -> None:
+        """Give an entry's copies back to the pool; the entry must not be restored afterwards."""
+        if entry.hot and len(self._pool) < 4:
+            self._pool.append([copy for _, _, copy in entry.hot])
+
+    def notice(self) -> None:
+        """After a forward pass: find tensors that moved for the first time. Host work only."""
+        for slot in self._slots.values():
+            if not slot.hot and slot.moved():
+                slot.hot = True
+            if slot.hot:
+                now = slot.get()
+                if isinstance(now, Tensor):
+                    slot.tensor, slot.version = now, now._version
+
+    @torch.no_grad()
+    def restore(self, entry: Entry) -> list[str]:
+        """Put everything back bit for bit, values into the same storage.
+
+        Returns the names of counters whose value at that moment is not known for certain: they moved for the first
+        time since the last audit, which was more than one forward ago. They are put back to the audited value.
+        """
+        self.notice()
+        held = {id(slot) for slot, _, _ in entry.hot}
+        for slot, tensor, copy in entry.hot:
+            self._put_back(slot, tensor, copy)
+        for slot in self._slots.values():
+            if slot.hot and id(slot) not in held and slot.cold is not None:
+                self._put_back(slot, slot.tensor, slot.cold)
+        exact = self._takes_since_audit <= 1
+        late = self.audit()
+        for key, (home, name) in self._hot_counters.items():
+            if key in entry.counters:
+                home[name] = entry.counters[key]
+            elif key in late:
+                home[name] = late[key]
+            if key in self._counters:
+                self._counters[key] = (home, name, home[name])
+        self.put_extras(entry.extras)
+        put_rng(entry.rng)
+        return [] if exact else [name for _, name in late]
+
+    def audit(self) -> dict[tuple[int, str], Any]:
+        """Plain counters on modules that moved for the first time, with their values before; taken from now on.
+
+        Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
+        """
+        self._takes_since_audit = 0
+        moved: dict[tuple[int, str], Any] = {}
+        for key, (home, name, before) in self._counters.items():
+            now = home.get(name)
+            if now is before or now == before:
+                continue
+            self._counters[key] = (home, name, now)
+            if key not in self._hot_counters:
+                self._hot_counters[key] = (home, name)
+                moved[key] = before
+        return moved
+
+    # -- the whole, for snapshots and checkpoints
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every registered tensor by name, live."""
+        return {name: now for name, slot in self._slots.items() if isinstance(now := slot.get(), Tensor)}
+
+    @torch.no_grad()
+    def put_tensors(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            if name in self._slots:
+                slot = self._slots[name]
+                self._put_back(slot, slot.tensor, value)
+
+    def counters(self) -> dict[str, Any]:
+        """Moving counters by a name that is stable between runs of the same program."""
+        return {self._counter_names[key]: home.get(name) for key, (home, name) in self._hot_counters.items()}
+
+    def put_counters(self, values: dict[str, Any]) -> None:
+        by_name = {full: key for key, full in self._counter_names.items()}
+        for full, value in values.items():
+            if full in by_name:
+                key = by_name[full]
+                home, name, _ = self._counters[key]
+                home[name] = value
+                self._counters[key] = (home, name, value)
+                self._hot_counters[key] = (home, name)
+
+    def extras(self) -> dict[str, Any]:
+        return {name: take() for name, (take, _) in self._extras.items()}
+
+    def put_extras(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name in self._extras:
+                self._extras[name][1](value)
+
+    # -- finding what there is
+
+    def _find_slots(self) -> None:
+        for root_index, root in enumerate(self._modules):
+            prefix = "" if root_index == 0 else f"loss_fn{root_index}."
+            for path, module in root.named_modules():
+                for name, value, get, put in _tensors_of(module):
+                    full = prefix + (f"{path}.{name}" if path else name)
+                    cold = value.detach().to("cpu", copy=True)
+                    self._slots[full] = _Slot(full, get, put, value, value._version, cold)
+
+    def _remember_counters(self) -> None:
+        for root_index, root in enumerate(self._modules):
+            for path, module in root.named_modules():
+                home = vars(module)
+                for name, value in home.items():
+                    if name not in _INTERNAL and type(value) in (int, float, bool):
+                        self._counters[id(module), name] = (home, name, value)
+                        self._counter_names[id(module), name] = f"{root_index}:{path}.{name}"
+
+    # -- copying
+
+    @torch.no_grad()
+    def _copies(self, tensors: list[Tensor]) -> list[Tensor]:
+        if not tensors:
+            return []
+        reused = self._pool.pop() if self._pool else []
+        if len(reused) != len(tensors) or any(
+            a.shape != b.shape or a.dtype != b.dtype or a.device != b.device
+            for a, b in zip(reused, tensors, strict=False)
+        ):
+            return [t.detach().clone() for t in tensors]
+        for dtype in {t.dtype for t in tensors}:
+            pairs = [(a, b.detach()) for a, b in zip(reused, tensors, strict=True) if b.dtype == dtype]
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        return reused
+
+    def _put_back(self, slot: _Slot, tensor: Tensor, copy: Tensor) -> None:
+        if slot.get() is not tensor:
+            slot.put(tensor)
+        tensor.data.copy_(copy)
+        slot.tensor, slot.version = tensor, tensor._version
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], Any], Callable[[Any], None]]]:
+    """Buffers (also non-persistent ones) and tensors kept as plain attributes."""
+    for home in (module._buffers, vars(module)):
+        for name, value in list(home.items()):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.device.type != "meta":
+                yield name, value, _getter(home, name), _setter(home, name)
+
+
+def _getter(home: dict[str, Any], name: str) -> Callable[[], Any]:
+    return lambda: home.get(name)
+
+
+def _setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        home[name] = value
+
+    return put

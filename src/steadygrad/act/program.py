@@ -1,0 +1,144 @@
+"""The user's step as the guard runs it: forward under the right autocast, backward with the right scale.
+
+Nothing here judges or decides. An exception out of the user's own code is marked, so that the guard never takes it
+for a fault of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import UsageError
+
+Terms = dict[str, Tensor]
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TheirFault(Exception):
+    """Carries an exception raised by the user's code (loss_fn, model, optimizer, scheduler) through ours."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(str(original))
+        self.original = original
+
+
+@contextmanager
+def theirs() -> Iterator[None]:
+    """Around a call into the user's code."""
+    try:
+        yield
+    except Exception as error:
+        raise TheirFault(error) from error
+
+
+class StepProgram:
+    """Runs micro-batches. Forward and backward cost what they cost in the plain loop and nothing more."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        *,
+        parameters: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
+        precision: str,
+        scaler: Any,
+        accumulate: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.parameters = parameters
+        self.optimizers = optimizers
+        self.precision = precision
+        self.scaler = scaler
+        self.accumulate = accumulate
+        self.device = device
+        self.dropped_terms: tuple[str, ...] = ()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        dtype = PRECISIONS[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def forward(self, batch: Any) -> Terms | None:
+        """The loss and its named terms with their graph, or None where the user's loss_fn skips the batch."""
+        with theirs(), self.autocast():
+            answer = self.loss_fn(self.model, batch)
+        if answer is None:
+            return None
+        terms = named_terms(answer)
+        if self.dropped_terms:
+            kept = [value for name, value in terms.items() if name != "loss" and name not in self.dropped_terms]
+            terms = {**terms, "loss": torch.stack([value.float() for value in kept]).sum()}
+        return terms
+
+    def backward(self, terms: Mapping[str, Tensor]) -> None:
+        """Accumulate gradients as the plain loop does: loss / n, times the loss scale."""
+        loss = terms["loss"]
+        if self.accumulate > 1:
+            loss = loss / self.accumulate
+        with theirs():
+            if self.scaler is not None:
+                loss = self.scaler.scale(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def micro(self, batch: Any) -> Terms | None:
+        """Forward and backward of one micro-batch; the terms come back without their graph. Does not sync."""
+        terms = self.forward(batch)
+        if terms is None:
+            return None
+        self.backward(terms)
+        return {name: value.detach() for name, value in terms.items()}
+
+    def unscale(self) -> None:
+        """Divide gradients by the loss scale, on the device."""
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def update_scale(self) -> None:
+        """Let the loss scale grow or shrink, on the device."""
+        if self.scaler is not None:
+            self.scaler.update()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def named_terms(answer: Any) -> Terms:
+    """What loss_fn returned, as named scalars with "loss" among them; one clear sentence if it cannot be."""
+    if isinstance(answer, Tensor):
+        terms: dict[str, Any] = {"loss": answer}
+    elif isinstance(answer, Mapping):
+        if "loss" not in answer:
+            raise TheirFault(
+                UsageError(
+                    f"loss_fn returned a mapping with no 'loss' (it has: {', '.join(map(str, answer)) or 'nothing'}). "
+                    "Return the total under the key 'loss'; the other keys name its terms."
+                )
+            )
+        terms = {str(name): value for name, value in answer.items()}
+    else:
+        raise TheirFault(
+            UsageError(
+                f"loss_fn returned {type(answer).__name__}. Return the loss as a scalar tensor, a mapping of named "
+                "scalar tensors with 'loss' as the total, or None to skip the batch."
+            )
+        )
+    for name, value in terms.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TheirFault(
+                UsageError(
+                    f"The {'loss' if name == 'loss' else f'loss term {name!r}'} is {shape}, not a scalar. "
+                    "Reduce it (for example .mean()) before returning it."
+                )
+            )
+    return {name: value if value.dim() == 0 else value.reshape(()) for name, value in terms.items()}

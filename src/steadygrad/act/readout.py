@@ -1,0 +1,142 @@
+"""From device numbers to host numbers: one row a step, copied once, read one step late where that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..records import Reading
+from ..watch.gradients import Gradients
+from .program import Terms
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What stands where in a row: the gradient norms, then total, then every micro-batch's terms, then the scale."""
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    num_micro: int
+    scaled: bool
+
+
+@dataclass(slots=True)
+class Row:
+    """One step's numbers, still on the device."""
+
+    values: Tensor
+    scalars: Tensor
+    layout: Layout
+    total: Tensor
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A pinned place for one row on its way to the host."""
+
+    host: Tensor
+    event: Any
+    size: int = field(default=0)
+
+
+class Readout:
+    """Packs rows and brings them to the host."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self._names = tuple(names)
+        self._device = device
+        self._layouts: dict[Any, Layout] = {}
+        self._zero = torch.zeros((), device=device)
+        self._seats: list[_Seat] = []
+        self._turn = 0
+
+    @torch.no_grad()
+    def pack(self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None) -> Row:
+        """One device vector of everything the host wants to know of this step. Does not sync."""
+        term_names = tuple(micros[0])
+        indices = gradients.indices if gradients is not None else ()
+        key = (indices, term_names, len(micros), scale is not None)
+        layout = self._layouts.get(key)
+        if layout is None:
+            names = tuple(self._names[i] for i in indices)
+            layout = self._layouts[key] = Layout(names, term_names, len(micros), scale is not None)
+        total = gradients.total if gradients is not None else self._zero
+        scalars = [total] + [terms[name] for terms in micros for name in term_names if name in terms]
+        if any(s.device != self._device for s in scalars):
+            scalars = [s.to(self._device, non_blocking=True) for s in scalars]
+        if any(s.dtype is not torch.float32 for s in scalars):
+            wide = torch.float64 if any(s.dtype is torch.float64 for s in scalars) else torch.float32
+            scalars = [s.to(wide) for s in scalars]
+        stacked = torch.stack(scalars)
+        parts = [stacked] if gradients is None else [gradients.norms.to(stacked.dtype), stacked]
+        if scale is not None:
+            parts.append(scale.to(stacked.dtype).reshape(1))
+        return Row(torch.cat(parts) if len(parts) > 1 else stacked, stacked, layout, total)
+
+    @torch.no_grad()
+    def flag(self, row: Row, *, norm_limit: float, loss_limit: float) -> Tensor:
+        """float32 scalar on the device: exactly 1.0 if the update must be refused, else exactly 0.0. Does not sync.
+
+        Comparisons ask for what is good, because a NaN fails every one of them.
+        """
+        good = (row.scalars.abs() <= LARGEST).all()
+        if norm_limit < LARGEST:
+            good = good & (row.total <= norm_limit)
+        if loss_limit < LARGEST:
+            losses = row.scalars[1 :: len(row.layout.term_names)]
+            good = good & (losses <= loss_limit).all()
+        return good.logical_not().float()
+
+    def send(self, row: Row, flag: Tensor) -> _Seat:
+        """Start the copy to the host. On a GPU it is asynchronous; two seats take turns."""
+        values = torch.cat([row.values, flag.to(row.values.dtype).reshape(1)])
+        if self._device.type != "cuda":
+            return _Seat(values, None, len(values))
+        self._turn ^= 1
+        while len(self._seats) < 2:
+            self._seats.append(_Seat(torch.empty(0, pin_memory=True), torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        seat = self._seats[self._turn]
+        if seat.host.numel() < values.numel() or seat.host.dtype is not values.dtype:
+            seat.host = torch.empty(values.numel() + 8, dtype=values.dtype, pin_memory=True)
+        seat.size = values.numel()
+        seat.host[: seat.size].copy_(values, non_blocking=True)
+        seat.event.record()
+        return seat
+
+    def receive(self, seat: _Seat) -> list[float]:
+        """The row on the host; waits for its copy, not for the device's later work."""
+        if seat.event is not None:
+            seat.event.synchronize()
+        values: list[float] = seat.host[: seat.size].tolist()
+        return values
+
+
+def reading_of(values: Sequence[float], layout: Layout, *, step: int, lr: float, batch_key: str | None) -> Reading:
+    """Host numbers as a Reading. `values` is a row, with or without the flag behind it."""
+    n = len(layout.names)
+    width = len(layout.term_names)
+    total = values[n]
+    micro = [values[n + 1 + i * width : n + 1 + (i + 1) * width] for i in range(layout.num_micro)]
+    position = n + 1 + layout.num_micro * width
+    scale = values[position] if layout.scaled else None
+    means = {name: sum(m[j] for m in micro) / layout.num_micro for j, name in enumerate(layout.term_names)}
+    loss = means.pop("loss")
+    losses = [m[layout.term_names.index("loss")] for m in micro]
+    return Reading(
+        step=step,
+        loss=loss,
+        terms=means,
+        grad_norm=total,
+        norms=values[:n],
+        names=layout.names,
+        lr=lr,
+        loss_scale=scale,
+        micro_losses=losses if layout.num_micro > 1 else (),
+        batch_key=batch_key,
+    )

@@ -1,0 +1,149 @@
+"""A ring of last good states in memory.
+
+A snapshot is taken before a forward pass and is called good only when everything in it was seen to be finite. On a
+GPU it is copied to pinned host memory on a side stream while forward and backward run; the optimizer waits for the
+copy on the device, not on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .training_state import TrainingState, Tree, copy_tree, largest_magnitudes
+
+LARGEST_FINITE = 3.4028235e38
+
+
+class Snapshot:
+    """One state. `good` waits for the answer of the scan the first time it is asked."""
+
+    def __init__(self, step: int, tree: Tree, largest: list[Tensor], done: Any) -> None:
+        self.step = step
+        self.tree = tree
+        self._largest = largest
+        self._done = done
+        self._good: bool | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether everything it holds is finite. Waits for the copy on a GPU."""
+        if self._good is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._good = all(bool((part <= LARGEST_FINITE).all()) for part in self._largest if part.numel())
+            self._largest = []
+        return self._good
+
+
+class SnapshotRing:
+    """The newest snapshots, oldest dropped first, but never the last good one."""
+
+    def __init__(self, state: TrainingState, *, size: int = 2, device: torch.device, on_device: bool = False) -> None:
+        self._state = state
+        self._size = size
+        self._device = device
+        self._on_device = on_device
+        self._stream: Any = _side_stream(device) if device.type == "cuda" and not on_device else None
+        self._ring: list[Snapshot] = []
+        self._spare: list[dict[tuple[Any, ...], list[Tensor]]] = []
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(snapshot.step for snapshot in self._ring)
+
+    def take(self, step: int) -> Snapshot:
+        """Copy the state. On a GPU the copy runs beside compute; call `wait_for_copies` before the update."""
+        live = self._state.live()
+        tensors = [t for _, t in self._state.floating_tensors()]
+        copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device)
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for tensor in tensors:
+            by_device.setdefault(tensor.device, []).append(tensor)
+        done = None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                tree = copy_tree(live, copier)
+                largest = [copier(largest_magnitudes(group)) for group in by_device.values()]
+                done = _event()
+                done.record(self._stream)
+        else:
+            tree = copy_tree(live, copier)
+            largest = [largest_magnitudes(group) for group in by_device.values()]
+        snapshot = Snapshot(step, tree, largest, done)
+        self._ring.append(snapshot)
+        self._drop()
+        return snapshot
+
+    def wait_for_copies(self) -> None:
+        """Make the device finish copying before what follows on the current stream. Does not stop the host."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def newest_good(self, *, before: int | None = None) -> Snapshot | None:
+        """The newest finite snapshot taken at or before step `before`."""
+        for snapshot in reversed(self._ring):
+            if (before is None or snapshot.step <= before) and snapshot.good:
+                return snapshot
+        return None
+
+    def discard_after(self, step: int) -> None:
+        """Forget snapshots taken after `step`: a rollback has made them another history."""
+        self._ring = [snapshot for snapshot in self._ring if snapshot.step <= step]
+
+    def _drop(self) -> None:
+        while len(self._ring) > self._size:
+            keep = self.newest_good(before=self._ring[-1].step - 1)
+            victim = next((s for s in self._ring[:-1] if s is not keep), None)
+            if victim is None:
+                return
+            self._ring.remove(victim)
+            self._spare = [_reusable(victim.tree)]
+
+
+class _Copier:
+    """Copies tensors into reused memory of the same shape where there is some. Allocating pinned memory is slow."""
+
+    def __init__(self, spare: dict[tuple[Any, ...], list[Tensor]], device: torch.device, on_device: bool) -> None:
+        self._spare = spare
+        self._pinned = device.type == "cuda" and not on_device
+        self._on_device = on_device
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        waiting = self._spare.get(_shape_key(tensor))
+        if waiting:
+            target = waiting.pop()
+        elif self._pinned and tensor.device.type == "cuda":
+            target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        else:
+            target = torch.empty_like(tensor)
+        target.copy_(tensor, non_blocking=True)
+        return target
+
+
+def _shape_key(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tuple(tensor.shape))
+
+
+def _reusable(tree: Tree) -> dict[tuple[Any, ...], list[Tensor]]:
+    spare: dict[tuple[Any, ...], list[Tensor]] = {}
+
+    def collect(tensor: Tensor) -> Tensor:
+        spare.setdefault(_shape_key(tensor), []).append(tensor)
+        return tensor
+
+    keep: Callable[[Tensor], Tensor] = collect
+    copy_tree(tree, keep)
+    return spare
+
+
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _event() -> Any:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]

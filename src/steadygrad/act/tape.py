@@ -1,0 +1,130 @@
+"""The batches since the oldest snapshot, so that a rollback can run the good ones again.
+
+Batches on the host are kept by reference; batches on a GPU are copied to pinned host memory beside compute, so the
+tape takes no device memory. The tape has a size limit: past it the oldest batches go, and a rollback across the gap
+says that it could not re-run them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class TapedBatch:
+    """One micro-batch, kept for a re-run."""
+
+    step: int
+    batch: Any
+    size: int
+    versions: tuple[int, ...]
+    offloaded: bool
+    device: torch.device | None = None
+
+    def fetch(self) -> Any:
+        """The batch as it was, on its device."""
+        if not self.offloaded:
+            return self.batch
+        device = self.device
+        return _map_tensors(self.batch, lambda t: t.to(device, non_blocking=True) if t.is_pinned() else t)
+
+    def changed(self) -> bool:
+        """Whether somebody wrote into the kept tensors since; such a batch cannot be re-run."""
+        return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
+
+
+class Tape:
+    """A bounded queue of taped batches."""
+
+    def __init__(self, *, limit_bytes: int = 1 << 30) -> None:
+        self._limit = limit_bytes
+        self._bytes = 0
+        self._batches: deque[TapedBatch] = deque()
+        self.lost_before = 0
+
+    def put(self, step: int, batch: Any) -> None:
+        """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
+        tensors = list(tensors_in(batch))
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        device = next((t.device for t in tensors if t.device.type == "cuda"), None)
+        kept = batch
+        if device is not None:
+            kept = _map_tensors(batch, _to_pinned)
+        taped = TapedBatch(step, kept, size, tuple(t._version for t in tensors), device is not None, device)
+        self._batches.append(taped)
+        self._bytes += size
+        while self._bytes > self._limit and self._batches:
+            self._pop()
+
+    def trim(self, before: int) -> None:
+        """Forget batches of steps before this one: no snapshot can use them any more."""
+        while self._batches and self._batches[0].step < before:
+            self._pop()
+
+    def since(self, step: int) -> list[TapedBatch] | None:
+        """All batches from this step on, or None if some of them are lost or were changed."""
+        wanted = [taped for taped in self._batches if taped.step >= step]
+        if step < self.lost_before or any(taped.changed() for taped in wanted):
+            return None
+        return wanted
+
+    def forget_from(self, step: int) -> None:
+        """Drop the batches of this step and later ones; a re-run will tape them again."""
+        while self._batches and self._batches[-1].step >= step:
+            self._bytes -= self._batches.pop().size
+
+    def _pop(self) -> None:
+        taped = self._batches.popleft()
+        self._bytes -= taped.size
+        self.lost_before = taped.step + 1
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a batch made of tensors, mappings and sequences."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict) or hasattr(value, "values"):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict) or hasattr(value, "items"):
+        for key, item in value.items():
+            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from named_tensors_in(item, f"{path}.{index}" if path else str(index))
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor
+    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return target.copy_(tensor.detach(), non_blocking=True)
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
+        return type(value)({key: _map_tensors(item, change) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return value

@@ -1,0 +1,188 @@
+"""Everything a training step can change, as one tree of live tensors and plain values, and putting it back.
+
+Restoring copies values into the same storage: `load_state_dict` would cast fp32 moments of bf16 parameters, and
+other holders of the tensors (an EMA, a compiled graph, a fused optimizer) must keep seeing them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .forward_state import ForwardState
+from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
+
+Tree = dict[str, Any]
+
+
+class TrainingState:
+    """The registered state of one run. `live()` shows it, `restore(tree)` puts a copied tree back."""
+
+    def __init__(
+        self,
+        *,
+        parameters: Mapping[str, Tensor],
+        optimizers: Sequence[Optimizer],
+        forward: ForwardState,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._optimizers = optimizers
+        self._forward = forward
+        self._scheduler = scheduler
+        self._scaler = scaler
+        self._ema = ema
+
+    def live(self) -> Tree:
+        """The tree as it is now. Tensors are the live ones: copy before anything moves. Does not sync."""
+        return {
+            "parameters": dict(self._parameters),
+            "optimizers": [_optimizer_tree(optimizer) for optimizer in self._optimizers],
+            "buffers": self._forward.tensors(),
+            "counters": self._forward.counters(),
+            "extras": self._forward.extras(),
+            "scheduler": _stateful_tree(self._scheduler),
+            "scaler": scaler_tree(self._scaler),
+            "ema": _stateful_tree(self._ema),
+            "rng": rng_to_plain(take_rng()),
+        }
+
+    @torch.no_grad()
+    def restore(self, tree: Tree) -> None:
+        """Put a copied tree back, bit for bit, and clear gradients."""
+        for name, parameter in self._parameters.items():
+            parameter.data.copy_(tree["parameters"][name])
+            parameter.grad = None
+        for optimizer, saved in zip(self._optimizers, tree["optimizers"], strict=True):
+            _restore_optimizer(optimizer, saved)
+        self._forward.put_tensors(tree["buffers"])
+        self._forward.put_counters(tree["counters"])
+        self._forward.put_extras(tree["extras"])
+        _restore_stateful(self._scheduler, tree["scheduler"])
+        restore_scaler(self._scaler, tree["scaler"])
+        _restore_stateful(self._ema, tree["ema"])
+        put_rng(rng_from_plain(tree["rng"]))
+
+    def floating_tensors(self) -> list[tuple[str, Tensor]]:
+        """Parameters, moments and buffers with a name each: what must be finite for a state to be called good."""
+        found = [(f"parameter {name}", p.detach()) for name, p in self._parameters.items()]
+        names = {id(p): name for name, p in self._parameters.items()}
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                label = names.get(id(parameter), "?")
+                found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
+        found += [(f"buffer {name}", t) for name, t in self._forward.tensors().items()]
+        return [(name, t) for name, t in found if t.is_floating_point() and t.numel() and not t.is_sparse]
+
+
+def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The names of tensors with a NaN or Inf. One pass, one host read."""
+    if not tensors:
+        return []
+    groups: dict[torch.device, list[int]] = {}
+    for index, (_, tensor) in enumerate(tensors):
+        groups.setdefault(tensor.device, []).append(index)
+    bad: list[str] = []
+    for indices in groups.values():
+        largest = largest_magnitudes([tensors[i][1] for i in indices]).tolist()
+        # NaN fails every comparison, so ask for what is good.
+        bad += [tensors[i][0] for i, value in zip(indices, largest, strict=True) if not value <= 3.5e38]
+    return bad
+
+
+@torch.no_grad()
+def largest_magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+    """max |x| of each tensor of one device, as a float32 vector (NaN stays NaN). Does not sync."""
+    return torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors), float("inf"))])
+
+
+def copy_tree(value: Any, copier: Callable[[Tensor], Tensor]) -> Any:
+    """The same tree with every tensor replaced by `copier(tensor)` and containers copied."""
+    if isinstance(value, Tensor):
+        return copier(value.detach())
+    if isinstance(value, dict):
+        return {key: copy_tree(item, copier) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copy_tree(item, copier) for item in value)
+    return value
+
+
+def _optimizer_tree(optimizer: Optimizer) -> Tree:
+    index = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    return {
+        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+        "state": {str(index[id(p)]): dict(state) for p, state in optimizer.state.items() if id(p) in index},
+    }
+
+
+def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
+    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+        for key, value in values.items():
+            if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for position, parameter in enumerate(parameters):
+        values = saved["state"].get(str(position))
+        if values is None:
+            optimizer.state.pop(parameter, None)
+            continue
+        state = optimizer.state[parameter]
+        for key in [key for key in state if key not in values]:
+            del state[key]
+        for key, value in values.items():
+            here = state.get(key)
+            if isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
+                here.copy_(value)
+            elif isinstance(value, Tensor):
+                device = parameter.device if value.dim() else value.device
+                state[key] = value.to(device, copy=True)
+            else:
+                state[key] = value
+
+
+def _stateful_tree(thing: Any) -> Any:
+    if thing is None:
+        return None
+    if isinstance(thing, nn.Module):
+        return dict(thing.state_dict())
+    if hasattr(thing, "state_dict"):
+        return copy.deepcopy(thing.state_dict())
+    return None
+
+
+def _restore_stateful(thing: Any, saved: Any) -> None:
+    if thing is None or saved is None:
+        return
+    if isinstance(thing, nn.Module):
+        live = thing.state_dict()
+        for name, value in saved.items():
+            live[name].copy_(value)
+    else:
+        thing.load_state_dict(copy.deepcopy(saved))
+
+
+def scaler_tree(scaler: Any) -> Any:
+    """A GradScaler's device scalars (live) and settings; None while it has not scaled anything yet."""
+    if scaler is None or not scaler.is_enabled() or scaler._scale is None:
+        return None
+    return {"scale": scaler._scale, "growth": scaler._growth_tracker}
+
+
+def restore_scaler(scaler: Any, saved: Any) -> None:
+    """Put scale and growth tracker back in place and forget this step's inf checks. Does not sync."""
+    if scaler is None or saved is None:
+        return
+    if scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(saved["scale"].device)
+    scaler._scale.copy_(saved["scale"])
+    scaler._growth_tracker.copy_(saved["growth"])
+    scaler._per_optimizer_states.clear()

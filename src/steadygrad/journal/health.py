@@ -1,0 +1,76 @@
+"""Whether the journal is keeping up, said aloud once when it stops and once when it goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger("steadygrad.journal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """A stretch in which the journal could not keep everything."""
+
+    reason: str
+    since: float
+    until: float
+    dropped: int
+
+
+class Health:
+    """The state of a journal's parts. Parts fail and recover by name; the journal is degraded while any of them is."""
+
+    def __init__(self, on_degraded: Callable[[str], None] | None = None) -> None:
+        self.dropped = 0
+        self.periods: list[Degraded] = []
+        self._on_degraded = on_degraded
+        self._failing: dict[str, str] = {}
+        self._since = 0.0
+        self._dropped_before = 0
+        self._first_reason = ""
+        self._lock = threading.Lock()
+
+    @property
+    def degraded(self) -> str | None:
+        """Why the journal is not keeping everything at present, or None."""
+        return next(iter(list(self._failing.values())), None)
+
+    def fail(self, part: str, reason: str) -> None:
+        """Notes that a part cannot write. Calls `on_degraded` once a period, on the thread that noticed first."""
+        if self._failing.get(part) == reason:
+            return
+        with self._lock:
+            first = not self._failing
+            self._failing[part] = reason
+            if first:
+                self._since, self._dropped_before, self._first_reason = time.time(), self.dropped, reason
+        if first:
+            log.warning("The journal is degraded: %s. Training goes on; what cannot be kept is counted.", reason)
+            if self._on_degraded is not None:
+                try:
+                    self._on_degraded(reason)
+                except Exception:
+                    log.exception("on_degraded raised; training goes on")
+
+    def recover(self, part: str) -> None:
+        """Notes that a part writes again."""
+        if part not in self._failing:
+            return
+        with self._lock:
+            self._failing.pop(part, None)
+            if self._failing:
+                return
+            dropped = self.dropped - self._dropped_before
+            period = Degraded(reason=self._first_reason, since=self._since, until=time.time(), dropped=dropped)
+            self.periods.append(period)
+            del self.periods[:-1000]
+        log.warning(
+            "The journal writes again after %.1f s; %d records were dropped.", period.until - period.since, dropped
+        )
+
+    def drop(self, count: int = 1) -> None:
+        self.dropped += count

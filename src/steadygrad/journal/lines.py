@@ -1,0 +1,122 @@
+"""An append-only file of JSON lines, each with its own checksum.
+
+A line is one JSON object whose last key is "crc", the CRC-32 of the bytes before it, so any JSON-lines reader opens
+the file and ours can tell a whole line from a torn one. One write and one fdatasync a line: what `append` returned
+from survives a kill and a power loss. A tail without its newline was never acknowledged and is cut off on reopening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import JournalError
+from . import files
+
+MAX_LINE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 30
+_CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
+
+
+def encode_line(value: Mapping[str, Any]) -> bytes:
+    """`value` (plain data, at least one key) as a checksummed line."""
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The object of a whole line without its newline, or None if it is torn or was changed."""
+    match = _CHECKSUM.search(line)
+    if match is None or zlib.crc32(line[: match.start()]) != int(match[1], 16):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    value.pop("crc", None)
+    return value
+
+
+class LineFile:
+    """A file of checksummed lines open for appending. After an OSError, calling `append` again tries again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._torn = False
+
+    def append(self, line: bytes) -> None:
+        """Puts one line on disk, whole or not at all; blocks until the disk has it."""
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        end = os.fstat(self._descriptor).st_size
+        try:
+            # If a torn piece could not be cut off, a newline seals it into a line of its own that no checksum fits.
+            files.write_all(self._descriptor, b"\n" + line if self._torn else line)
+            os.fdatasync(self._descriptor)
+        except OSError:
+            self._torn = True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, end)
+                self._torn = False
+            self.close()  # reopened on the next call: the descriptor itself may be what is broken
+            raise
+        self._torn = False
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _open(self) -> int:
+        fresh = not self.path.exists()
+        descriptor = files.open_regular(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            cut_torn_tail(descriptor)
+            self._torn = False
+            if fresh:
+                files.sync_directory(self.path.parent)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def cut_torn_tail(descriptor: int) -> int:
+    """Truncates after the last newline and returns how many bytes that removed."""
+    size = end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return size - end
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file in order; torn, changed and overlong ones are passed over. No file, no lines."""
+    try:
+        descriptor = files.open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {files.why(error)}.") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
+            raise JournalError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: steadygrad did not write it.")
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if line.endswith(b"\n") and (value := decode_line(line[:-1])) is not None:
+                yield value

@@ -1,0 +1,135 @@
+"""The journal's own thread: everything that may wait for a disk happens here.
+
+Small things that must reach the disk (events, incidents, quarantine, state) are posted as jobs with a key; a later
+job with the same key takes the place of one still waiting. A job that fails stays and is tried again, and jobs of its
+kind behind it wait so that order is kept. The number of waiting jobs is bounded; the oldest make room.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from . import files
+from .health import Health, log
+
+Job = Callable[[], None]
+Drain = Callable[..., bool]
+
+
+class Worker:
+    """Runs posted jobs and drains the step queue about every `interval` seconds, or at once when woken."""
+
+    def __init__(self, *, health: Health, interval: float = 1.0, max_jobs: int = 4096) -> None:
+        self.health = health
+        self.drain: Drain = lambda *, now=False: True
+        self._interval = interval
+        self._max_jobs = max_jobs
+        self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, threading.Event]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._passed = threading.Condition()
+        self._asked = self._answered = 0
+        self._clean = True
+        self._stopping = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="steadygrad-journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False in a forked child, which has no such thread and must not write its parent's journal."""
+        return self._process == os.getpid() and self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Asks for a pass now. Does not wait."""
+        self._wake.set()
+
+    def post(self, part: str, key: Hashable, job: Job, *, wait: float = 0.0) -> bool:
+        """Queues a job; True if it was on disk within `wait` seconds. While the journal is degraded it does not wait,
+        so that a hung disk costs training one wait and not one a job."""
+        if not self.alive:
+            return False
+        done = threading.Event()
+        with self._lock:
+            if (part, key) not in self._jobs and len(self._jobs) >= self._max_jobs:
+                self._jobs.popitem(last=False)
+                self.health.drop()
+            self._jobs[part, key] = (job, done)
+        self._wake.set()
+        if wait <= 0 or self.health.degraded is not None:
+            return done.is_set()
+        if not done.wait(wait):
+            self.health.fail(part, f"the disk did not answer within {wait:g} s")
+        return done.is_set()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until all that was handed over before is on disk; False if it was not within `timeout` seconds."""
+        if not self.alive:
+            return False
+        deadline = time.monotonic() + timeout
+        with self._passed:
+            self._asked += 1
+            mine = self._asked
+            self._wake.set()
+            while self._answered < mine:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._thread.is_alive():
+                    return False
+                self._passed.wait(min(left, 0.5))
+            return self._clean
+
+    def stop(self, timeout: float) -> None:
+        """Ends the thread after a last pass, waiting at most `timeout` seconds: a hung disk must not hang the exit."""
+        if self._process != os.getpid():
+            return
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            with self._passed:
+                asked = self._asked
+            clean = self._pass(now=asked > self._answered)
+            with self._passed:
+                self._clean, self._answered = clean, asked
+                self._passed.notify_all()
+
+    def _pass(self, *, now: bool) -> bool:
+        try:
+            jobs_done = self._run_jobs()
+            return self.drain(now=now) and jobs_done
+        except Exception as error:  # our own fault must neither end this thread nor reach training
+            log.exception("the journal's thread met an error and goes on")
+            self.health.fail("journal", f"an error inside the journal: {files.why(error)}")
+            return False
+
+    def _run_jobs(self) -> bool:
+        failing: dict[str, str] = {}
+        met: set[str] = set()
+        with self._lock:
+            waiting = list(self._jobs.items())
+        for (part, key), (job, done) in waiting:
+            met.add(part)
+            if part in failing:
+                continue
+            try:
+                job()
+            except Exception as error:
+                failing[part] = files.why(error)
+                self.health.fail(part, f"{part} cannot be written: {failing[part]}")
+                continue
+            done.set()
+            with self._lock:
+                if self._jobs.get((part, key), (None, None))[1] is done:
+                    del self._jobs[part, key]
+        for part in met - failing.keys():
+            self.health.recover(part)
+        return not failing

@@ -53,6 +53,7 @@ class Decision:
     lr_factor: float = 1.0
     clip_factor: float = 1.0
     dropped_terms: tuple[str, ...] = ()
+    widened: bool = False
     reason: str = ""
     budget_left: int | None = None
     ranks_agreed: bool = True

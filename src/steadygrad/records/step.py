@@ -25,6 +25,17 @@ class Reading:
     micro_losses: Sequence[float] = ()
     refused: bool = False
     batch_key: str | None = None
+    rank: int = 0
+    grad_norm_limit: float | None = None
+    """What the device compared `grad_norm` with at this very step; None: ask the history."""
+    loss_limit: float | None = None
+    gradients_finite: bool | None = None
+    """True if a second look found every gradient finite although a norm is not; None: nobody looked."""
+    bad_parameters: tuple[str, ...] = ()
+    bad_state: tuple[str, ...] = ()
+    bad_buffers: tuple[str, ...] = ()
+    """These three are non-finite in what the step started from or would leave behind: skipping does not cure them."""
+    bad_inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,120 @@
+"""The ledger of a run and the rungs it has climbed.
+
+The ledger is all that the policy remembers of a run. It is frozen and plain: `records.to_plain` writes it into a
+checkpoint and `records.from_plain` reads it back, so a resumed run decides like one that was never interrupted.
+
+A rung is one remedy in force. Climbing puts a rung on the stack together with what it changed; a healthy stretch takes
+the topmost one off again and gives back exactly what was there before. Nothing is multiplied back up, so after the last
+rung the learning rate's factor is 1.0 to the bit.
+
+Host only: no tensor, no synchronisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..records import Action
+
+APPLIED, SKIPPED, OVERFLOWED = "a", "s", "o"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One remedy in force, with what was in force before it."""
+
+    action: Action
+    step: int
+    lr_factor: float = 1.0
+    clip_factor: float = 1.0
+    dropped_terms: tuple[str, ...] = ()
+    widened: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What has become of the run so far. `steps == applied + skipped`; `overflows` are the skips that are normal life
+    of a loss scale and count against no budget."""
+
+    steps: int = 0
+    applied: int = 0
+    skipped: int = 0
+    overflows: int = 0
+    streak: int = 0
+    """Bad steps in a row that count."""
+    recent: str = ""
+    """One letter a settled step, the last ones only: a applied, s skipped, o refused by the loss scale."""
+    spikes: tuple[int, ...] = ()
+    """Steps refused as spikes within the last stretch of `recovery_steps`."""
+    failing_terms: tuple[str, ...] = ()
+    term_streak: int = 0
+    """How often in a row exactly `failing_terms` were the only bad ones."""
+    rungs: tuple[Rung, ...] = ()
+    lr_factor: float = 1.0
+    clip_factor: float = 1.0
+    dropped_terms: tuple[str, ...] = ()
+    widened: bool = False
+    healthy_steps: int = 0
+    healthy_since: int | None = None
+    relapses: int = 0
+    last_recovery_step: int | None = None
+    rollbacks: int = 0
+    """Rollbacks since the run was last on firm ground: no rung in force, and a healthy stretch behind it."""
+    rollbacks_total: int = 0
+    last_rollback_step: int | None = None
+    first_bad_step: int | None = None
+    last_bad_step: int | None = None
+    halted: bool = False
+
+    @property
+    def rung(self) -> int:
+        """How many remedies are in force."""
+        return len(self.rungs)
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the steps that landed, leaving out those the loss scale refused; 1.0 before the first."""
+        counted = self.steps - self.overflows
+        return self.applied / counted if counted else 1.0
+
+    def skips_within(self, window: int) -> int:
+        """Counted skips among the last `window` settled steps."""
+        return self.recent.count(SKIPPED, -window) if window < len(self.recent) else self.recent.count(SKIPPED)
+
+
+def climb(
+    ledger: Ledger,
+    action: Action,
+    *,
+    step: int,
+    lr_factor: float | None = None,
+    clip_factor: float | None = None,
+    drop: tuple[str, ...] = (),
+    widen: bool = False,
+) -> Ledger:
+    """The ledger with one more rung in force."""
+    rung = Rung(action=action, step=step, lr_factor=ledger.lr_factor, clip_factor=ledger.clip_factor,
+                dropped_terms=ledger.dropped_terms, widened=ledger.widened)  # fmt: skip
+    return replace(
+        ledger,
+        rungs=(*ledger.rungs, rung),
+        lr_factor=ledger.lr_factor if lr_factor is None else lr_factor,
+        clip_factor=ledger.clip_factor if clip_factor is None else clip_factor,
+        dropped_terms=(*ledger.dropped_terms, *(term for term in drop if term not in ledger.dropped_terms)),
+        widened=ledger.widened or widen,
+    )
+
+
+def step_down(ledger: Ledger, *, step: int) -> Ledger:
+    """The ledger with its topmost rung taken off and what that rung changed given back."""
+    top = ledger.rungs[-1]
+    return replace(
+        ledger,
+        rungs=ledger.rungs[:-1],
+        lr_factor=top.lr_factor,
+        clip_factor=top.clip_factor,
+        dropped_terms=top.dropped_terms,
+        widened=top.widened,
+        healthy_steps=0,
+        last_recovery_step=step,
+    )

@@ -43,7 +43,8 @@ FIELDS: tuple[tuple[str, Any], ...] = (
 SCHEMA = pa.schema(FIELDS)
 
 Row = tuple[Any, ...]
-"""A record's values in the order of FIELDS; norms are an array of doubles, or None where they are not kept."""
+"""A record's values in the order of FIELDS, norms being an array of doubles or None where they are not kept, and last
+the names those norms go by."""
 
 
 def schema_of(*, run_id: str, rank: int, names: Sequence[str], segment: int) -> Any:
@@ -59,7 +60,7 @@ def schema_of(*, run_id: str, rank: int, names: Sequence[str], segment: int) -> 
     return SCHEMA.with_metadata(about)
 
 
-def row_of(record: StepRecord, *, norms: bool) -> Row:
+def row_of(record: StepRecord, names: tuple[str, ...], *, norms: bool) -> Row:
     """What is kept of a record. A few microseconds on the training thread: no conversion, one copy of the norms if
     they are kept, so that the caller may reuse its buffer and a full queue stays small."""
     return (
@@ -77,13 +78,13 @@ def row_of(record: StepRecord, *, norms: bool) -> Row:
         record.flags,
         record.terms,
         array("d", record.norms) if norms else None,
+        names,
     )
 
 
 def batch_of(rows: Sequence[Row]) -> Any:
     """A record batch of these rows. Raises what pyarrow raises if a value does not fit its column."""
-    columns = list(zip(*rows, strict=True))
-    values: dict[str, Any] = {name: column for (name, _), column in zip(FIELDS, columns, strict=True)}
+    values: dict[str, Any] = {name: column for (name, _), column in zip(FIELDS, zip(*rows, strict=True), strict=False)}
     values["batch_key"] = [None if key is None else text(key) for key in values["batch_key"]]
     values["flags"] = [[text(flag) for flag in flags] for flags in values["flags"]]
     values["terms"] = [[(text(name), value) for name, value in terms.items()] for terms in values["terms"]]
@@ -142,8 +143,8 @@ def names_of(schema: Any) -> tuple[str, ...]:
 
 def records_of(batch: Any, *, run_id: str) -> Iterator[StepRecord]:
     """The records in a batch or table. A step whose norms were not kept has norms ()."""
-    for row in batch.to_pylist(maps_as_pydicts="lossy"):
+    for row in batch.to_pylist():
         row["flags"] = tuple(row["flags"] or ())
         row["norms"] = tuple(row["norms"] or ())
-        row["terms"] = row["terms"] or {}
+        row["terms"] = dict(row["terms"] or ())
         yield StepRecord(run=run_id, **row)

@@ -26,7 +26,7 @@ class Health:
 
     def __init__(self, on_degraded: Callable[[str], None] | None = None) -> None:
         self.dropped = 0
-        self.periods: list[Degraded] = []
+        self.on_recovered: Callable[[Degraded], None] = lambda period: None
         self._on_degraded = on_degraded
         self._failing: dict[str, str] = {}
         self._since = 0.0
@@ -56,6 +56,11 @@ class Health:
                 except Exception:
                     log.exception("on_degraded raised; training goes on")
 
+    def failing(self) -> set[str]:
+        """The parts that cannot write at present."""
+        with self._lock:
+            return set(self._failing)
+
     def recover(self, part: str) -> None:
         """Notes that a part writes again."""
         if part not in self._failing:
@@ -64,13 +69,17 @@ class Health:
             self._failing.pop(part, None)
             if self._failing:
                 return
-            dropped = self.dropped - self._dropped_before
-            period = Degraded(reason=self._first_reason, since=self._since, until=time.time(), dropped=dropped)
-            self.periods.append(period)
-            del self.periods[:-1000]
-        log.warning(
-            "The journal writes again after %.1f s; %d records were dropped.", period.until - period.since, dropped
-        )
+            period = self.period()
+        seconds = period.until - period.since
+        log.warning("The journal writes again after %.1f s; %d records were dropped.", seconds, period.dropped)
+        self.on_recovered(period)
+
+    def period(self) -> Degraded:
+        """The degraded stretch so far."""
+        dropped = self.dropped - self._dropped_before
+        return Degraded(reason=self._first_reason, since=self._since, until=time.time(), dropped=dropped)
 
     def drop(self, count: int = 1) -> None:
-        self.dropped += count
+        """Counts records that are lost."""
+        with self._lock:
+            self.dropped += count

@@ -16,8 +16,13 @@ MAX_INCIDENT_BYTES = 16 << 20
 
 def write_incident(run: RunDirectory, incident: Incident) -> Path:
     """Puts an incident on disk, or its new version in place of the old, and returns the path. Waits for the disk."""
-    path = files.inside(run.incident_directory(incident.number), own_name("incident", ".json", run.rank))
-    files.replace_file(path, encode_incident(incident))
+    return put_incident(run, incident.number, encode_incident(incident))
+
+
+def put_incident(run: RunDirectory, number: int, data: bytes) -> Path:
+    """`write_incident` for one already encoded."""
+    path = files.inside(run.incident_directory(number), own_name("incident", ".json", run.rank))
+    files.replace_file(path, data)
     return path
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import JournalError
-from ..records import Incident, StepRecord, to_plain
+from ..records import Incident, StepRecord
 from . import files
 from .events import encode_event, encode_quarantined, quarantined
 from .health import Health, log
-from .incidents import encode_incident, write_incident
-from .lines import LineFile
 from .run_directory import RunDirectory
-from .steps import StepWriter
-from .worker import Worker
+from .writing import STATE_VERSION, SizedJob, Writing
 
-STATE_VERSION = 1
 _WAIT_S = 0.5  # how long a disk may take to acknowledge an event before the journal counts as degraded
 
 
@@ -52,9 +46,10 @@ class Journal:
         on_degraded: Callable[[str], None] | None = None,
     ) -> None:
         self.rank = rank
-        self.num_steps = self.num_events = self.num_incidents = self.num_quarantined = 0
+        self.num_steps = self.num_events = self.num_quarantined = 0
+        self._incidents: set[int] = set()
         self._health = Health(on_degraded)
-        self._open: _Open | None = None
+        self._open: Writing | None = None
         self._last_incident = 0
         self._closed = False
         if run_dir is None:
@@ -62,22 +57,24 @@ class Journal:
             return
         run = RunDirectory(run_dir, rank=rank, run_config=run_config)
         self.run_id = run.run_id
-        self._last_incident = run.last_incident()
-        opened = _Open(run, self._health, flush_every)
-        opened.steps = StepWriter(
-            run,
-            names=names,
-            health=self._health,
-            norms_every=norms_every,
-            max_queue=max_queue,
-            segment_bytes=segment_bytes,
-            merge_after=merge_after,
-            wake=opened.worker.wake,
-        )
-        opened.worker.drain = opened.steps.drain
-        self._open = opened
+        try:
+            self._last_incident = run.last_incident()
+            self._open = opened = Writing(
+                run,
+                health=self._health,
+                flush_every=flush_every,
+                names=names,
+                norms_every=norms_every,
+                max_queue=max_queue,
+                segment_bytes=segment_bytes,
+                merge_after=merge_after,
+            )
+        except BaseException:
+            run.close()
+            raise
         # Runs at exit, after Ctrl-C, or when the journal is forgotten; holds the parts and not the journal itself.
         self._finalizer = weakref.finalize(self, opened.shut)
+        _stand_down_in_forked_children(self)
 
     @property
     def directory(self) -> RunDirectory | None:
@@ -92,6 +89,10 @@ class Journal:
     def continued(self) -> bool:
         """Whether the directory already held a run, which this one goes on with."""
         return self._open is not None and self._open.run.continued
+
+    @property
+    def num_incidents(self) -> int:
+        return len(self._incidents)
 
     @property
     def degraded(self) -> str | None:
@@ -111,11 +112,8 @@ class Journal:
 
     def set_names(self, names: Sequence[str]) -> None:
         """From now on `norms` speaks of these tensors."""
-        kept = tuple(names)
         if self._open is not None and not self._closed:
-            steps = self._open.steps
-            self._open.worker.flush(_WAIT_S)
-            self._open.worker.post("steps", "names", lambda: steps.set_names(kept), wait=_WAIT_S)
+            self._open.steps.set_names(names)
 
     def next_incident(self) -> int:
         """A number no incident of this run has had."""
@@ -135,8 +133,8 @@ class Journal:
     def incident(self, incident: Incident) -> bool:
         """Keeps an incident, or its new version in place of the old. True once it is on disk."""
         self._last_incident = max(self._last_incident, incident.number)
-        self.num_incidents += 1
-        return self._post("incidents", incident.number, lambda opened: _incident_job(opened, incident))
+        self._incidents.add(incident.number)
+        return self._post("incidents", incident.number, lambda opened: opened.incident(incident))
 
     def event(self, kind: str, /, **data: Any) -> bool:
         """Keeps one event. True once it is on disk."""
@@ -157,7 +155,7 @@ class Journal:
         """Keeps which batch, and which rows of it, were refused. True once it is on disk."""
         self.num_quarantined += 1
 
-        def job(opened: _Open) -> Callable[[], None]:
+        def job(opened: Writing) -> SizedJob:
             entry = quarantined(batch_key, step=step, cause=cause, rows=rows, sample_ids=sample_ids, rank=self.rank)
             return opened.line("quarantine", encode_quarantined(entry))
 
@@ -202,64 +200,33 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _post(self, part: str, key: object, job: Callable[[_Open], Callable[[], None]]) -> bool:
+    def _post(self, part: str, key: object, job: Callable[[Writing], SizedJob]) -> bool:
         """Encodes on this thread, so that the caller may change its data afterwards, and writes on the other."""
         if self._open is None or self._closed:
             return False
         try:
-            made = job(self._open)
+            made, size = job(self._open)
         except Exception as error:
             log.exception("something could not be written down and is left out of the journal")
             self._health.drop()
             self._health.fail(part, f"{part} could not be encoded: {files.why(error)}")
             return False
-        return self._open.worker.post(part, self._open.number() if key is None else key, made, wait=_WAIT_S)
+        key = self._open.number() if key is None else key
+        return self._open.worker.post(part, key, made, size=size, wait=_WAIT_S)
 
 
-class _Open:
-    """What a journal holds open. Apart from the Journal so that its finalizer does not keep the Journal alive."""
-
-    def __init__(self, run: RunDirectory, health: Health, interval: float) -> None:
-        self.run = run
-        self.health = health
-        self.worker = Worker(health=health, interval=interval)
-        self.steps: StepWriter
-        self._lines: dict[str, LineFile] = {}
-        self._numbers = itertools.count()
-        self._process = os.getpid()
-
-    def number(self) -> int:
-        return next(self._numbers)
-
-    def line(self, stem: str, line: bytes) -> Callable[[], None]:
-        """A job that appends to events.jsonl or quarantine.jsonl."""
-        if stem not in self._lines:
-            self._lines[stem] = LineFile(self.run.own(stem, ".jsonl"))
-        file = self._lines[stem]
-        return lambda: file.append(line)
-
-    def state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        data = files.json_bytes({"version": STATE_VERSION, "state": to_plain(state)})
-        return lambda: files.replace_file(self.run.own("state", ".json"), data)
-
-    def shut(self) -> None:
-        """Closes everything within seconds, whatever the disk does."""
-        if self._process != os.getpid():
-            return  # a forked child: all this is its parent's
-        self.worker.flush(5.0)
-        self.worker.stop(5.0)
-        if not self.worker.alive:
-            self.steps.close()
-        for file in self._lines.values():
-            file.close()
-        with contextlib.suppress(OSError):
-            self.run.close()
+_living: weakref.WeakSet[Journal] | None = None
 
 
-def _incident_job(opened: _Open, incident: Incident) -> Callable[[], None]:
-    encode_incident(incident)  # what cannot be encoded is found out here, not on the other thread again and again
+def _stand_down_in_forked_children(journal: Journal) -> None:
+    """A forked child (a data loader's worker) has no journal thread and must not write its parent's files."""
+    global _living
+    if _living is None:
+        _living = weakref.WeakSet()
+        os.register_at_fork(after_in_child=_stand_down)
+    _living.add(journal)
 
-    def job() -> None:
-        write_incident(opened.run, incident)
 
-    return job
+def _stand_down() -> None:
+    for journal in _living or ():
+        journal._closed = True

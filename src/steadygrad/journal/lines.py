@@ -21,6 +21,7 @@ from . import files
 
 MAX_LINE_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 30
+_sync = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
 
 
@@ -61,7 +62,7 @@ class LineFile:
         try:
             # If a torn piece could not be cut off, a newline seals it into a line of its own that no checksum fits.
             files.write_all(self._descriptor, b"\n" + line if self._torn else line)
-            os.fdatasync(self._descriptor)
+            _sync(self._descriptor)
         except OSError:
             self._torn = True
             with contextlib.suppress(OSError):

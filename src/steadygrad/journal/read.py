@@ -20,9 +20,8 @@ from .columns import SCHEMA, STEPS_FORMAT, STEPS_VERSION, names_of, records_of
 from .framing import RECORD_BATCH, frames
 from .framing import SCHEMA as SCHEMA_FRAME
 from .run_directory import listing, open_run, read_run
-from .segment import segments
+from .segment import MAX_SEGMENT_BYTES, segments
 
-MAX_SEGMENT_BYTES = 1 << 30
 MAX_UNPACKED_BYTES = 4 << 30
 
 

@@ -24,6 +24,8 @@ from .framing import END_OF_STREAM, frames
 
 _NAME = re.compile(r"rank([0-9]{1,6})-([0-9]{4,9})\.arrow")
 _LOOSE_ROWS = 512  # a batch of at least this many rows is left as it is
+_MERGE_ROWS = 8192  # loose rows are held in memory until they are merged
+MAX_SEGMENT_BYTES = 1 << 30
 _LEVEL_ONCE, _LEVEL_SETTLED = 1, 9
 
 
@@ -48,16 +50,11 @@ class Segment:
         self._merge_after = merge_after
         self._loose: list[Any] = []
         schema = schema_of(run_id=run_id, rank=rank, names=names, segment=number)
-        self._descriptor = files.open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        try:
-            head = encode_schema(schema)
-            files.write_all(self._descriptor, head)
-            self._settled = self.size = len(head)
-        except OSError:
-            os.close(self._descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)  # made a moment ago, with no row in it
-            raise
+        head = encode_schema(schema)
+        if not files.create_file(self.path, head):  # with its schema whole from its first moment on
+            raise FileExistsError(errno.EEXIST, "a segment of that number is already there", str(self.path))
+        self._descriptor = files.open_regular(self.path, os.O_RDWR | os.O_APPEND)
+        self._settled = self.size = len(head)
 
     def append(self, batch: Any) -> None:
         """Adds a batch, whole or not at all."""
@@ -76,7 +73,7 @@ class Segment:
             self._settled = self.size
         else:
             self._loose.append(batch)
-            if len(self._loose) >= self._merge_after:
+            if len(self._loose) >= self._merge_after or sum(loose.num_rows for loose in self._loose) >= _MERGE_ROWS:
                 self.merge()
 
     def merge(self) -> None:
@@ -125,6 +122,23 @@ class Segment:
                 raise OSError("the segment was cut short by somebody else")
             data += chunk
         return bytes(data)
+
+
+def cut_torn_tail(path: Path) -> int:
+    """Cuts a killed writer's incomplete last message off, so that other tools read the segment too. Returns how many
+    bytes that removed. Only for segments nobody writes any more."""
+    descriptor = files.open_regular(path, os.O_RDWR)
+    try:
+        size = os.fstat(descriptor).st_size
+        if os.pread(descriptor, 8, max(0, size - 8)) == END_OF_STREAM or size > MAX_SEGMENT_BYTES:
+            return 0
+        end = max((frame.end for frame in frames(files.read_file(path, limit=MAX_SEGMENT_BYTES))), default=0)
+        if 0 < end < size:
+            os.ftruncate(descriptor, end)
+            return size - end
+        return 0
+    finally:
+        os.close(descriptor)
 
 
 def encode_schema(schema: Any) -> bytes:

@@ -9,6 +9,7 @@ last whole batch) and the next attempt opens a new one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from . import files
 from .columns import Row, batch_of, row_of
 from .health import Health
 from .run_directory import RunDirectory, listing
-from .segment import Segment, segments
+from .segment import Segment, cut_torn_tail, segments
 
 PART = "steps"
 
@@ -52,10 +53,15 @@ class StepWriter:
         self._queue: deque[Row] = deque()
         self._taken: list[Row] = []  # off the queue and not yet on disk; the journal's thread only
         self._segment: Segment | None = None
+        self._segment_names: tuple[str, ...] | None = None
         self._retry_at = 0.0
         self._pause = 0.5
         found = segments(listing(run.steps))
         self._number = max((number for number, rank, _ in found if rank == run.rank), default=0)
+        for _, rank, name in found:
+            if rank == run.rank:
+                with contextlib.suppress(OSError):
+                    cut_torn_tail(files.inside(run.steps, name))
 
     @property
     def degraded(self) -> str | None:
@@ -71,7 +77,7 @@ class StepWriter:
         """Queues a record. Host only: no device sync, no lock, no disk; microseconds; never raises."""
         try:
             keep = record.step % self._norms_every == 0 or bool(record.flags) or not record.applied
-            row = row_of(record, norms=keep and len(record.norms) > 0)
+            row = row_of(record, self._names, norms=keep and len(record.norms) > 0)
             queue = self._queue
             if len(queue) >= self._max_queue:
                 with contextlib.suppress(IndexError):  # drained in this very moment
@@ -86,10 +92,10 @@ class StepWriter:
             self.health.fail(PART, f"a step record could not be kept: {error}")
 
     def set_names(self, names: Sequence[str]) -> None:
-        """From the next segment on `norms` speaks of these tensors. Call on the journal's thread."""
+        """From the next record on `norms` speaks of these tensors. They stand in a segment's head, so that record
+        starts a new segment. Call on the thread that puts."""
         if tuple(names) != self._names:
             self._names = tuple(names)
-            self._end_segment(whole=True)
 
     def drain(self, *, now: bool = False) -> bool:
         """Writes what has gathered; True if nothing is left waiting. After a failure it tries again at growing
@@ -99,18 +105,16 @@ class StepWriter:
             return True
         if not now and time.monotonic() < self._retry_at:
             return False
+        bad = 0
         try:
-            batch, bad = _encode(self._taken)
-            if batch is not None:
-                self._append(batch)
+            while self._taken:
+                bad += self._write_some()
         except Exception as error:
             self._end_segment(whole=False)
             self._pause = min(self._pause * 2, 5.0)
             self._retry_at = time.monotonic() + self._pause
             self.health.fail(PART, f"steps cannot be written: {files.why(error)}")
             return False
-        self.written += len(self._taken) - bad
-        self._taken = []
         self._retry_at, self._pause = 0.0, 0.5
         if bad:
             self.health.drop(bad)
@@ -126,7 +130,20 @@ class StepWriter:
             self._taken = []
         self._end_segment(whole=True)
 
-    def _append(self, batch: Any) -> None:
+    def _write_some(self) -> int:
+        """Writes the taken rows up to a change of names; returns how many of them could not be encoded."""
+        names = self._taken[0][-1]
+        rows = list(itertools.takewhile(lambda row: row[-1] is names, self._taken))
+        batch, bad = _encode(rows)
+        if batch is not None:
+            self._append(batch, names)
+        del self._taken[: len(rows)]
+        self.written += len(rows) - bad
+        return bad
+
+    def _append(self, batch: Any, names: tuple[str, ...]) -> None:
+        if names is not self._segment_names:
+            self._end_segment(whole=True)
         if self._segment is None:
             number = self._number + 1
             self._segment = Segment(
@@ -134,10 +151,10 @@ class StepWriter:
                 run_id=self._run.run_id,
                 rank=self._run.rank,
                 number=number,
-                names=self._names,
+                names=names,
                 merge_after=self._merge_after,
             )
-            self._number = number
+            self._number, self._segment_names = number, names
         self._segment.append(batch)
         if self._segment.size >= self._segment_bytes:
             self._end_segment(whole=True)

@@ -12,23 +12,33 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Protocol
 
 from . import files
 from .health import Health, log
 
 Job = Callable[[], None]
-Drain = Callable[..., bool]
+
+
+class Drain(Protocol):
+    """Writes the steps that have gathered; True if none are left waiting."""
+
+    def __call__(self, *, now: bool) -> bool: ...
+
+
+MAX_WAITING_BYTES = 64 << 20
 
 
 class Worker:
     """Runs posted jobs and drains the step queue about every `interval` seconds, or at once when woken."""
 
-    def __init__(self, *, health: Health, interval: float = 1.0, max_jobs: int = 4096) -> None:
+    def __init__(self, *, health: Health, drain: Drain, interval: float = 1.0, max_jobs: int = 4096) -> None:
         self.health = health
-        self.drain: Drain = lambda *, now=False: True
+        self._drain = drain
         self._interval = interval
         self._max_jobs = max_jobs
-        self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, threading.Event]] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, threading.Event, int]] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._passed = threading.Condition()
@@ -44,31 +54,38 @@ class Worker:
         """False in a forked child, which has no such thread and must not write its parent's journal."""
         return self._process == os.getpid() and self._thread.is_alive()
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs are not on disk yet."""
+        return len(self._jobs)
+
     def wake(self) -> None:
         """Asks for a pass now. Does not wait."""
         self._wake.set()
 
-    def post(self, part: str, key: Hashable, job: Job, *, wait: float = 0.0) -> bool:
-        """Queues a job; True if it was on disk within `wait` seconds. While the journal is degraded it does not wait,
-        so that a hung disk costs training one wait and not one a job."""
+    def post(self, part: str, key: Hashable, job: Job, *, size: int = 0, wait: float = 0.0) -> bool:
+        """Queues a job that holds `size` bytes; True if it was on disk within `wait` seconds. While the journal is
+        degraded it does not wait, so that a hung disk costs training one wait and not one a job."""
         if not self.alive:
             return False
         done = threading.Event()
         with self._lock:
-            if (part, key) not in self._jobs and len(self._jobs) >= self._max_jobs:
-                self._jobs.popitem(last=False)
+            self._remove(part, key)
+            while self._jobs and (len(self._jobs) >= self._max_jobs or self._bytes + size > MAX_WAITING_BYTES):
+                self._remove(*next(iter(self._jobs)))
                 self.health.drop()
-            self._jobs[part, key] = (job, done)
+            self._jobs[part, key] = (job, done, size)
+            self._bytes += size
         self._wake.set()
         if wait <= 0 or self.health.degraded is not None:
             return done.is_set()
         if not done.wait(wait):
-            self.health.fail(part, f"the disk did not answer within {wait:g} s")
+            self.health.fail(part, f"the disk did not answer within {wait:g} s")  # the next pass may find otherwise
         return done.is_set()
 
     def flush(self, timeout: float) -> bool:
         """Waits until all that was handed over before is on disk; False if it was not within `timeout` seconds."""
-        if not self.alive:
+        if not self.alive or threading.current_thread() is self._thread:
             return False
         deadline = time.monotonic() + timeout
         with self._passed:
@@ -101,11 +118,12 @@ class Worker:
             with self._passed:
                 self._clean, self._answered = clean, asked
                 self._passed.notify_all()
+        self._pass(now=True)
 
     def _pass(self, *, now: bool) -> bool:
         try:
             jobs_done = self._run_jobs()
-            return self.drain(now=now) and jobs_done
+            return self._drain(now=now) and jobs_done
         except Exception as error:  # our own fault must neither end this thread nor reach training
             log.exception("the journal's thread met an error and goes on")
             self.health.fail("journal", f"an error inside the journal: {files.why(error)}")
@@ -113,11 +131,9 @@ class Worker:
 
     def _run_jobs(self) -> bool:
         failing: dict[str, str] = {}
-        met: set[str] = set()
         with self._lock:
             waiting = list(self._jobs.items())
-        for (part, key), (job, done) in waiting:
-            met.add(part)
+        for (part, key), (job, done, _) in waiting:
             if part in failing:
                 continue
             try:
@@ -128,8 +144,12 @@ class Worker:
                 continue
             done.set()
             with self._lock:
-                if self._jobs.get((part, key), (None, None))[1] is done:
-                    del self._jobs[part, key]
-        for part in met - failing.keys():
+                if (latest := self._jobs.get((part, key))) is not None and latest[1] is done:
+                    self._remove(part, key)
+        for part in self.health.failing() - failing.keys() - {"steps"}:
             self.health.recover(part)
         return not failing
+
+    def _remove(self, part: str, key: Hashable) -> None:
+        if (job := self._jobs.pop((part, key), None)) is not None:
+            self._bytes -= job[2]

@@ -41,11 +41,23 @@ class Patient(Protocol):
         ...
 
 
+class FollowedPatient(Patient, Protocol):
+    """A patient that also knows the steps after the failing one, so that a remedy can be followed for a while.
+
+    `following(k)` gives the micro-batches of the k-th step after the failing one (None past the end) and
+    `prepare_following(k)` redoes what the user's loop does before it. Both are optional: the clinic looks for them.
+    """
+
+    def following(self, ahead: int) -> Sequence[Any] | None: ...
+    def prepare_following(self, ahead: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """What is known of the failing step besides its replay."""
 
     step: int = 0
+    symptom: str | None = None
     findings: tuple[Finding, ...] = ()
     history: tuple[StepRecord, ...] = ()
     autocast: torch.dtype | None = None
@@ -57,5 +69,8 @@ class StepFacts:
     sample_ids: Sequence[Any] | None = None
     select_rows: Callable[[Any, Sequence[int]], Any] | None = None
     parameter_names: Mapping[int, str] = field(default_factory=dict)
+    dynamic_scale: bool = False
+    owners: frozenset[str] = frozenset()
+    """Files that drive the loop and are not the user's code: their lines are never an origin."""
     earlier: Callable[[int], Any] | None = None
     """`earlier(k)`: the same patient k steps before, from a snapshot, or None where none is kept."""

@@ -1,0 +1,102 @@
+"""Whose line is this? The innermost frames of the user's own code, found without keeping any frame alive."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_OURS = str(Path(__file__).resolve().parent.parent)
+_STDLIB = tuple(
+    str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
+)
+_ENGINE = ("_engine_run_backward", "run_backward")
+_MAX_DEPTH = 400
+_MAX_FRAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One place in somebody's source. `library` marks installed packages, as opposed to the user's own files."""
+
+    file: str
+    line: int
+    function: str
+    library: bool = False
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The frames between an op and the clinic, innermost first, and whether a checkpoint was recomputing."""
+
+    frames: tuple[Frame, ...] = ()
+    recompute: bool = False
+    in_engine: bool = False
+
+    @property
+    def innermost(self) -> Frame | None:
+        """The user's innermost line; an installed library's where the user has none on the stack."""
+        return next((frame for frame in self.frames if not frame.library), self.frames[0] if self.frames else None)
+
+
+@cache
+def _kind(filename: str) -> str:
+    """torch, ours, library or user, by where the file lies."""
+    if filename.startswith("<"):
+        return "torch"
+    path = str(Path(filename).resolve()) if filename else ""
+    if path.startswith(_TORCH):
+        return "torch"
+    if path.startswith(_OURS):
+        return "ours"
+    if "site-packages" in path or "dist-packages" in path:
+        return "library"
+    return "torch" if path.startswith(_STDLIB) else "user"
+
+
+def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
+    """The stack from here outwards up to the clinic's own call into the patient.
+
+    `owners` are files that drive the loop (a guard's owner, a trainer's integration): neither user nor library.
+    Inside a backward pass the walk ends at the autograd engine: what called `backward()` made no value.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[Frame] = []
+    recompute = in_engine = False
+    entered_patient = False
+    for _ in range(_MAX_DEPTH):
+        if frame is None or len(found) >= _MAX_FRAMES:
+            break
+        code = frame.f_code
+        kind = _kind(code.co_filename)
+        if code.co_name in _ENGINE and kind == "torch":
+            in_engine = True
+            break
+        if kind == "ours":
+            if entered_patient and code.co_name != "__torch_function__" and code.co_name != "__torch_dispatch__":
+                break
+        elif code.co_filename in owners:
+            break
+        else:
+            if kind != "torch":
+                entered_patient = True
+                found.append(Frame(code.co_filename, frame.f_lineno, code.co_name, kind == "library"))
+            elif code.co_filename.endswith("checkpoint.py"):
+                recompute = recompute or code.co_name in ("recompute_fn", "unpack_hook", "backward")
+        frame = frame.f_back
+    return Stack(tuple(found), recompute and in_engine, in_engine)

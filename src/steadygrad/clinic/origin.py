@@ -1,0 +1,146 @@
+"""Where the first bad value was born: a slice back from a bad loss, gradient, weight or buffer.
+
+The first non-finite value in time is often innocent (a mask, an unselected branch). So the search starts at a value
+that matters and walks to the ops that really fed it. A NaN is followed to its birth, the op with no NaN going in and
+a NaN coming out. If infinities went in there, each is followed too: one that was written on purpose (a constant, a
+mask fill) is innocent and the birth stands; one that overflowed from finite numbers is the real origin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .trace import OpRecord, Touch, Trace, is_bad
+
+# Ops that write a constant somewhere. An infinity they bring was asked for.
+WRITES_CONSTANTS = frozenset(
+    """full full_like fill fill_scalar masked_fill index_fill index_put scatter where scalar_tensor lift_fresh
+    lift_fresh_copy new_full constant_pad_nd ones zeros ones_like zeros_like copy masked_scatter
+    slice_scatter select_scatter diagonal_scatter index_copy tril triu""".split()
+)
+UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize"})
+SOFTMAX = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "safe_softmax", "logsumexp"})
+_MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_sigmoid_forward"})
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Where a bad value comes from: an op of this step, or a leaf that was bad before it."""
+
+    record: OpRecord | None = None
+    leaf: tuple[str, str] | None = None
+    is_nan: bool = True
+    intended: bool = False
+
+    @property
+    def order(self) -> int:
+        return -1 if self.record is None else self.record.ordinal
+
+
+def producer(trace: Trace, touch: Touch) -> OpRecord | None:
+    """The op whose bad output this touch saw, or None where the storage came into the step with it."""
+    log = trace.writers.get(touch.storage, [])
+    for ordinal, reading in reversed(log[: touch.writes_before]):
+        if reading is not None and is_bad(trace.values[reading]):
+            return trace.records[ordinal]
+    return None
+
+
+def find_birth(trace: Trace, sinks: Iterable[Touch], *, forward_is_clean: bool = False) -> Birth | None:
+    """The earliest unintended birth that feeds any of the sinks.
+
+    `forward_is_clean` says that the loss was finite: infinities a backward op meets among its saved tensors did no
+    harm on the way to the loss, so a NaN made from them is born in backward.
+    """
+    births: list[Birth] = []
+    for sink in sinks:
+        births += _Search(trace, forward_is_clean).from_touch(sink)
+    culpable = [birth for birth in births if not birth.intended] or births
+    return min(culpable, key=lambda birth: birth.order, default=None)
+
+
+class _Search:
+    """A depth-first walk with a memory of the values already followed."""
+
+    def __init__(self, trace: Trace, forward_is_clean: bool) -> None:
+        self.trace = trace
+        self.forward_is_clean = forward_is_clean
+        self._seen: set[tuple[int, int]] = set()
+
+    def from_touch(self, start: Touch) -> list[Birth]:
+        found: list[Birth] = []
+        pending = [start]
+        while pending:
+            touch = pending.pop()
+            key = (touch.storage, touch.writes_before)
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            record = producer(self.trace, touch)
+            if record is None:
+                found.append(self._leaf(touch))
+                continue
+            follow, birth = self._at(record)
+            pending += follow
+            found += birth
+        return found
+
+    def _leaf(self, touch: Touch) -> Birth:
+        kind, name = self.trace.label(touch)
+        value = self.trace.value(touch)
+        # An infinity nobody computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
+        return Birth(leaf=(kind, name), is_nan=math.isnan(value), intended=not math.isnan(value) and kind != "parameter")
+
+    def _at(self, record: OpRecord) -> tuple[list[Touch], list[Birth]]:
+        """Which inputs to follow from here, or the birth if it is here."""
+        value = self.trace.value
+        made_nan = any(math.isnan(value(touch)) for touch in record.writes)
+        nans = [touch for touch in record.reads if math.isnan(value(touch))]
+        infs = [touch for touch in record.reads if math.isinf(value(touch))]
+        if record.op in UNINITIALISED:
+            return [], [Birth(record=record, is_nan=made_nan)]
+        if made_nan and nans:
+            return nans, []
+        if made_nan and infs:
+            return [], self._nan_from_infinities(record, infs)
+        if made_nan:
+            return [], [Birth(record=record)]
+        if infs:
+            return infs, []
+        intended = record.op in WRITES_CONSTANTS
+        return [], [Birth(record=record, is_nan=False, intended=intended)]
+
+    def _nan_from_infinities(self, record: OpRecord, infs: list[Touch]) -> list[Birth]:
+        sources: list[Birth] = []
+        for touch in infs:
+            sources += _Search(self.trace, self.forward_is_clean).from_touch(touch)
+        guilty = [birth for birth in sources if not self._innocent_here(birth, record)]
+        return guilty or [Birth(record=record)]
+
+    def _innocent_here(self, birth: Birth, consumer: OpRecord) -> bool:
+        if birth.intended:
+            return True
+        if birth.record is None:
+            return False
+        if consumer.backward and not birth.record.backward and self.forward_is_clean:
+            return True
+        # log(0) used as an additive mask: the softmax that found nothing left is where it went wrong.
+        return consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
+
+
+def ancestors(trace: Trace, record: OpRecord, *, limit: int = 200) -> list[OpRecord]:
+    """The ops that fed a record, nearest first, through every input, good or bad."""
+    found: list[OpRecord] = []
+    pending, seen = [record], {record.ordinal}
+    while pending and len(found) < limit:
+        current = pending.pop(0)
+        for touch in current.reads:
+            log = trace.writers.get(touch.storage, [])
+            before = [ordinal for ordinal, _ in log[: touch.writes_before]]
+            if before and before[-1] not in seen:
+                seen.add(before[-1])
+                found.append(trace.records[before[-1]])
+                pending.append(trace.records[before[-1]])
+    return found

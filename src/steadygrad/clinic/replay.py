@@ -1,0 +1,290 @@
+"""One step of a patient run again, part by part, with what was seen of it in plain numbers.
+
+Everything the clinic learns or tries is a replay: `replay(patient)` puts the patient back, runs the step and says
+which losses, gradients, weights, moments and buffers came out non-finite. A tracer may listen, an operation may
+change one thing. Replaying syncs with the host; it happens only after a step was refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .patient import Patient
+from .trace import Touch, Tracer
+
+Tensor = torch.Tensor
+
+
+@dataclass(slots=True)
+class Gradient:
+    """One parameter's gradient after backward: None, zero, finite or not, and its norm."""
+
+    name: str
+    present: bool
+    norm: float = 0.0
+    absmax: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.absmax)
+
+
+@dataclass(slots=True)
+class StepSeen:
+    """What one replay showed. `bad_*` are names of tensors holding a NaN or an infinity."""
+
+    terms: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, Gradient] = field(default_factory=dict)
+    entering: dict[str, float] = field(default_factory=dict)
+    updates: dict[str, float] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    stepped: bool = False
+    backward_ran: bool = True
+    bad_before: list[tuple[str, str]] = field(default_factory=list)
+    bad_after: list[tuple[str, str]] = field(default_factory=list)
+    sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def loss(self) -> float:
+        return self.terms.get("loss", next(iter(self.terms.values()), 0.0))
+
+    @property
+    def loss_finite(self) -> bool:
+        return all(math.isfinite(value) for value in self.terms.values())
+
+    @property
+    def bad_gradients(self) -> list[str]:
+        return [name for name, gradient in self.gradients.items() if gradient.present and not gradient.finite]
+
+    @property
+    def finite(self) -> bool:
+        """Loss, gradients and everything after the step."""
+        return not self.error and self.loss_finite and not self.bad_gradients and not self.bad_after
+
+    @property
+    def grad_norm(self) -> float:
+        return math.sqrt(sum(g.norm**2 for g in self.gradients.values() if g.present)) if self.gradients else 0.0
+
+
+def absmax(tensor: Tensor) -> float:
+    """Largest magnitude on the host: NaN wins, then inf."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    return float(torch.linalg.vector_norm(tensor.detach().to(torch.float32), float("inf")))
+
+
+def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
+    """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
+    names = parameter_names(patient)
+    for name, parameter in patient.model.named_parameters():
+        yield "parameter", name, parameter
+    for name, buffer in patient.model.named_buffers():
+        yield "buffer", name, buffer
+    for optimizer in patient.optimizers:
+        for parameter, state in optimizer.state.items():
+            owner = names.get(id(parameter), "")
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    yield "optimizer", f"{owner}/{key}", value
+
+
+def parameter_names(patient: Patient) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in patient.model.named_parameters()} | dict(
+        patient.facts.parameter_names
+    )
+
+
+def walk_batch(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a batch with its key: `x`, `inputs.mask`, `0`."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from walk_batch(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from walk_batch(item, f"{path}.{index}" if path else str(index))
+    else:
+        yield path, value
+
+
+def trainable(patient: Patient) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in patient.model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter
+
+
+class Change:
+    """What a trial changes, at each point where something can be changed. Every hook is a harmless default."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def prepared(self, patient: Patient) -> None: ...
+    def batch(self, patient: Patient, batch: Any) -> Any:
+        return batch
+
+    def terms(self, terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return terms
+
+    def after_backward(self, patient: Patient) -> None: ...
+    def commit(self, patient: Patient) -> None:
+        patient.commit()
+
+    def undo(self, patient: Patient) -> None:
+        """Put back what `restore` does not (dtypes, optimizer options)."""
+
+
+def replay(
+    patient: Patient,
+    *,
+    tracer: Tracer | None = None,
+    change: Change | None = None,
+    until: str = "commit",
+    batches: Sequence[Any] | None = None,
+    restore: bool = True,
+    prepare: Callable[[], None] | None = None,
+) -> StepSeen:
+    """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises."""
+    seen, change = StepSeen(), change or Change()
+    if restore:
+        patient.restore()
+    (prepare or patient.prepare)()
+    change.prepared(patient)
+    seen.bad_before = [(kind, name) for kind, name, tensor in named_state(patient) if not math.isfinite(absmax(tensor))]
+    seen.bad_before += [
+        ("grad", name)
+        for name, p in patient.model.named_parameters()
+        if p.grad is not None and not math.isfinite(absmax(p.grad))
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(change.around())
+        entered = stack.enter_context(_entering(patient, seen))
+        for batch in patient.batches if batches is None else batches:
+            batch = change.batch(patient, batch)
+            if tracer is not None:
+                name_leaves(patient, tracer, batch)
+            with _listening(tracer, "forward"):
+                terms = patient.forward(batch)
+            _see_terms(terms, seen, tracer)
+            if until == "forward":
+                continue
+            if not any(term.requires_grad for term in terms.values()):
+                seen.backward_ran = False
+                continue
+            with _listening(tracer, "backward"):
+                patient.backward(change.terms(terms))
+            del terms
+        if until == "forward":
+            return seen
+        change.after_backward(patient)
+        _see_gradients(patient, seen, tracer)
+        if until == "backward":
+            return seen
+        before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
+        entered.armed = True
+        with _listening(tracer, "commit"):
+            change.commit(patient)
+        for name, parameter in trainable(patient):
+            if parameter.shape == before[name].shape:
+                moved = (parameter.detach().to(torch.float32) - before[name].to(torch.float32)).norm()
+                seen.updates[name] = float(moved)
+                seen.dtypes[name] = str(parameter.dtype).removeprefix("torch.")
+    already = set(seen.bad_before)
+    for kind, name, tensor in named_state(patient):
+        if not math.isfinite(absmax(tensor)):
+            seen.bad_after.append((kind, name))
+            touch = tracer.sink(tensor) if tracer is not None and (kind, name) not in already else None
+            if touch is not None:
+                seen.sinks[kind, name] = touch
+    return seen
+
+
+def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | None) -> None:
+    for name, term in terms.items():
+        value = float(term.detach())
+        # Over micro-batches the worst is kept: a bad one must not hide behind a later good one.
+        if name not in seen.terms or math.isfinite(seen.terms[name]):
+            seen.terms[name] = value
+        touch = tracer.sink(term) if tracer is not None and not math.isfinite(value) else None
+        if touch is not None:
+            seen.sinks.setdefault(("loss", name), touch)
+
+
+def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> None:
+    for name, parameter in trainable(patient):
+        grad = parameter.grad
+        if grad is None:
+            seen.gradients[name] = Gradient(name, False)
+            continue
+        dense = grad.coalesce().values() if grad.is_sparse else grad
+        size = absmax(dense)
+        norm = float(dense.detach().to(torch.float32).norm()) if math.isfinite(size) else size
+        seen.gradients[name] = Gradient(name, True, norm, size)
+        touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
+        if touch is not None:
+            seen.sinks["grad", name] = touch
+
+
+@dataclass(slots=True)
+class _Armed:
+    armed: bool = False
+
+
+@contextmanager
+def _entering(patient: Patient, seen: StepSeen) -> Iterator[_Armed]:
+    """Look at the gradients in the moment an optimizer takes its step: after unscaling, clipping and the like."""
+    armed = _Armed()
+
+    def look(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if armed.armed:
+            seen.stepped = True
+            names = parameter_names(patient)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        seen.entering[names.get(id(parameter), "?")] = float(parameter.grad.to(torch.float32).norm())
+
+    handles = [optimizer.register_step_pre_hook(look) for optimizer in patient.optimizers]
+    try:
+        yield armed
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _listening(tracer: Tracer | None, stage: str) -> Iterator[None]:
+    if tracer is None:
+        yield
+        return
+    tracer.stage = stage
+    with tracer.tracing():
+        yield
+
+
+def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
+    """Tell the tracer what each tensor is that exists before the step."""
+    for kind, name, tensor in named_state(patient):
+        tracer.trace.name(tensor, kind, name)
+    for name, parameter in patient.model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            tracer.trace.name(parameter.grad, "grad", name)
+    for key, value in walk_batch(batch):
+        if isinstance(value, Tensor) and not value.is_sparse:
+            tracer.trace.name(value, "batch", key)
+
+
+def parameters_read(patient: Patient) -> frozenset[str]:
+    """The names of the parameters that a forward pass of this step uses, by whatever path."""
+    tracer = Tracer(patient.model, owners=patient.facts.owners)
+    replay(patient, tracer=tracer, until="forward")
+    labels = (tracer.trace.label(touch) for record in tracer.trace.records for touch in record.reads)
+    return frozenset(name for kind, name in labels if kind == "parameter")

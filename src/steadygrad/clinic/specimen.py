@@ -1,0 +1,75 @@
+"""The origin's op with its very inputs and outputs, taken in a second replay, and the numbers read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ..records import TensorDigest
+from .trace import OpRecord, Watcher
+
+MAX_ELEMENTS = 1 << 24
+"""Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
+
+
+def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
+    """A tensor in a line. Syncs with the host; magnitudes are taken over its finite entries, in float64."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        zeros = int((tensor == 0).sum()) if tensor.numel() and not tensor.is_complex() else 0
+        return TensorDigest(name=name, shape=tuple(tensor.shape), dtype=kind, num_zero=zeros)
+    flat = tensor.detach().reshape(-1)
+    finite = flat[torch.isfinite(flat)].to(torch.float64).abs()
+    return TensorDigest(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=kind,
+        absmax=float(finite.max()) if finite.numel() else 0.0,
+        absmin=float(finite.min()) if finite.numel() else 0.0,
+        num_nan=int(torch.isnan(flat).sum()),
+        num_inf=int(torch.isinf(flat).sum()),
+        num_zero=int((flat == 0).sum()),
+    )
+
+
+@dataclass(slots=True)
+class Specimen:
+    """One op caught in the act. `args` hold copies (None where a tensor was too large to copy)."""
+
+    record: OpRecord | None = None
+    func: Any = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[TensorDigest, ...] = ()
+    outputs: tuple[TensorDigest, ...] = ()
+    output_tensors: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [item for item in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(item, torch.Tensor)]
+
+    def watcher(self) -> Watcher:
+        """The tracer calls this before the op (out is None) and after it."""
+
+        def watch(record: OpRecord, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+            if out is None:
+                self.record = record
+                self.args, self.kwargs = tree_map(_copy, tuple(args)), tree_map(_copy, dict(kwargs))
+                tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
+                self.inputs = tuple(digest(tensor) for tensor in tensors)
+            else:
+                outputs = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
+                self.outputs = tuple(digest(tensor) for tensor in outputs)
+                self.output_tensors = tuple(item for item in map(_copy, outputs) if item is not None)
+
+        return watch
+
+
+def _copy(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return item
+    return item.detach().clone() if item.numel() <= MAX_ELEMENTS else None

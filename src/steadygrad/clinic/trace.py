@@ -1,0 +1,331 @@
+"""The tracer: every aten op of a replayed step, who read what, who wrote what, and where it stands in the user's code.
+
+All private torch interfaces the clinic needs live in this file: the dispatch mode that sees ops below autograd, the
+function mode that sees calls above it, the running autograd node, and the weak reference to a storage. Nothing here
+keeps a tensor alive: a record holds names, shapes and one number for each tensor, its largest magnitude, left on the
+device as a scalar and read by the host once, in `Trace.finish`. A weakly held storage keeps its address taken (not
+its memory), so an address means one storage for the whole trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as module_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .frames import Frame, Stack, current_stack
+
+Key = int
+Watcher = Callable[["OpRecord", Sequence[Any], Mapping[str, Any], Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One tensor as one op saw it. `writes_before` counts earlier writes to its storage, `reading` is its number."""
+
+    storage: Key
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    reading: int | None
+    writes_before: int
+
+
+@dataclass(slots=True)
+class OpRecord:
+    """One aten op. `op` has no leading underscore, no overload and no in-place underscore."""
+
+    ordinal: int
+    op: str
+    stage: str
+    module: str | None
+    stack: Stack
+    call: str = ""
+    site: Frame | None = None
+    reads: tuple[Touch, ...] = ()
+    writes: tuple[Touch, ...] = ()
+    scalars: tuple[float, ...] = ()
+    backward: bool = False
+    forward_ordinal: int | None = None
+    grad_enabled: bool = True
+    view: bool = False
+
+    @property
+    def where(self) -> tuple[str, int] | None:
+        return (self.site.file, self.site.line) if self.site else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleVisit:
+    """One call of a module: under which gradient mode, from which line, and whether its output can carry gradients."""
+
+    name: str
+    grad_enabled: bool
+    stack: Stack
+    trainable: bool
+    stage: str
+    recompute: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one replay left behind: plain data once `finish` has run."""
+
+    records: list[OpRecord] = field(default_factory=list)
+    visits: list[ModuleVisit] = field(default_factory=list)
+    labels: dict[tuple[Key, int], tuple[str, str]] = field(default_factory=dict)
+    storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
+    readings: list[Any] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    _alive: dict[Key, Any] = field(default_factory=dict)
+
+    def finish(self) -> None:
+        """Read all numbers from the device in one go per device. Syncs with the host once."""
+        by_device: dict[torch.device, list[int]] = {}
+        self.values = [0.0] * len(self.readings)
+        for index, reading in enumerate(self.readings):
+            by_device.setdefault(reading.device, []).append(index)
+        for indices in by_device.values():
+            stacked = torch.stack([self.readings[index].to(torch.float64) for index in indices])
+            for index, value in zip(indices, stacked.tolist(), strict=True):
+                self.values[index] = value
+        self.readings.clear()
+        self._alive.clear()
+
+    def value(self, touch: Touch) -> float:
+        """Largest magnitude of the tensor then: NaN if it held a NaN, inf if an infinity and no NaN."""
+        return self.values[touch.reading] if touch.reading is not None else 0.0
+
+    def label(self, touch: Touch) -> tuple[str, str]:
+        """(kind, name) of the leaf the storage belongs to; kind is "constant" for what nobody named."""
+        exact = self.labels.get((touch.storage, touch.offset))
+        return exact or self.storage_labels.get(touch.storage, ("constant", ""))
+
+    def key_of(self, tensor: torch.Tensor) -> Key:
+        """The identity of a tensor's storage, kept unique for as long as the trace is being made."""
+        storage = tensor.untyped_storage()
+        key: Key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = StorageWeakRef(storage)
+        return key
+
+    def name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        """Say what a tensor is that exists before the step: a parameter, a buffer, a batch entry ..."""
+        if _plain(tensor):
+            key = self.key_of(tensor)
+            self.labels.setdefault((key, tensor.storage_offset()), (kind, name))
+            self.storage_labels.setdefault(key, (kind, name))
+
+
+def is_bad(value: float) -> bool:
+    return not math.isfinite(value)
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether this is an ordinary dense tensor with storage (not sparse, meta, quantised or a wrapper)."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    )
+
+
+def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Largest magnitude as a scalar on the device; NaN wins, then inf. One reduction, no host sync."""
+    if tensor.numel() == 0:
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        return None
+    if tensor.dtype.itemsize == 1:
+        tensor = tensor.to(torch.float32)
+    return torch.linalg.vector_norm(tensor.detach(), float("inf"))
+
+
+def op_name(func: Any) -> str:
+    """aten::_softmax.default -> softmax; aten::lerp_ -> lerp; aten::_foreach_add_ -> add."""
+    name = str(func._schema.name).split("::")[-1]
+    return name.lstrip("_").removeprefix("foreach_").rstrip("_") or name
+
+
+class Tracer:
+    """Holds the modes and hooks open around a replay. `stage` is set by whoever drives the replay."""
+
+    def __init__(
+        self, model: torch.nn.Module, *, owners: frozenset[str] = frozenset(), watch: Mapping[int, Watcher] | None = None
+    ) -> None:
+        self.trace = Trace()
+        self.stage = "forward"
+        self.owners = owners
+        self.watch = dict(watch or {})
+        self._names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self._modules: list[str | None] = []
+        self._cache: dict[tuple[Any, ...], int | None] = {}
+        self._nodes: dict[int, int] = {}
+        self._call: tuple[str, Frame | None] = ("", None)
+
+    @contextmanager
+    def tracing(self) -> Iterator[Tracer]:
+        """Trace everything inside. Eager: a compiled model is replayed uncompiled."""
+        with ExitStack() as stack:
+            stack.callback(module_hooks.register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(module_hooks.register_module_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_Dispatch(self))
+            stack.enter_context(_Calls(self))
+            yield self
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        name = self._names.get(id(module))
+        if name is not None:
+            where = current_stack(owners=self.owners)
+            trainable = any(parameter.requires_grad for parameter in module.parameters())
+            self.trace.visits.append(
+                ModuleVisit(name, torch.is_grad_enabled(), where, trainable, self.stage, where.recompute)
+            )
+        self._modules.append(name if name is not None else (self._modules[-1] if self._modules else None))
+
+    def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def called(self, name: str) -> tuple[str, Frame | None]:
+        """Note a call above autograd; gives back what was noted before, to be put back afterwards."""
+        before = self._call
+        stack = current_stack(owners=self.owners)
+        self._call = (name, stack.frames[0] if stack.frames else None)
+        return before
+
+    def returned(self, before: tuple[str, Frame | None]) -> None:
+        self._call = before
+
+    def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Digest the inputs, run the op, digest the outputs. The inputs come first: the op may write over them."""
+        trace = self.trace
+        flat = tree_flatten((args, kwargs))[0]
+        tensors = [item for item in flat if _plain(item)]
+        ordinal = len(trace.records)
+        stack = current_stack(owners=self.owners)
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        record = OpRecord(
+            ordinal=ordinal,
+            op=op_name(func),
+            stage=self.stage,
+            module=self._modules[-1] if self._modules else None,
+            stack=stack,
+            call=self._call[0],
+            site=self._call[1] or (stack.frames[0] if stack.frames else None),
+            scalars=tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool)),
+            backward=node is not None and not stack.recompute,
+            grad_enabled=torch.is_grad_enabled(),
+        )
+        if node is None or stack.recompute:
+            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, ordinal)  # type: ignore[attr-defined]
+        else:
+            record.forward_ordinal = self._nodes.get(node._sequence_nr())
+        trace.records.append(record)
+        written = _written(func, args, kwargs)
+        # A view reads nothing: whoever reads through it is looked at then.
+        record.reads = tuple(self._touch(tensor, look=not getattr(func, "is_view", False)) for tensor in tensors)
+        watcher = self.watch.get(ordinal)
+        if watcher is not None:
+            watcher(record, args, kwargs, None)
+        out = func(*args, **kwargs)
+        outputs = [item for item in tree_flatten(out)[0] if _plain(item)]
+        inputs = {touch.storage for touch in record.reads}
+        record.view = not written and bool(outputs) and all(trace.key_of(item) in inputs for item in outputs)
+        if not record.view:
+            mutated = [tensor for tensor in written if _plain(tensor)]
+            for tensor in mutated:
+                key = trace.key_of(tensor)
+                trace.writers.setdefault(key, []).append((ordinal, None))
+            fresh = mutated + [item for item in outputs if not any(item is tensor for tensor in mutated)]
+            record.writes = tuple(self._touch(tensor) for tensor in fresh)
+            for touch in record.writes:
+                log = trace.writers.setdefault(touch.storage, [])
+                if log and log[-1][0] == ordinal:
+                    log[-1] = (ordinal, touch.reading)
+                else:
+                    log.append((ordinal, touch.reading))
+        if watcher is not None:
+            watcher(record, args, kwargs, out)
+        return out
+
+    def sink(self, tensor: torch.Tensor) -> Touch | None:
+        """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts."""
+        return self._touch(tensor) if _plain(tensor) else None
+
+    def _touch(self, tensor: torch.Tensor, *, look: bool = True) -> Touch:
+        key = self.trace.key_of(tensor)
+        writes = len(self.trace.writers.get(key, ()))
+        shape = tuple(tensor.shape)
+        cached = (key, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, writes)
+        reading: int | None
+        if cached in self._cache:
+            reading = self._cache[cached]
+        elif not look:
+            reading = None
+        else:
+            number = _absmax(tensor)
+            reading = None
+            if number is not None:
+                reading = len(self.trace.readings)
+                self.trace.readings.append(number)
+            self._cache[cached] = reading
+        return Touch(key, tensor.storage_offset(), shape, str(tensor.dtype).removeprefix("torch."), reading, writes)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments an op writes to, by its schema."""
+    found: list[Any] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            found += value if isinstance(value, list | tuple) else [value]
+    return found
+
+
+class _Dispatch(TorchDispatchMode):
+    """Sees ops below autograd, in forward and backward."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not hasattr(func, "_schema"):
+            return func(*args, **(kwargs or {}))
+        return self.tracer.dispatched(func, args, kwargs or {})
+
+
+class _Calls(TorchFunctionMode):
+    """Sees calls above autograd, where a change would still be differentiated."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or name == "__set__" or name == "backward":
+            return func(*args, **(kwargs or {}))
+        before = self.tracer.called(name)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.tracer.returned(before)

@@ -1,0 +1,215 @@
+"""A watch over steps that are run one by one: when does what was seen deserve the clinic?
+
+Non-finite losses, gradients, weights and states speak for themselves. The silent troubles need several steps: a
+parameter that never receives a gradient, a weight that never moves, gradients that reach the optimizer with another
+size than the loss gave them, a loss that jumps and stays up. Pure functions over `StepSeen`; no tensor is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .patient import Patient
+from .replay import StepSeen
+
+PATIENCE = 3
+"""Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
+JUMP = 5.0
+"""A loss this many times the largest before it, and still high one step on, is a spike."""
+SIZE_MISMATCH = 4.0
+"""Gradients entering the optimizer this many times too small or too large were scaled wrongly."""
+SCALER_PATIENCE = 12
+"""Overflows in a row a dynamic scaler may need to find its scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """What was seen and since when. `kind` is finer than the symptom: zero_gradient, unmoved, mis_sized ..."""
+
+    symptom: str
+    step: int
+    kind: str
+    names: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Row:
+    step: int
+    seen: StepSeen
+    rate: float
+    loss_scale: float | None
+    max_grad_norm: float | None
+
+
+@dataclass(slots=True)
+class Vigil:
+    """`trusts(patient)` says whether a gradient overflow is the dynamic scaler's ordinary business; `reads(patient)`
+    names the parameters a forward pass really uses, so that one nobody calls is not missed by anybody."""
+
+    trusts: Callable[[Any], bool]
+    reads: Callable[[Any], frozenset[str]]
+    used: frozenset[str] | None = None
+    rows: list[_Row] = field(default_factory=list)
+    overflows: int = 0
+
+    def look(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
+        """Judge one more step; a suspicion at once, or None for now."""
+        rate = max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
+        facts = patient.facts
+        self.rows.append(_Row(step, seen, rate, facts.loss_scale, facts.max_grad_norm))
+        return (
+            self._neutralised(step, seen)
+            or self._non_finite(step, seen, patient)
+            or self._outside_optimizer(patient)
+            or self._no_gradient(patient)
+            or self._mis_sized()
+            or self._unmoved()
+            or self._spike()
+        )
+
+    def conclude(self) -> Suspicion | None:
+        """At the end of the steps: a jump in the very last ones that had no time to be confirmed."""
+        return self._spike(ended=True) or self._unmoved(ended=True)
+
+    def _non_finite(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
+        bad_terms = tuple(name for name, value in seen.terms.items() if not math.isfinite(value))
+        if bad_terms:
+            symptom = "nan_loss" if any(math.isnan(seen.terms[name]) for name in bad_terms) else "inf_loss"
+            return Suspicion(symptom=symptom, step=step, kind="non_finite", names=bad_terms)
+        overflow = bool(seen.bad_gradients)
+        self.overflows = self.overflows + 1 if overflow else 0
+        if overflow:
+            waiting = patient.facts.dynamic_scale and self.overflows <= SCALER_PATIENCE
+            if not (waiting and not seen.bad_after and self.trusts(patient)):
+                return Suspicion(symptom="nan_grad", step=step, kind="non_finite", names=tuple(seen.bad_gradients))
+            return None
+        before = set(seen.bad_before)
+        for kind, symptom in (("parameter", "nan_param"), ("optimizer", "nan_state"), ("buffer", "nan_state")):
+            names = tuple(name for k, name in seen.bad_after if k == kind)
+            if names:
+                return Suspicion(symptom=symptom, step=step, kind="non_finite", names=names)
+        if before:
+            return Suspicion(symptom="nan_state", step=step, kind="non_finite", names=tuple(n for _, n in seen.bad_before))
+        return None
+
+    def _neutralised(self, step: int, seen: StepSeen) -> Suspicion | None:
+        """The gradient was bad, somebody made it harmless, and the weights moved all the same."""
+        if not (seen.bad_gradients and seen.stepped and not seen.bad_after):
+            return None
+        entering = [seen.entering.get(name, 0.0) for name in seen.bad_gradients]
+        moved = any(seen.updates.get(name, 0.0) > 0 for name in seen.bad_gradients)
+        if all(math.isfinite(value) for value in entering) and moved:
+            return Suspicion(symptom="silent", step=step, kind="neutralised", names=tuple(seen.bad_gradients))
+        return None
+
+    def _recent(self, count: int = PATIENCE) -> list[_Row]:
+        return self.rows[-count:] if len(self.rows) >= count else []
+
+    def _outside_optimizer(self, patient: Patient) -> Suspicion | None:
+        rows = self._recent()
+        if not rows or not patient.optimizers:
+            return None
+        held = {id(p) for o in patient.optimizers for g in o.param_groups for p in g["params"]}
+        outside = {name for name, p in patient.model.named_parameters() if p.requires_grad and id(p) not in held}
+        starved = [n for n in sorted(outside) if all(self._norm(row, n) > 0 for row in rows)]
+        if starved:
+            return Suspicion(symptom="silent", step=rows[0].step, kind="outside_optimizer", names=tuple(starved))
+        return None
+
+    def _no_gradient(self, patient: Patient) -> Suspicion | None:
+        """Held by an optimizer, and no step so far brought it any gradient, though others learn."""
+        rows = [row for row in self.rows if row.seen.backward_ran]
+        if len(self.rows) < PATIENCE:
+            return None
+        held = {id(p) for o in patient.optimizers for g in o.param_groups for p in g["params"]}
+        names = [name for name, p in patient.model.named_parameters() if p.requires_grad and id(p) in held]
+        starved = [name for name in names if all(self._norm(row, name) == 0.0 for row in rows)]
+        # A bias alone may cancel for good reasons (a difference of two outputs, a softmax over keys): a module
+        # that learns nothing at all is another matter.
+        learning = {_owner(name) for name in names if name not in starved}
+        starved = [name for name in starved if _owner(name) not in learning]
+        if not starved:
+            return None
+        if self.used is None:
+            self.used = self.reads(patient)
+        starved = [name for name in starved if name in self.used]
+        if starved:
+            return Suspicion(symptom="silent", step=self.rows[0].step, kind="zero_gradient", names=tuple(starved))
+        return None
+
+    @staticmethod
+    def _norm(row: _Row, name: str) -> float:
+        gradient = row.seen.gradients.get(name)
+        if gradient is None or not gradient.present:
+            return 0.0
+        return gradient.norm if math.isfinite(gradient.norm) else math.inf
+
+    def _mis_sized(self) -> Suspicion | None:
+        """Compare the gradient the loss gave (scale removed, then clipped) with the one the optimizer received."""
+        rows = [row for row in self._recent(2) if row.seen.stepped and row.seen.entering]
+        if len(rows) < 2:
+            return None
+        ratios = []
+        for row in rows:
+            true = row.seen.grad_norm / (row.loss_scale or 1.0)
+            expected = min(true, row.max_grad_norm) if row.max_grad_norm else true
+            actual = math.sqrt(sum(value**2 for value in row.seen.entering.values()))
+            if not (math.isfinite(true) and math.isfinite(actual)) or expected <= 0:
+                return None
+            ratios.append(actual / expected)
+        if all(ratio > SIZE_MISMATCH for ratio in ratios) or all(ratio < 1 / SIZE_MISMATCH for ratio in ratios):
+            return Suspicion(
+                symptom="silent", step=rows[0].step, kind="mis_sized", detail=f"{ratios[0]:.3g} times the expected size"
+            )
+        return None
+
+    def _unmoved(self, *, ended: bool = False) -> Suspicion | None:
+        """Gradients arrive, steps are taken, and a whole tensor never changes a bit.
+
+        Where only a few tensors of a half-precision model stand still (gains near one) and the loss falls, that is
+        known and lived with; it is told only at the end and only if nothing was learned.
+        """
+        rows = [row for row in self.rows if row.seen.stepped and row.rate > 0]
+        if len(rows) < PATIENCE:
+            return None
+        held = [name for name in rows[0].seen.updates if rows[0].seen.entering.get(name, 0.0) > 0]
+        still = tuple(
+            name
+            for name in held
+            if all(row.seen.updates.get(name, 1.0) == 0.0 and row.seen.entering.get(name, 0.0) > 0 for row in rows)
+        )
+        if not still:
+            return None
+        low = all(rows[0].seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
+        if not low or 2 * len(still) >= len(held) or (ended and not self._improved()):
+            return Suspicion(symptom="silent", step=rows[0].step, kind="unmoved", names=still)
+        return None
+
+    def _improved(self) -> bool:
+        losses = [row.seen.loss for row in self.rows if math.isfinite(row.seen.loss)]
+        third = max(1, len(losses) // 3)
+        return sum(losses[-third:]) < 0.98 * sum(losses[:third])
+
+    def _spike(self, *, ended: bool = False) -> Suspicion | None:
+        losses = [abs(row.seen.loss) for row in self.rows]
+        at = len(losses) - (1 if ended else 2)
+        if at < 1 or not all(math.isfinite(loss) for loss in losses):
+            return None
+        ceiling = max(losses[:at])
+        if ceiling <= 0 or losses[at] <= JUMP * ceiling or (not ended and losses[-1] <= JUMP / 2 * ceiling):
+            return None
+        # The loss shows a step late what an update did: blame the step whose update was out of line, if one was.
+        start = at
+        sizes = [math.sqrt(sum(value**2 for value in row.seen.updates.values())) for row in self.rows]
+        usual = sorted(sizes[: max(at - 1, 1)])[max(at - 1, 1) // 2]
+        if at >= 2 and sizes[at - 1] > 3 * usual:
+            start = at - 1
+        return Suspicion(symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}")
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,1 @@
+"""Sick and healthy training steps with known truth, and the scorer."""

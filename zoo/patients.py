@@ -1,0 +1,230 @@
+"""A case of the zoo as a patient of the clinic, and the plain loop that drives it.
+
+The verbs are the reference loop of `protocol.train`, taken apart: what the case's owner does between steps, forward,
+backward, and everything after it. Nothing here reads what the case knows about itself (its truth, its repairs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steadygrad.clinic.diagnose import diagnose
+from steadygrad.clinic.patient import StepFacts
+from steadygrad.clinic.replay import Change, StepSeen, parameters_read, replay
+from steadygrad.clinic.vigil import Suspicion, Vigil
+from steadygrad.records import Diagnosis, StepRecord
+
+from . import protocol
+from .snapshots import Snapshot
+
+# Past this many saved values only the latest moments are kept.
+SNAPSHOT_BUDGET = 60_000_000
+
+
+class CasePatient:
+    """One batch of one case, replayable. `index` counts batches as the protocol does."""
+
+    def __init__(self, case: Any, index: int, snapshots: Mapping[int, Snapshot], facts: StepFacts) -> None:
+        self.case, self.index, self.facts = case, index, facts
+        self._snapshots = snapshots
+        self._now = index
+        self._skip = False
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.case.model
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return [] if self.case.optimizer is None else [self.case.optimizer]
+
+    @property
+    def batches(self) -> Sequence[Any]:
+        return [self.case.batches[self.index]]
+
+    def restore(self) -> None:
+        self._snapshots[self.index].restore(self.case)
+        self._now, self._skip = self.index, False
+
+    def prepare(self) -> None:
+        self._skip = False
+        self.model.train()
+        if self.case.before_step:
+            self.case.before_step(self.case, self._now)
+
+    def following(self, ahead: int) -> Sequence[Any] | None:
+        at = self.index + ahead
+        return [self.case.batches[at]] if at < len(self.case.batches) else None
+
+    def prepare_following(self, ahead: int) -> None:
+        self._now = self.index + ahead
+        self.prepare()
+
+    def forward(self, batch: Any) -> Mapping[str, torch.Tensor]:
+        case = self.case
+        cast = torch.autocast("cpu", dtype=case.autocast) if case.autocast else contextlib.nullcontext()
+        with cast:
+            loss = case.loss_fn(case.model, batch)
+        return dict(loss) if isinstance(loss, Mapping) else {"loss": loss}
+
+    def backward(self, terms: Mapping[str, torch.Tensor]) -> None:
+        case = self.case
+        loss = terms["loss"] if "loss" in terms else next(iter(terms.values()))
+        if case.skip_nonfinite == "loss" and not math.isfinite(float(loss.detach())):
+            self._skip = True
+            return
+        scaled = loss / case.accumulation
+        if case.static_scale:
+            scaled = scaled * case.static_scale
+        if case.scaler is not None:
+            scaled = case.scaler.scale(scaled)
+        scaled.backward()
+        if case.after_backward:
+            case.after_backward(case, self._now)
+
+    def commit(self) -> None:
+        case, optimizer = self.case, self.case.optimizer
+        if optimizer is None:
+            return
+        if self._skip:
+            if case.zero_grad_on_skip:
+                optimizer.zero_grad()
+            return
+        if (self._now + 1) % case.accumulation:
+            return
+        if case.static_scale:
+            for parameter in case.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(case.static_scale)
+        if case.scaler is not None and not case.clip_before_unscale:
+            case.scaler.unscale_(optimizer)
+        bad = not protocol.finite(protocol.dense_grads(case.model))
+        if bad and case.skip_nonfinite == "grad":
+            if case.zero_grad_on_skip:
+                optimizer.zero_grad()
+            if case.scaler is not None:
+                case.scaler.update()
+            return
+        if case.zero_nan_grads:
+            for parameter in case.model.parameters():
+                if parameter.grad is not None:
+                    torch.nan_to_num_(parameter.grad, nan=0.0, posinf=0.0, neginf=0.0)
+        if case.clip_norm:
+            torch.nn.utils.clip_grad_norm_(case.model.parameters(), case.clip_norm)
+        if case.scaler is not None:
+            case.scaler.step(optimizer)
+            case.scaler.update()
+        else:
+            optimizer.step()
+        if case.scheduler is not None:
+            case.scheduler.step()
+        optimizer.zero_grad()
+
+    @contextlib.contextmanager
+    def examining(self) -> Iterator[None]:
+        now, index = Snapshot(self.case), self._now
+        try:
+            yield
+        finally:
+            now.restore(self.case)
+            self._now = index
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What a run of a case came to: the first suspicion, if any, and the clinic's answer."""
+
+    suspicion: Suspicion | None = None
+    diagnosis: Diagnosis | None = None
+
+
+def run_case(case: Any, *, depth: str = "full") -> Sighting:
+    """Drive the case's loop, look at every step, and diagnose the first trouble. Silence means health."""
+    return _Run(case).go(depth=depth)
+
+
+class _Run:
+    def __init__(self, case: Any) -> None:
+        self.case = case
+        self.snapshots: dict[int, Snapshot] = {}
+        self.history: list[StepRecord] = []
+        size = sum(p.numel() for p in case.model.parameters()) * 4
+        self.keep = max(3, SNAPSHOT_BUDGET // max(size, 1))
+
+    def patient(self, index: int, symptom: str | None = None) -> CasePatient:
+        case = self.case
+        scale = case.static_scale or (self.snapshots[index].loss_scale if case.scaler is not None else None)
+
+        def earlier(back: int) -> CasePatient | None:
+            return self.patient(index - back) if index - back in self.snapshots else None
+
+        facts = StepFacts(
+            step=index,
+            symptom=symptom,
+            history=tuple(record for record in self.history if record.step <= index),
+            autocast=case.autocast,
+            loss_scale=scale,
+            dynamic_scale=case.scaler is not None,
+            max_grad_norm=case.clip_norm,
+            accumulation=case.accumulation,
+            select_rows=case.select_rows or protocol.take,
+            owners=frozenset({__file__, protocol.__file__}),
+            earlier=earlier,
+        )
+        return CasePatient(case, index, self.snapshots, facts)
+
+    def go(self, *, depth: str) -> Sighting:
+        vigil = Vigil(trusts=self._overflow_is_the_scalers, reads=self._parameters_read)
+        suspicion: Suspicion | None = None
+        for index in range(len(self.case.batches)):
+            self.snapshots[index] = Snapshot(self.case)
+            self.snapshots.pop(index - self.keep, None)
+            patient = self.patient(index)
+            seen = replay(patient, restore=False)
+            self.history.append(_record(index, seen, self.case))
+            suspicion = vigil.look(index, seen, patient)
+            if suspicion is not None:
+                break
+        suspicion = suspicion or vigil.conclude()
+        if suspicion is None:
+            return Sighting()
+        at = suspicion.step if suspicion.step in self.snapshots else max(self.snapshots)
+        patient = self.patient(at, suspicion.symptom)
+        return Sighting(suspicion, diagnose(patient, depth=depth, suspicion=suspicion))
+
+    def _parameters_read(self, patient: Any) -> frozenset[str]:
+        with patient.examining():
+            return parameters_read(patient)
+
+    def _overflow_is_the_scalers(self, patient: Any) -> bool:
+        """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""
+
+        class WithoutScale(Change):
+            def terms(self, terms: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+                scale = patient.facts.loss_scale or 1.0
+                return {name: term / scale for name, term in terms.items()}
+
+        with patient.examining():
+            return not replay(patient, change=WithoutScale(), until="backward").bad_gradients
+
+
+def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:
+    rate = max((group["lr"] for group in case.optimizer.param_groups), default=0.0) if case.optimizer else 0.0
+    return StepRecord(run="zoo", step=index, loss=seen.loss, grad_norm=seen.grad_norm, lr=float(rate), applied=seen.stepped)
+
+
+def load_case(path: str, make: Callable[..., Any] | None = None) -> Any:
+    """The case module at `path`, with this package's protocol and blocks on the path behind its own."""
+    import sys
+    from pathlib import Path
+
+    home = str(Path(__file__).parent)
+    if home not in sys.path:
+        sys.path.append(home)
+    return protocol.load(path)

@@ -1,8 +1,11 @@
 """What a forward pass changes besides the loss: buffers, plain tensor attributes, counters, the scaler, RNG.
 
 A refused step must leave no trace of it, and most of it is never touched. So every registered tensor starts *cold*:
-one copy in host memory, taken once. A tensor whose version counter or identity moved becomes *hot* and is copied on
-its device before every forward from then on. Copies of hot tensors are pooled and made with one multi-tensor call.
+one copy in host memory, taken once. A tensor seen to move becomes *hot* and is copied on its device before every
+forward from then on. Copies of hot tensors are pooled and made with one multi-tensor call.
+
+Movement is seen by version counter and identity after every forward, and by value in the audits (the first steps, a
+schedule, every incident), because batch norm's kernels write running statistics without counting a version.
 """
 
 from __future__ import annotations
@@ -32,6 +35,15 @@ class _Slot:
     cold: Tensor | None
     hot: bool = False
 
+    def differs(self) -> bool:
+        """Whether its value is no longer that of the cold copy, to the bit. Reads the device."""
+        now = self.get()
+        if now is not self.tensor or self.cold is None:
+            return True
+        here = now.detach().to("cpu")
+        # Bytes, because a NaN differs from itself and must not.
+        return here.shape != self.cold.shape or not torch.equal(_bytes(here), _bytes(self.cold))
+
     def moved(self) -> bool:
         now = self.get()
         return now is not self.tensor or (isinstance(now, Tensor) and now._version != self.version)
@@ -44,6 +56,7 @@ class Entry:
     rng: RngState
     hot: list[tuple[_Slot, Tensor, Tensor]]  # slot, the object it held, a copy of its values
     counters: dict[tuple[int, str], Any]
+    takes_since_audit: int
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,6 +97,7 @@ class ForwardState:
             take_rng(),
             [(slot, slot.tensor, copy) for slot, copy in zip(slots, copies, strict=True)],
             {key: home.get(name) for key, (home, name) in self._hot_counters.items()},
+            self._takes_since_audit,
             self.extras(),
         )
 
@@ -106,17 +120,23 @@ class ForwardState:
     def restore(self, entry: Entry) -> list[str]:
         """Put everything back bit for bit, values into the same storage.
 
-        Returns the names of counters whose value at that moment is not known for certain: they moved for the first
-        time since the last audit, which was more than one forward ago. They are put back to the audited value.
+        Returns the names of what is not known for certain at that moment: it moved, unseen, for the first time since
+        the last audit, and there were other forwards between that audit and the entry. It is put back to the audited value.
         """
         self.notice()
         held = {id(slot) for slot, _, _ in entry.hot}
         for slot, tensor, copy in entry.hot:
             self._put_back(slot, tensor, copy)
+        unsure: list[str] = []
         for slot in self._slots.values():
-            if slot.hot and id(slot) not in held and slot.cold is not None:
+            if id(slot) in held:
+                continue
+            if not slot.hot and slot.differs():
+                unsure.append(slot.name)
+                slot.hot = True
+            if slot.hot and slot.cold is not None:
                 self._put_back(slot, slot.tensor, slot.cold)
-        exact = self._takes_since_audit <= 1
+        exact = entry.takes_since_audit <= 1
         late = self.audit()
         for key, (home, name) in self._hot_counters.items():
             if key in entry.counters:
@@ -127,14 +147,16 @@ class ForwardState:
                 self._counters[key] = (home, name, home[name])
         self.put_extras(entry.extras)
         put_rng(entry.rng)
-        return [] if exact else [name for _, name in late]
+        return [] if exact else unsure + [name for _, name in late]
 
     def audit(self) -> dict[tuple[int, str], Any]:
         """Plain counters on modules that moved for the first time, with their values before; taken from now on.
 
-        Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
+        Also looks at the values of cold tensors, which reads the device. Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
         """
         self._takes_since_audit = 0
+        for slot in self._slots.values():
+            slot.hot = slot.hot or slot.differs()
         moved: dict[tuple[int, str], Any] = {}
         for key, (home, name, before) in self._counters.items():
             now = home.get(name)
@@ -242,3 +264,7 @@ def _setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
         home[name] = value
 
     return put
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -92,8 +92,7 @@ def _proceed(
     policy: Policy, ledger: Ledger, reading: Reading, findings: tuple[Finding, ...], reason: str
 ) -> tuple[Decision, Ledger]:
     step, healthy = reading.step, ledger.healthy_steps + 1
-    ledger = replace(
-        ledger,
+    ledger = ledger.but(
         steps=ledger.steps + 1,
         applied=ledger.applied + 1,
         streak=0,
@@ -109,7 +108,7 @@ def _proceed(
             calm = f"{healthy} healthy steps: {undone} is taken back, {len(ledger.rungs)} remedies stay in force"
             reason = f"{calm}; {reason}" if reason else calm
         else:
-            ledger = replace(ledger, relapses=0, rollbacks=0, healthy_steps=0)
+            ledger = ledger.but(relapses=0, rollbacks=0, healthy_steps=0)
     return _decision(policy, ledger, step, (Action.PROCEED,), findings, reason), ledger
 
 
@@ -123,8 +122,7 @@ def _observe(
 ) -> tuple[Decision, Ledger]:
     fatal = any(found.severity is Severity.FATAL for found in findings)
     refused = int(reading.refused)
-    ledger = replace(
-        ledger,
+    ledger = ledger.but(
         steps=ledger.steps + 1,
         applied=ledger.applied + 1 - refused,
         skipped=ledger.skipped + refused,
@@ -141,8 +139,7 @@ def _observe(
 def _overflow(
     policy: Policy, ledger: Ledger, reading: Reading, findings: tuple[Finding, ...]
 ) -> tuple[Decision, Ledger]:
-    ledger = replace(
-        ledger,
+    ledger = ledger.but(
         steps=ledger.steps + 1,
         skipped=ledger.skipped + 1,
         overflows=ledger.overflows + 1,
@@ -154,7 +151,7 @@ def _overflow(
 
 def _dated(ledger: Ledger, step: int) -> Ledger:
     first = step if ledger.first_bad_step is None else ledger.first_bad_step
-    return replace(ledger, first_bad_step=first, last_bad_step=step, healthy_since=None)
+    return ledger.but(first_bad_step=first, last_bad_step=step, healthy_since=None)
 
 
 def _cooled_down(policy: Policy, ledger: Ledger, step: int) -> bool:
@@ -174,8 +171,7 @@ def _counted(policy: Policy, ledger: Ledger, reading: Reading, live: tuple[Findi
         spikes = (*spikes, step)
     terms = tuple(str(term) for found in live if found.code == _TERM for term in found.evidence.get("terms", ()))
     same = bool(terms) and terms == ledger.failing_terms
-    ledger = replace(
-        ledger,
+    ledger = ledger.but(
         steps=ledger.steps + 1,
         skipped=ledger.skipped + 1,
         streak=ledger.streak + 1,
@@ -191,7 +187,7 @@ def _counted(policy: Policy, ledger: Ledger, reading: Reading, live: tuple[Findi
 def _halt(
     policy: Policy, ledger: Ledger, step: int, findings: tuple[Finding, ...], reason: str
 ) -> tuple[Decision, Ledger]:
-    ledger = replace(ledger, halted=True)
+    ledger = ledger.but(halted=True)
     return _decision(policy, ledger, step, (Action.SKIP, Action.HALT), findings, reason), ledger
 
 
@@ -216,7 +212,7 @@ def _refuse(
     if skips > count:
         reason = f"{skips} of the last {min(window, ledger.steps)} steps were skipped, {count} are allowed: {what}"
         return _halt(policy, ledger, step, findings, reason)
-    if codes & _POISONED:
+    if codes & _POISONED and not reading.undone:
         if can.rollback and ledger.rollbacks < policy.max_rollbacks:
             return _rollback(
                 policy, ledger, step, findings, f"skipping cannot cure it, so back to a good state: {what}"
@@ -282,14 +278,13 @@ def _relapse(policy: Policy, ledger: Ledger, step: int) -> Ledger:
     last = ledger.last_recovery_step
     if last is None or step - last > _stretch(policy, ledger):
         return ledger
-    return replace(ledger, relapses=ledger.relapses + 1, last_recovery_step=None)
+    return ledger.but(relapses=ledger.relapses + 1, last_recovery_step=None)
 
 
 def _rollback(
     policy: Policy, ledger: Ledger, step: int, findings: tuple[Finding, ...], reason: str, *also: Action
 ) -> tuple[Decision, Ledger]:
-    ledger = replace(
-        ledger,
+    ledger = ledger.but(
         rollbacks=ledger.rollbacks + 1,
         rollbacks_total=ledger.rollbacks_total + 1,
         last_rollback_step=step,
@@ -316,7 +311,7 @@ def _diverged(
         return _rollback(policy, ledger, step, findings, f"back to a good state, more slowly: {what}", *also)
     if slower is None:
         return _proceed(policy, before, reading, findings, f"nothing to go back to: {what}")
-    decision, ledger = _proceed(policy, replace(slower, healthy_steps=0), reading, findings, "")
+    decision, ledger = _proceed(policy, slower.but(healthy_steps=0), reading, findings, "")
     reason = f"learning rate x{ledger.lr_factor:g}, nothing to go back to: {what}"
     return replace(decision, actions=(Action.SCALE_LR,), reason=reason), ledger
 

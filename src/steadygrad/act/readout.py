@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +116,17 @@ class Readout:
             seat.event.synchronize()
         values: list[float] = seat.host[: seat.size].tolist()
         return values
+
+
+def must_refuse(reading: Reading) -> bool:
+    """The device flag's rule on the host, over the same numbers: both speeds refuse exactly the same steps."""
+    numbers = (reading.grad_norm, reading.loss, *reading.terms.values(), *reading.micro_losses)
+    if not all(abs(number) <= LARGEST for number in numbers):
+        return True
+    losses = reading.micro_losses or (reading.loss,)
+    norm_limit = math.inf if reading.grad_norm_limit is None else reading.grad_norm_limit
+    loss_limit = math.inf if reading.loss_limit is None else reading.loss_limit
+    return reading.grad_norm > norm_limit or any(loss > loss_limit for loss in losses)
 
 
 def reading_of(values: Sequence[float], layout: Layout, *, step: int, lr: float, batch_key: str | None) -> Reading:

@@ -21,6 +21,7 @@ class TapedBatch:
     """One micro-batch, kept for a re-run."""
 
     step: int
+    key: str
     batch: Any
     size: int
     versions: tuple[int, ...]
@@ -48,7 +49,7 @@ class Tape:
         self._batches: deque[TapedBatch] = deque()
         self.lost_before = 0
 
-    def put(self, step: int, batch: Any) -> None:
+    def put(self, step: int, batch: Any, key: str) -> None:
         """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
         tensors = list(tensors_in(batch))
         size = sum(t.numel() * t.element_size() for t in tensors)
@@ -56,7 +57,7 @@ class Tape:
         kept = batch
         if device is not None:
             kept = _map_tensors(batch, _to_pinned)
-        taped = TapedBatch(step, kept, size, tuple(t._version for t in tensors), device is not None, device)
+        taped = TapedBatch(step, key, kept, size, tuple(t._version for t in tensors), device is not None, device)
         self._batches.append(taped)
         self._bytes += size
         while self._bytes > self._limit and self._batches:

@@ -36,6 +36,10 @@ class Reading:
     bad_buffers: tuple[str, ...] = ()
     """These three are non-finite in what the step started from or would leave behind: skipping does not cure them."""
     bad_inputs: tuple[str, ...] = ()
+    undone: bool = False
+    """The update made something non-finite and was undone to the bit at once: nothing bad is left behind."""
+    scale_to_blame: bool | None = None
+    """Whether the step is finite with a loss scale of one: then the scale was too large; None: nobody tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,173 @@
+"""The books of a run: what was judged, what was decided, what is remembered.
+
+Takes readings, asks the detectors and the policy, keeps ledger, history and incidents, and hands all of it to the
+journal. Host only. Each room it calls is shielded: if one breaks, the loop goes on with what is left, loudly.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..journal import Journal
+from ..records import Action, Decision, Finding, Incident, Reading, Severity, StepRecord
+from ..watch.history import History, Limits
+from ..watch.judge import judge
+from .ladder import Ledger
+from .policy import Capabilities, Policy, decide
+from .shield import Shield
+
+logger = logging.getLogger("steadygrad")
+
+_SYMPTOMS = {"SY103": "nan_grad", "SY104": "nan_grad", "SY105": "nan_param", "SY106": "nan_state", "SY107": "nan_state"}
+_SHOWN_PER_SYMPTOM = 3
+
+
+class Books:
+    """Judges settled steps and remembers them."""
+
+    def __init__(self, policy: Policy, journal: Journal, shield: Shield, *, run: str, rank: int = 0) -> None:
+        self.policy = policy
+        self.journal = journal
+        self.history = History()
+        self.ledger = Ledger()
+        self.incidents: list[Incident] = []
+        self.recent: list[StepRecord] = []
+        self._shield = shield
+        self._run = run
+        self._rank = rank
+        self._shown: dict[str, int] = {}
+
+    def limits(self, max_grad_norm: float | None) -> Limits:
+        """What the device compares the coming step with, rounded to float32 so that host and device agree."""
+        if not self.policy.acts:
+            return Limits()
+        with self._shield("watch", Limits()) as answer:
+            limits = self.history.limits(self.policy, floor=max_grad_norm or 0.0)
+            answer.value = Limits(_float32(limits.grad_norm), _float32(limits.loss))
+        return answer.value
+
+    def judge(self, reading: Reading) -> tuple[Finding, ...]:
+        """The findings of one reading. If the detectors break, finiteness alone is judged."""
+        with self._shield("watch", _bare_findings(reading)) as answer:
+            answer.value = judge(reading, self.history, self.policy)
+        return answer.value
+
+    def decide(self, reading: Reading, findings: Sequence[Finding], can: Capabilities) -> Decision:
+        """What to do about it; the ledger moves on."""
+        fatal = any(found.severity is Severity.FATAL for found in findings) and self.policy.acts
+        bare = Decision(
+            step=reading.step, actions=(Action.SKIP if fatal else Action.PROCEED,), findings=tuple(findings)
+        )
+        with self._shield("policy", bare) as answer:
+            decision, self.ledger = decide(self.policy, self.ledger, reading, findings, can=can)
+            answer.value = decision
+        return answer.value
+
+    def enter(self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0) -> None:
+        """Remember one settled step: history, journal, and for a refused one an incident."""
+        with self._shield("watch", None):
+            self.history.admit(reading, applied)
+        record = StepRecord(
+            run=self._run,
+            step=reading.step,
+            attempt=attempt,
+            rank=self._rank,
+            time=time.time(),
+            batch_key=reading.batch_key,
+            loss=reading.loss,
+            terms=reading.terms,
+            grad_norm=reading.grad_norm,
+            norms=reading.norms,
+            lr=reading.lr,
+            loss_scale=reading.loss_scale,
+            applied=applied,
+            rung=decision.rung,
+            flags=tuple(found.code for found in decision.findings),
+        )
+        self.recent.append(record)
+        if len(self.recent) > 64:
+            del self.recent[:32]
+        with self._shield("journal", None):
+            self.journal.step(record)
+            if decision.findings or len(decision.actions) > 1:
+                self._enter_decision(reading, decision, applied=applied)
+
+    def _enter_decision(self, reading: Reading, decision: Decision, *, applied: bool) -> None:
+        worst = decision.findings[0] if decision.findings else None
+        if applied:
+            if worst is not None and worst.severity is not Severity.NOTE:
+                self.show(f"step {reading.step}: {worst.detail}", kind=worst.code)
+            self.journal.event("decision", step=decision.step, actions=list(decision.actions), reason=decision.reason)
+            return
+        if worst is not None and worst.code == "SY304":
+            self.journal.event("loss_scale_overflow", step=decision.step, scale=reading.loss_scale)
+            return
+        self._enter_incident(reading, decision)
+
+    def _enter_incident(self, reading: Reading, decision: Decision) -> None:
+        symptom = symptom_of(reading, decision.findings)
+        last = self.incidents[-1] if self.incidents else None
+        if last is not None and last.symptom == symptom and reading.step - last.last_step <= 1:
+            incident = replace(last, last_step=reading.step, decision=decision)
+            self.incidents[-1] = incident
+        else:
+            headline = decision.findings[0].detail if decision.findings else "the update was refused"
+            incident = Incident(
+                number=self.journal.next_incident(),
+                first_step=reading.step,
+                last_step=reading.step,
+                symptom=symptom,
+                headline=headline,
+                findings=decision.findings,
+                decision=decision,
+                batch_key=reading.batch_key,
+                time=time.time(),
+            )
+            self.incidents.append(incident)
+        self.journal.incident(incident)
+        self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+
+    def show(self, sentence: str, *, kind: str) -> None:
+        """Tell the user, the first few times for each kind; the journal has all of them."""
+        count = self._shown[kind] = self._shown.get(kind, 0) + 1
+        if count <= _SHOWN_PER_SYMPTOM:
+            more = " (further ones of this kind are journaled only)" if count == _SHOWN_PER_SYMPTOM else ""
+            logger.warning("%s%s", sentence, more)
+
+
+def symptom_of(reading: Reading, findings: Sequence[Finding]) -> str:
+    """The closed vocabulary's word for what these findings amount to."""
+    codes = [found.code for found in findings]
+    for code in ("SY105", "SY106", "SY107"):
+        if code in codes:
+            return _SYMPTOMS[code]
+    if "SY101" in codes or "SY102" in codes:
+        return "nan_loss" if math.isnan(reading.loss) else "inf_loss"
+    return next((_SYMPTOMS[code] for code in codes if code in _SYMPTOMS), "spike" if codes else "none")
+
+
+def _bare_findings(reading: Reading) -> tuple[Finding, ...]:
+    numbers = {"loss": reading.loss, "gradient norm": reading.grad_norm, **reading.terms}
+    bad = [name for name, value in numbers.items() if not math.isfinite(value)]
+    if not bad:
+        return ()
+    detail = f"{', '.join(bad)} not finite"
+    code = "SY101" if "loss" in bad else "SY103"
+    return (Finding(code=code, slug="non_finite", severity=Severity.FATAL, step=reading.step, detail=detail),)
+
+
+def _float32(value: float) -> float:
+    import struct
+
+    if not math.isfinite(value) or value > 3.4e38:
+        return math.inf
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+OnFault = Callable[[str, BaseException], Any]

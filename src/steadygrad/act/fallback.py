@@ -1,0 +1,62 @@
+"""What is left when the guard itself has failed: the plain loop, which still refuses a non-finite update.
+
+Kept so small that there is nothing in it to break: one norm, one host read, step or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..records import Action, Decision, Outcome
+from .program import StepProgram
+
+
+class PlainLoop:
+    """Forward, backward, clip, check, step. Syncs with the host once a step."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        optimizers: Sequence[Optimizer],
+        max_grad_norm: float | None,
+        scheduler: Any,
+        ema_update: Callable[[], Any] | None,
+    ) -> None:
+        self._program = program
+        self._optimizers = optimizers
+        self._max_norm = max_grad_norm if max_grad_norm is not None else math.inf
+        self._scheduler = scheduler
+        self._ema_update = ema_update
+        self._micro = 0
+
+    def step(self, batch: Any, step: int) -> Outcome:
+        """One micro-batch without any of the guard's rooms."""
+        outcome = Outcome(step=step)
+        terms = self._program.micro(batch)
+        applied = False
+        if terms is not None:
+            self._micro += 1
+            if self._micro % self._program.accumulate:
+                outcome.accumulating = True
+                return outcome
+            self._program.unscale()
+            norm = torch.nn.utils.clip_grad_norm_(self._program.parameters, self._max_norm)
+            applied = math.isfinite(float(norm)) and math.isfinite(float(terms["loss"]))
+            if applied:
+                for optimizer in self._optimizers:
+                    optimizer.step()
+            self._program.update_scale()
+            self._program.zero_grad()
+            if applied and self._scheduler is not None:
+                self._scheduler.step()
+            if applied and self._ema_update is not None:
+                self._ema_update()
+        action = Action.PROCEED if applied else Action.SKIP
+        reason = "the guard is standing down after a fault of its own; only finiteness is checked"
+        outcome.resolve(decision=Decision(step=step, actions=(action,), reason=reason), reading=None, applied=applied)
+        return outcome

@@ -1,0 +1,54 @@
+"""A window of micro-batches on its way to an update, and a step whose answer is still on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..records import Outcome
+from ..watch.history import Limits
+from .forward_state import Entry
+from .program import Terms
+from .readout import Layout
+
+
+@dataclass(slots=True)
+class Window:
+    """Micro-batches accumulated so far, with the state before the first of them."""
+
+    entry: Entry | None = None
+    batches: list[Any] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
+
+    def add(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
+        if self.entry is None:
+            self.entry = entry
+        self.batches.append(batch)
+        self.keys.append(key)
+        self.terms.append(terms)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def key(self) -> str:
+        return "+".join(self.keys)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A committed step that the host has not judged yet."""
+
+    step: int
+    window: Window
+    outcome: Outcome
+    seat: Any
+    layout: Layout
+    limits: Limits
+    lr: float
+    fresh: list[tuple[Optimizer, list[Tensor]]]
+    attempt: int = 0

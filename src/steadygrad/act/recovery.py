@@ -1,0 +1,387 @@
+"""Getting back: telling good micro-batches from bad, undoing a poisoned update, rolling back to a snapshot.
+
+Everything here is off the hot path. It may read the device and run steps again; it must end with state that is bit
+for bit that of a run which never saw the bad batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
+from ..watch.gradients import Gradients, finite_gradients, measure_gradients
+from ..watch.history import History
+from .books import Books
+from .checkpoints import CheckpointStore
+from .flight import Window
+from .forward_state import ForwardState
+from .ladder import Ledger
+from .policy import Capabilities
+from .program import StepProgram
+from .shield import Shield
+from .snapshots import Snapshot, SnapshotRing
+from .tape import Tape, named_tensors_in
+from .training_state import TrainingState, Tree, copy_tree, non_finite
+
+Kept = list[tuple[Any, str]]
+_CAREFUL_STEPS = 20
+
+
+class RollBackAgain(Exception):
+    """A step failed while a rollback was re-running batches: unwind to that rollback and start it over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verbs:
+    """What recovery asks of the guard."""
+
+    run_again: Callable[[Sequence[tuple[Any, str]], Outcome | None], None]
+    reset_to: Callable[[int], None]
+    halt: Callable[[Decision], None]
+
+
+class Recovery:
+    """The rare path of one guard."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        *,
+        program: StepProgram,
+        forward: ForwardState,
+        state: TrainingState,
+        books: Books,
+        shield: Shield,
+        ring: SnapshotRing | None,
+        store: CheckpointStore | None,
+        can_clip: bool,
+    ) -> None:
+        self._verbs = verbs
+        self._program = program
+        self._forward = forward
+        self._state = state
+        self._books = books
+        self._shield = shield
+        self._ring = ring
+        self._store = store
+        self._can_clip = can_clip
+        self._tape = Tape()
+        self._histories: dict[int, dict[str, Any]] = {}
+        self._bad_keys: set[str] = set()
+        self._careful_left = 0
+        self._rolling_back = False
+        self._terms_add_up: bool | None = None
+        self._narrow = program.precision
+
+    # -- before and around an update
+
+    @property
+    def careful(self) -> bool:
+        """Whether every update is checked and can be undone, as after a rollback from poisoned weights."""
+        return self._careful_left > 0
+
+    def snapshot_due(self, step: int) -> bool:
+        every = self._books.policy.snapshot_every
+        return self._ring is not None and step % every == 0 and step not in self._ring.steps
+
+    def take_snapshot(self, step: int) -> None:
+        """Copy the state before forward of this step. The step before it is settled."""
+        with self._shield("snapshots", None):
+            assert self._ring is not None
+            self._ring.take(step)
+            self._histories[step] = self._books.history.to_plain()
+            oldest = min(self._ring.steps)
+            self._tape.trim(oldest)
+            self._histories = {s: h for s, h in self._histories.items() if s >= oldest}
+
+    def checkpoint_due(self, step: int) -> bool:
+        return self._store is not None and step > 0 and step % self._store.every == 0
+
+    def tape(self, step: int, batch: Any, key: str) -> None:
+        if self._ring is not None:
+            with self._shield("tape", None):
+                self._tape.put(step, batch, key)
+
+    def before_update(self) -> None:
+        if self._ring is not None:
+            self._ring.wait_for_copies()
+
+    def careful_copy(self) -> Tree | None:
+        """A copy of everything before an update that may have to be undone; None when not being careful."""
+        if not self.careful:
+            return None
+        self._careful_left -= 1
+        copied: Tree = copy_tree(self._state.live(), lambda t: t.clone())
+        return copied
+
+    def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:
+        """If the update made something non-finite, undo it and say what it was. Reads the device."""
+        bad = self._bad_state()
+        if not any(bad.values()):
+            return {}
+        self._state.restore(undo)
+        if window.entry is not None:
+            self._forward.restore(window.entry)
+        return {**bad, "undone": True}
+
+    def books_tree(self, step: int, batches_seen: int) -> dict[str, Any]:
+        """What a resumed run needs besides the training state."""
+        return {
+            "step": step,
+            "batches_seen": batches_seen,
+            "ledger": to_plain(self._books.ledger),
+            "history": to_plain(self._books.history.to_plain()),
+            "bad_keys": sorted(self._bad_keys),
+        }
+
+    def save_checkpoint(self, step: int, batches_seen: int) -> Path | None:
+        """Write a checkpoint now; a disk that refuses is told about and does not stop training."""
+        with self._shield("checkpoints", None) as answer:
+            assert self._store is not None
+            answer.value = self._store.save(step, self.books_tree(step, batches_seen))  # type: ignore[assignment]
+        return answer.value
+
+    def resume(self) -> tuple[int, int] | None:
+        """Continue from the newest good checkpoint: state, counters, baselines, quarantine. Step and batches seen."""
+        loaded = self._store.load_newest() if self._store is not None else None
+        if loaded is None:
+            return None
+        _, tree, books = loaded
+        self._state.restore(tree)
+        self._books.ledger = from_plain(Ledger, books["ledger"])
+        self._books.history = History.from_plain(_numbers(books["history"]))
+        self._bad_keys = set(books["bad_keys"])
+        return int(books["step"]), int(books["batches_seen"])
+
+    def is_quarantined(self, key: str) -> bool:
+        return key in self._bad_keys
+
+    # -- looking closer at a refused step
+
+    def second_look(self, reading: Reading, window: Window, gradients: Gradients | None) -> tuple[Reading, Kept]:
+        """Put back what the refused window's forward moved; find what was wrong and which micro-batches were good.
+
+        Returns the reading with what was found, and the good micro-batches, to be fed again.
+        """
+        assert window.entry is not None
+        looked: dict[str, Any] = {}
+        if gradients is not None and math.isinf(reading.grad_norm):
+            looked["gradients_finite"] = finite_gradients(gradients)
+        self._back_to(window)
+        if not reading.undone:
+            looked |= self._bad_state()
+        looked["bad_inputs"] = tuple(
+            name or "batch" for name in non_finite([item for b in window.batches for item in _floating(b)])
+        )
+        clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
+        losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
+        if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None:
+            looked["gradients_finite"] = self._gradients_finite_again(window)
+        if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
+            looked["scale_to_blame"] = self._finite_at_scale_one(window)
+            if looked["scale_to_blame"]:
+                self._back_off_scale()
+        kept: Kept = []
+        if self._program.accumulate > 1 and clean_enough(looked) and not looked.get("scale_to_blame"):
+            kept = self._good_micro_batches(reading, window)
+        return replace(reading, refused=True, **looked), kept
+
+    def _back_to(self, window: Window) -> None:
+        assert window.entry is not None
+        uncertain = self._forward.restore(window.entry)
+        self._program.zero_grad()
+        if uncertain:
+            self._books.show(
+                f"attributes {', '.join(uncertain)} of the model changed during a refused step and were not seen to "
+                "change before, so they may be off; register them with extra_state=",
+                kind="unregistered",
+            )
+            self._books.journal.event("unregistered_state_changed", names=uncertain)
+
+    def _bad_state(self) -> dict[str, tuple[str, ...]]:
+        bad = non_finite(self._state.floating_tensors())
+        return {
+            field: tuple(name.removeprefix(kind + " ") for name in bad if name.startswith(kind))
+            for field, kind in (("bad_parameters", "parameter"), ("bad_state", "optimizer"), ("bad_buffers", "buffer"))
+        }
+
+    def _rerun(self, window: Window) -> Gradients | None:
+        for batch in window.batches:
+            self._program.micro(batch)
+        return measure_gradients(self._program.parameters)
+
+    def _gradients_finite_again(self, window: Window) -> bool:
+        gradients = self._rerun(window)
+        answer = gradients is not None and finite_gradients(gradients)
+        self._back_to(window)
+        return answer
+
+    def _finite_at_scale_one(self, window: Window) -> bool:
+        """Whether the same step is finite without the loss scale: then the scale was too large, and nothing else."""
+        scaler = self._program.scaler
+        scaler._scale.fill_(1.0)
+        gradients = self._rerun(window)
+        answer = gradients is None or finite_gradients(gradients)
+        self._back_to(window)
+        return answer
+
+    def _back_off_scale(self) -> None:
+        """What GradScaler does after an overflow."""
+        scaler = self._program.scaler
+        scaler._scale.mul_(scaler.get_backoff_factor())
+        scaler._growth_tracker.zero_()
+
+    def _good_micro_batches(self, reading: Reading, window: Window) -> Kept:
+        """Run the window's micro-batches one by one from its beginning and keep the good ones."""
+        limit = reading.grad_norm_limit if reading.grad_norm_limit is not None else math.inf
+        loss_limit = reading.loss_limit if reading.loss_limit is not None else math.inf
+        solo: list[tuple[float, Any, str]] = []
+        for batch, key in zip(window.batches, window.keys, strict=True):
+            entry = self._forward.take()
+            self._program.zero_grad()
+            terms = self._program.micro(batch)
+            loss_good = terms is not None and all(float(value) <= 3.4e38 for value in terms.values())
+            loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
+            norm = _norm_of(measure_gradients(self._program.parameters), self._program.scaler)
+            if loss_good and math.isfinite(norm):
+                solo.append((norm, batch, key))
+            else:
+                self._forward.restore(entry)
+        if len(solo) == len(window) and solo:
+            # Every one is finite, so their sum was too large: leave out those that are too large alone, or the largest.
+            cut = limit if any(norm > limit for norm, _, _ in solo) else max(norm for norm, _, _ in solo) * (1 - 1e-9)
+            solo = [item for item in solo if item[0] <= cut]
+        self._back_to(window)
+        return [(batch, key) for _, batch, key in solo]
+
+    # -- acting on a decision
+
+    def quarantine(self, reading: Reading, window: Window, kept: Kept) -> None:
+        """Remember which batches were refused, so that a rollback or a resumed run leaves them out."""
+        if reading.scale_to_blame:
+            return
+        good = {key for _, key in kept}
+        for key in window.keys:
+            if key not in good:
+                self._bad_keys.add(key)
+                with self._shield("journal", None):
+                    self._books.journal.quarantine(key, step=reading.step, cause=_first_code(reading))
+
+    def apply(self, decision: Decision) -> None:
+        """Put the ladder's rungs in force: dropped terms and wider precision. LR and clip are read off the ledger."""
+        self._program.dropped_terms = decision.dropped_terms
+        self._program.precision = _WIDER[self._narrow] if decision.widened else self._narrow
+
+    def capabilities(self) -> Capabilities:
+        terms: tuple[str, ...] = ()
+        if self._terms_add_up:
+            terms = self._term_names
+        good = self._ring is not None and bool(self._ring.steps)
+        return Capabilities(clip=self._can_clip, rollback=good, terms=terms, widen=self._narrow == "fp16")
+
+    _term_names: tuple[str, ...] = ()
+
+    def note_terms(self, reading: Reading) -> None:
+        """Terms can be dropped only if they are what the loss is made of: their sum is the loss on healthy steps."""
+        if not reading.terms or self._program.dropped_terms:
+            return
+        if len(reading.terms) > 1:
+            gap = abs(reading.loss - sum(reading.terms.values()))
+            adds_up = gap <= 1e-3 * max(abs(reading.loss), 1e-12)
+            self._terms_add_up = adds_up and self._terms_add_up is not False
+            self._term_names = tuple(reading.terms)
+
+    def roll_back(self, decision: Decision, outcome: Outcome | None) -> int | None:
+        """Restore the newest good snapshot and run the good batches since then again. Returns its step."""
+        if self._rolling_back:
+            raise RollBackAgain
+        diverged = any(found.code == "SY203" for found in decision.findings)
+        while True:
+            snapshot = self._snapshot_for(decision) if self._ring is not None else None
+            if snapshot is None:
+                self._verbs.halt(
+                    replace(
+                        decision,
+                        actions=(*decision.actions, Action.HALT),
+                        reason=f"{decision.reason}; and no snapshot from before it is finite",
+                    )
+                )
+                return None
+            # After a divergence the batches that led there are left behind: they would lead there again.
+            batches = self._restore(snapshot, again=not diverged)
+            self._rolling_back = True
+            try:
+                self._verbs.run_again(batches, outcome)
+                return snapshot.step
+            except RollBackAgain:
+                continue
+            finally:
+                self._rolling_back = False
+
+    def _snapshot_for(self, decision: Decision) -> Snapshot | None:
+        assert self._ring is not None
+        best = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]
+        onset = next((int(step) for step in best if step is not None), None)
+        return self._ring.newest_good(before=onset) or self._ring.newest_good()
+
+    def _restore(self, snapshot: Snapshot, *, again: bool) -> Kept:
+        assert self._ring is not None
+        self._state.restore(snapshot.tree)
+        self._program.zero_grad()
+        self._ring.discard_after(snapshot.step)
+        with self._shield("watch", None):
+            self._books.history = History.from_plain(self._histories[snapshot.step])
+            self._books.history.rewind()
+        self._verbs.reset_to(snapshot.step)
+        taped = self._tape.since(snapshot.step)
+        if not again:
+            self._tape.forget_from(snapshot.step)
+            return []
+        self._careful_left = (len(taped) if taped else 0) + _CAREFUL_STEPS
+        if taped is None:
+            self._books.show(
+                "the batches since the snapshot are no longer kept, so the rollback could not run them again",
+                kind="rollback_without_batches",
+            )
+            return []
+        return [(t.fetch(), t.key) for t in taped if t.key not in self._bad_keys]
+
+
+_WIDER = {"fp16": "bf16", "bf16": "fp32", "fp32": "fp32"}
+
+
+def _numbers(value: Any) -> Any:
+    """Undo the strings that stand for non-finite numbers in plain data."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def clean_enough(looked: dict[str, Any]) -> bool:
+    """Whether the fault is in the batch and not in what the step started from."""
+    return not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers"))
+
+
+def _floating(batch: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(n, t) for n, t in named_tensors_in(batch) if t.is_floating_point() and t.numel() and not t.is_sparse]
+
+
+def _norm_of(gradients: Gradients | None, scaler: Any) -> float:
+    if gradients is None:
+        return 0.0
+    total = float(gradients.total)
+    return total / float(scaler._scale) if scaler is not None else total
+
+
+def _first_code(reading: Reading) -> str:
+    if reading.bad_inputs:
+        return "non_finite_input"
+    return "non_finite" if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)) else "spike"

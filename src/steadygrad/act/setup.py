@@ -1,0 +1,211 @@
+"""What happens once, when a guard is made: checking arguments, naming parameters, making a scaler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from .. import __version__
+from ..errors import UsageError
+from .checkpoints import CheckpointStore
+from .forward_state import ForwardState
+from .gate import check_supported, parameters_of
+from .policy import Policy
+from .program import PRECISIONS
+from .snapshots import SnapshotRing
+from .training_state import TrainingState, restore_scaler
+
+logger = logging.getLogger("steadygrad")
+_CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def check_arguments(
+    *, model: Any, loss_fn: Any, max_grad_norm: Any, scheduler: Any, precision: Any, scaler: Any, accumulate: Any,
+    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, run_dir: Any,
+) -> None:  # fmt: skip
+    """One clear sentence for each argument that cannot work."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    if not callable(loss_fn):
+        raise UsageError(f"loss_fn must be a function loss_fn(model, batch), got {type(loss_fn).__name__}.")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise UsageError(f"max_grad_norm must be above 0, or None to measure without clipping; got {max_grad_norm!r}.")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau needs a validation metric, so the guard cannot step it. "
+            "Leave scheduler=None and call plateau.step(metric) yourself after each evaluation."
+        )
+    _one_of("precision", precision, PRECISIONS)
+    _one_of("clip", clip, ("exact", "folded"))
+    _one_of("settle", settle, ("auto", "late", "now"))
+    _one_of("snapshots", snapshots, ("auto", "host", "device", "off"))
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise UsageError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise UsageError(f"accumulate counts micro-batches per update and must be at least 1; got {accumulate!r}.")
+    if checkpoint_every is not None and run_dir is None:
+        raise UsageError("checkpoint_every needs a run_dir to write to.")
+
+
+def _one_of(name: str, value: Any, choices: Any) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def as_optimizers(optimizer: Any) -> tuple[Optimizer, ...]:
+    """One or several optimizers as a tuple, each one that can be guarded and not guarded by somebody else."""
+    optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    if not optimizers:
+        raise UsageError("Guard was given no optimizer.")
+    for each in optimizers:
+        check_supported(each)
+        claim = _CLAIMS.get(each)
+        if claim is not None and claim() is not None:
+            raise UsageError(
+                f"This {type(each).__name__} is already guarded. Two guards on one optimizer would both refuse and "
+                "both count; close() the first one."
+            )
+    return optimizers
+
+
+def claim(optimizers: Sequence[Optimizer], owner: weakref.ref[Any]) -> None:
+    for optimizer in optimizers:
+        _CLAIMS[optimizer] = owner
+
+
+def release(optimizers: Sequence[Optimizer]) -> None:
+    for optimizer in optimizers:
+        _CLAIMS.pop(optimizer, None)
+
+
+def guarded_parameters(
+    model: nn.Module, loss_fn: Any, optimizers: Sequence[Optimizer]
+) -> tuple[list[str], list[Tensor]]:
+    """Trainable parameters of the model in its order, then what only an optimizer holds, with a name each.
+
+    The order is the one `clip_grad_norm_(model.parameters(), ...)` would sum in.
+    """
+    named = {id(p): (clean_name(name), p) for name, p in model.named_parameters() if p.requires_grad}
+    if isinstance(loss_fn, nn.Module):
+        for name, p in loss_fn.named_parameters():
+            if p.requires_grad and id(p) not in named:
+                named[id(p)] = (f"loss_fn.{name}", p)
+    owned = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+    if not any(id(p) in named for p in owned):
+        raise UsageError(
+            "None of the optimizer's parameters belong to the model, so training would change nothing in it. "
+            "Was the optimizer made before the model was moved, wrapped or re-created? Make it from model.parameters()."
+        )
+    for index, parameter in enumerate(owned):
+        if id(parameter) not in named and parameter.requires_grad:
+            named[id(parameter)] = (f"optimizer_only.{index}", parameter)
+    names, parameters = zip(*named.values(), strict=True)
+    return list(names), list(parameters)
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the prefixes that compile and DDP put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def make_scaler(precision: str, scaler: Any, device: torch.device) -> Any:
+    """The user's GradScaler, or our own for fp16, with its device numbers made now so that they can be copied."""
+    if scaler is None and precision == "fp16":
+        scaler = torch.amp.GradScaler(device.type)
+    if scaler is None or not scaler.is_enabled():
+        return None
+    if scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(device)
+    return scaler
+
+
+def register_scaler(forward: ForwardState, scaler: Any) -> None:
+    """Scale and growth tracker are part of what a refused step must not move."""
+    if scaler is not None:
+        forward.register(
+            "steadygrad.scaler",
+            lambda: {"scale": scaler._scale.clone(), "growth": scaler._growth_tracker.clone()},
+            lambda saved: restore_scaler(scaler, saved),
+        )
+
+
+def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
+    """How to advance the user's moving average after a landed update."""
+    if ema is None:
+        return None
+    if hasattr(ema, "update_parameters"):
+        return lambda: ema.update_parameters(model)
+    if hasattr(ema, "update"):
+        return lambda: ema.update()
+    if callable(ema):
+        return lambda: ema(model)
+    raise UsageError(f"ema must have update_parameters(model) or update(), or be callable; got {type(ema).__name__}.")
+
+
+def settle_before_others_look(model: nn.Module, owner: weakref.ref[Any]) -> None:
+    """Whoever saves or evaluates the model between steps must see the last step settled: its buffers may still hold
+    what a refused forward wrote. Costs one host call per state_dict or outside forward, none inside a step."""
+
+    def settle(*_: Any, **__: Any) -> None:
+        guard = owner()
+        if guard is not None:
+            guard.settle()
+
+    model.register_state_dict_pre_hook(settle)
+    if any(True for _ in model.buffers()):
+        model.register_forward_pre_hook(settle)
+
+
+def run_config(policy: str, precision: str, accumulate: int, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """What ran, for run.json. No environment, no secrets beyond the command line itself."""
+    return {
+        "command": [sys.executable, *sys.argv],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "steadygrad": __version__,
+        "policy": policy,
+        "precision": precision,
+        "accumulate": accumulate,
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+    }
+
+
+def make_ring(where: str, state: TrainingState, device: torch.device, policy: Policy) -> SnapshotRing | None:
+    """The ring of last good states, if there is to be one and the host has room for it."""
+    if where == "off" or (where == "auto" and not policy.acts):
+        return None
+    size = sum(t.numel() * t.element_size() for _, t in state.floating_tensors())
+    if where == "auto" and 6 * size > _free_host_bytes():  # two states of up to three times the weights
+        logger.warning(
+            "no snapshots: two copies of the training state would not fit comfortably in host memory. Bad updates are "
+            "still refused; pass snapshots='host' or 'device' to keep a ring for rollbacks anyway."
+        )
+        return None
+    return SnapshotRing(state, device=device, on_device=where == "device")
+
+
+def make_store(
+    run_dir: Path | None, state: TrainingState, every: int | None, keep: int, resume: bool
+) -> CheckpointStore | None:
+    """Where checkpoints go, if any are to be written or read."""
+    if run_dir is None or (every is None and not resume):
+        return None
+    return CheckpointStore(run_dir / "snapshots", state, every=every or 1 << 62, keep=keep)
+
+
+def _free_host_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 1 << 33

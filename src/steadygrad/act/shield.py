@@ -1,0 +1,62 @@
+"""Law 7: the guard's own failure does not fail training. Each room is called through a shield."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..errors import SteadyError
+
+logger = logging.getLogger("steadygrad")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Answer(Generic[T]):
+    """What the shielded block came up with; what it began with if the block broke."""
+
+    value: T
+
+
+class Shield:
+    """Catches what breaks inside a room, tells once, counts, and lets the loop go on."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, int] = {}
+        self.last_fault: str | None = None
+        self._tell: Callable[..., Any] | None = None
+
+    def report_to(self, tell: Callable[..., Any]) -> None:
+        """`tell(kind, **data)` is called for each fault, usually the journal's `event`."""
+        self._tell = tell
+
+    @contextmanager
+    def __call__(self, room: str, fallback: T) -> Iterator[Answer[T]]:
+        answer = Answer(fallback)
+        try:
+            yield answer
+        except SteadyError:
+            raise
+        except Exception as fault:
+            answer.value = fallback
+            self.note(room, fault)
+
+    def note(self, room: str, fault: BaseException) -> None:
+        """Record a fault of ours; loud the first time for each room."""
+        count = self.faults[room] = self.faults.get(room, 0) + 1
+        self.last_fault = f"{room}: {type(fault).__name__}: {fault}"
+        if count == 1:
+            logger.error(
+                "steadygrad itself failed in %s (%s: %s). Training goes on without that part; please report this.",
+                room, type(fault).__name__, fault, exc_info=fault,
+            )  # fmt: skip
+        if self._tell is not None and count <= 20:
+            try:
+                self._tell("guard_fault", room=room, fault="".join(traceback.format_exception_only(fault)).strip())
+            except Exception:
+                # The journal is the room that broke; the log line above is all there can be.
+                self._tell = None

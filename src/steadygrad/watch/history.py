@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from ..act.policy import Policy
@@ -19,6 +18,7 @@ from .level import Level
 
 _EARLY = 3
 _RECENT = 16
+_QUARTILES = 1.349  # the quartiles of a normal distribution are so many sigmas apart
 _FEW = 24.0
 _OUTCOMES = 256
 
@@ -106,9 +106,12 @@ class History:
         if len(self.first_losses) < _EARLY:
             self.first_losses.append(loss)
         if len(self.recent_losses) == _RECENT:
-            self.loss_level = median(self.recent_losses)
-            if self.best_level is None or self.loss_level < self.best_level:
-                self.best_level, self.best_step, self.best_spread = self.loss_level, step, self.loss.spread()
+            ordered = sorted(self.recent_losses)
+            self.loss_level = level = 0.5 * (ordered[7] + ordered[8])
+            if self.best_level is None or level < self.best_level:
+                # The spread of these few, not of the long window: that one also holds the way down.
+                self.best_spread = (ordered[11] - ordered[4]) / _QUARTILES
+                self.best_level, self.best_step = level, step
 
     def limits(self, policy: Policy, floor: float = 0.0) -> Limits:
         """What the next step's numbers are compared with on the device.

@@ -38,6 +38,8 @@ def is_overflow(reading: Reading, history: History, policy: Policy) -> bool:
     """Whether the step was lost to the loss scale and to nothing else."""
     if reading.loss_scale is None or math.isfinite(reading.grad_norm) or not math.isfinite(reading.loss):
         return False
+    if reading.scale_to_blame is False:
+        return False
     return not is_collapse(reading, history, policy)
 
 

@@ -1,0 +1,80 @@
+"""Updates are lost below half a unit in the last place.
+
+What it sees
+    Of the sampled elements of a bfloat16 or float16 weight that have a gradient, at most a tenth changed, in two
+    samplings in a row, with a learning rate above zero and no wider copy of the weights.
+
+Why it hurts
+    bfloat16 has 8 bits: a weight of 1.0 cannot take a step smaller than 0.004. Rounding swallows the update each
+    time anew, so waiting does not help; layers with large weights stop first.
+
+Smallest example
+    weight = torch.ones(8, dtype=torch.bfloat16); weight -= 1e-4   # still ones
+
+What to do
+    Keep the weights in float32 and compute in bfloat16 (autocast), or use an optimizer with float32 master weights
+    or stochastic rounding.
+
+Safety
+    It changes nothing. Early in a warm-up it may be true for a while only.
+
+References
+    https://github.com/pytorch/pytorch/issues/120376
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...act.policy import Policy
+from ...records import Finding, Severity
+from ...rules import Rule
+from .sampling import HALF, Sampling, TensorVitals, about, in_all
+
+RULE = Rule("SY402", "lost_update", "Updates are lost below half a unit in the last place.")
+_SAMPLINGS = 2
+_FEW_MOVED = 0.1
+_ENOUGH = 16
+_QUIET = 1e-6
+
+
+def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+    """Pure; looks at plain numbers."""
+    lost = in_all(samplings, _SAMPLINGS, _is_lost)
+    if not lost:
+        return None
+    live, moved = sum(tensor.num_live for tensor in lost), sum(tensor.num_moved for tensor in lost)
+    return about(
+        RULE,
+        samplings[-1],
+        Severity.WARNING,
+        [tensor.name for tensor in lost],
+        f"hardly move: {moved} of {live} sampled {lost[0].dtype} elements with a gradient changed",
+        num_live=live,
+        num_moved=moved,
+        dtype=lost[0].dtype,
+    )
+
+
+def _is_lost(tensor: TensorVitals, sampling: Sampling) -> bool:
+    if tensor.dtype not in HALF or tensor.has_master or tensor.lr <= 0.0 or not tensor.in_optimizer:
+        return False
+    if tensor.num_live < _ENOUGH or tensor.grad_absmax <= _QUIET * sampling.loudest:
+        return False
+    return tensor.num_moved <= _FEW_MOVED * tensor.num_live
+
+
+def _run(num_moved: int, dtype: str) -> list[Sampling]:
+    weight = TensorVitals(
+        name="norm.weight", dtype=dtype, lr=1e-4, grad_absmax=0.01, num_sampled=64, num_live=64, num_moved=num_moved
+    )
+    return [Sampling(step=step, tensors=(weight,)) for step in (1, 2)]
+
+
+def SPECIMEN() -> list[Sampling]:
+    return _run(0, "bfloat16")
+
+
+def NEAR_MISS() -> list[Sampling]:
+    """Stochastic rounding moves a fifth of the elements at each step, and all of them over many."""
+    return _run(13, "bfloat16")

@@ -1,0 +1,202 @@
+"""Vitals: looks for silent trouble at a few steps, cheaply.
+
+    vitals = Vitals(model, optimizers, policy)
+    for found in vitals.inspect_setup(): ...
+    # in the loop, at a step that is due:
+    vitals.before_forward()      # optional: activation ranges
+    vitals.before_update()       # gradients are in place, unscaled
+    vitals.after_update()        # the optimizer has stepped
+    vitals.findings(step)        # once the step is settled: the one host read
+
+At a step that is not due none of it is called, and nothing is attached to the model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...act.policy import Policy
+from ...records import Finding
+from .activations import ActivationProbe
+from .judges import judge_samplings
+from .measure import Measured, Measurement
+from .readback import Readback
+from .sampling import Sampling, TensorVitals
+
+_EARLY = frozenset({0, 1, 2, 5, 10})
+_KEPT = 4
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A parameter and where it is stepped; `lr` is the one the sampled update used."""
+
+    name: str
+    tensor: Tensor
+    optimizer: Optimizer | None
+    group: int
+    lr: float = 0.0
+    starts_at_zero: bool = False
+    had_gradient: bool = False
+
+
+class Vitals:
+    """Samples a run at steps 0, 1, 2, 5, 10 and then every `policy.vitals_every`."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
+        self._model, self._optimizers, self._policy = model, tuple(optimizers), policy
+        self._activations = ActivationProbe(model)
+        self._watched: list[_Watched] = []
+        self._samplings: deque[Sampling] = deque(maxlen=_KEPT)
+        self._measurement: Measurement | None = None
+        self._with_gradient: frozenset[int] = frozenset()
+        self._readback: Readback | None = None
+        self._said: set[tuple[str, str]] = set()
+
+    def due(self, step: int) -> bool:
+        """Whether this step is to be sampled. Host only."""
+        return step in _EARLY or step % self._policy.vitals_every == 0
+
+    def inspect_setup(self) -> tuple[Finding, ...]:
+        """What can be said before the first step. Host only: looks at dtypes and membership, not at values."""
+        self._watched = self._watch()
+        setup = Sampling(step=0, tensors=tuple(self._describe(entry, None) for entry in self._watched), measured=False)
+        return self._new(judge_samplings([setup], self._policy))
+
+    def before_forward(self) -> None:
+        """Attach the hooks that measure activations; `after_update` takes them off. Does not synchronise."""
+        self._activations.attach()
+
+    def before_update(self) -> None:
+        """Note the gradients and a slice of every weight. Allocates the slices; does not synchronise."""
+        self._activations.detach()
+        # Parameter groups and frozen parts may change while a run goes on, so they are looked up anew.
+        known = {id(entry.tensor): entry for entry in self._watched}
+        self._watched = self._watch()
+        for entry in self._watched:
+            if (earlier := known.get(id(entry.tensor))) is not None:
+                entry.starts_at_zero, entry.had_gradient = earlier.starts_at_zero, earlier.had_gradient
+        self._with_gradient = frozenset(i for i, entry in enumerate(self._watched) if entry.tensor.grad is not None)
+        tensors = [entry.tensor for entry in self._watched]
+        self._measurement = Measurement.begin(tensors, sample=self._policy.vitals_sample)
+        self._readback = None
+
+    def after_update(self) -> None:
+        """Compare the slices with what the update made of them. Does not synchronise."""
+        self._activations.detach()
+        if self._measurement is not None:
+            self._measurement.end()
+            self._readback = Readback([*self._measurement.tables(), *self._activations.absmax()])
+
+    def discard(self) -> None:
+        """Forget the sampling that is open: its step was refused, or never came to an update."""
+        self._activations.detach()
+        self._activations.forget()
+        self._measurement = self._readback = None
+
+    def findings(self, step: int, *, applied: bool = True, loss_scale: float | None = None) -> tuple[Finding, ...]:
+        """What the sampled step and those before it show; () if it was refused. Waits for the sampling's one host read.
+
+        The same finding about the same tensor is said once in a run.
+        """
+        if self._measurement is None or self._readback is None or not applied:
+            self.discard()
+            return ()
+        values, num_tables = self._readback.values(), len(self._measurement.groups)
+        measured = self._measurement.rows(values[:num_tables])
+        activations = self._activations.vitals(values[num_tables:])
+        self.discard()
+        if not all(_is_finite(numbers) for numbers in measured.values()):
+            return ()
+        for index, numbers in measured.items():
+            entry = self._watched[index]
+            first = not entry.had_gradient
+            entry.starts_at_zero |= first and numbers.weight_norm == 0.0
+        for index in self._with_gradient:
+            self._watched[index].had_gradient = True
+        tensors = tuple(self._describe(entry, measured.get(i)) for i, entry in enumerate(self._watched))
+        sampling = Sampling(step=step, tensors=tensors, activations=activations, loss_scale=loss_scale)
+        self._samplings.append(sampling)
+        return self._new(judge_samplings(tuple(self._samplings), self._policy))
+
+    def _new(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        new = tuple(found for found in findings if (found.code, found.subject) not in self._said)
+        self._said.update((found.code, found.subject) for found in new)
+        return new
+
+    def _watch(self) -> list[_Watched]:
+        homes = {
+            id(parameter): (optimizer, index)
+            for optimizer in self._optimizers
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        watched, seen = [], set()
+        for name, parameter in self._model.named_parameters():
+            optimizer, group = homes.get(id(parameter), (None, 0))
+            lr = _lr(optimizer.param_groups[group]) if optimizer is not None else 0.0
+            watched.append(_Watched(name, parameter, optimizer, group, lr))
+            seen.add(id(parameter))
+        for number, optimizer in enumerate(self._optimizers):
+            for index, options in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(options["params"]):
+                    if id(parameter) not in seen:
+                        seen.add(id(parameter))
+                        name = f"optimizer {number}, group {index}, parameter {place}"
+                        watched.append(_Watched(name, parameter, optimizer, index, _lr(options)))
+        return watched
+
+    def _describe(self, entry: _Watched, numbers: Measured | None) -> TensorVitals:
+        options = entry.optimizer.param_groups[entry.group] if entry.optimizer is not None else {}
+        state = entry.optimizer.state.get(entry.tensor, {}) if entry.optimizer is not None else {}
+        moments = {
+            key: value
+            for key, value in state.items()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.shape == entry.tensor.shape
+        }
+        eps = options.get("eps")
+        return TensorVitals(
+            name=entry.name,
+            dtype=_word(entry.tensor.dtype),
+            ndim=entry.tensor.dim(),
+            numel=entry.tensor.numel(),
+            trainable=entry.tensor.requires_grad,
+            in_optimizer=entry.optimizer is not None,
+            has_master=any("master" in str(key) for key in moments),
+            starts_at_zero=entry.starts_at_zero,
+            lr=entry.lr,
+            eps=eps if isinstance(eps, float) else None,
+            state_dtypes=tuple(sorted({_word(value.dtype) for value in moments.values()})),
+            has_gradient=entry.had_gradient,
+            grad_absmax=numbers.grad_absmax if numbers else 0.0,
+            weight_norm=numbers.weight_norm if numbers else 0.0,
+            update_norm=numbers.update_norm if numbers else 0.0,
+            num_sampled=numbers.num_sampled if numbers else 0,
+            num_live=numbers.num_live if numbers else 0,
+            num_moved=numbers.num_moved if numbers else 0,
+        )
+
+
+def _is_finite(numbers: Measured) -> bool:
+    total = numbers.grad_absmax + numbers.weight_norm + numbers.update_norm
+    return total - total == 0.0
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _lr(options: dict[str, Any]) -> float:
+    """A learning rate kept in a tensor on a device is taken for 1.0 rather than waited for: it is only asked whether
+    there is one."""
+    lr = options.get("lr", 0.0)
+    if isinstance(lr, Tensor):
+        return float(lr) if lr.device.type == "cpu" else 1.0
+    return float(lr)

@@ -55,9 +55,9 @@ class Specimen:
     def watcher(self) -> Watcher:
         """The tracer calls this before the op (out is None) and after it."""
 
-        def watch(record: OpRecord, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
             if out is None:
-                self.record = record
+                self.record, self.func = record, func
                 self.args, self.kwargs = tree_map(_copy, tuple(args)), tree_map(_copy, dict(kwargs))
                 tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
                 self.inputs = tuple(digest(tensor) for tensor in tensors)

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_flatten
 from .frames import Frame, Stack, current_stack
 
 Key = int
-Watcher = Callable[["OpRecord", Sequence[Any], Mapping[str, Any], Any], None]
+Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], None]
+"""Called before the op with out=None and after it: (record, func, args, kwargs, out)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +166,20 @@ class Tracer:
     """Holds the modes and hooks open around a replay. `stage` is set by whoever drives the replay."""
 
     def __init__(
-        self, model: torch.nn.Module, *, owners: frozenset[str] = frozenset(), watch: Mapping[int, Watcher] | None = None
+        self,
+        model: torch.nn.Module,
+        *,
+        owners: frozenset[str] = frozenset(),
+        watch: Mapping[int, Watcher] | None = None,
+        deaf: bool = False,
     ) -> None:
+        """`watch` calls a watcher at chosen ordinals; `deaf` counts ops and digests nothing else."""
         self.trace = Trace()
         self.stage = "forward"
         self.owners = owners
         self.watch = dict(watch or {})
+        self.deaf = deaf
+        self._count = 0
         self._names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._modules: list[str | None] = []
         self._cache: dict[tuple[Any, ...], int | None] = {}
@@ -215,6 +224,8 @@ class Tracer:
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Digest the inputs, run the op, digest the outputs. The inputs come first: the op may write over them."""
         trace = self.trace
+        if self.deaf:
+            return self._watched(func, args, kwargs)
         flat = tree_flatten((args, kwargs))[0]
         tensors = [item for item in flat if _plain(item)]
         ordinal = len(trace.records)
@@ -224,7 +235,7 @@ class Tracer:
             ordinal=ordinal,
             op=op_name(func),
             stage=self.stage,
-            module=self._modules[-1] if self._modules else None,
+            module=self.module,
             stack=stack,
             call=self._call[0],
             site=self._call[1] or (stack.frames[0] if stack.frames else None),
@@ -242,7 +253,7 @@ class Tracer:
         record.reads = tuple(self._touch(tensor, look=not getattr(func, "is_view", False)) for tensor in tensors)
         watcher = self.watch.get(ordinal)
         if watcher is not None:
-            watcher(record, args, kwargs, None)
+            watcher(record, func, args, kwargs, None)
         out = func(*args, **kwargs)
         outputs = [item for item in tree_flatten(out)[0] if _plain(item)]
         inputs = {touch.storage for touch in record.reads}
@@ -261,8 +272,27 @@ class Tracer:
                 else:
                     log.append((ordinal, touch.reading))
         if watcher is not None:
-            watcher(record, args, kwargs, out)
+            watcher(record, func, args, kwargs, out)
         return out
+
+    def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Only the watched ops are looked at; the others run at nearly their own speed."""
+        watcher, ordinal = self.watch.get(self._count), self._count
+        self._count += 1
+        if watcher is None:
+            return func(*args, **kwargs)
+        flat = tree_flatten((args, kwargs))[0]
+        scalars = tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool))
+        record = OpRecord(ordinal, op_name(func), self.stage, self.module, current_stack(owners=self.owners), scalars=scalars)
+        watcher(record, func, args, kwargs, None)
+        out = func(*args, **kwargs)
+        watcher(record, func, args, kwargs, out)
+        return out
+
+    @property
+    def module(self) -> str | None:
+        """The innermost module executing; None outside every module."""
+        return self._modules[-1] if self._modules else None
 
     def sink(self, tensor: torch.Tensor) -> Touch | None:
         """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts."""

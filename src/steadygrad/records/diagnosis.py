@@ -28,6 +28,7 @@ class Origin:
     module: str | None = None
     source: str | None = None
     code_line: str | None = None
+    stack: tuple[str, ...] = ()
     ordinal: int | None = None
     tensor: str | None = None
     inputs: tuple[TensorDigest, ...] = ()

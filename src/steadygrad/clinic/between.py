@@ -1,0 +1,74 @@
+"""What changed between the steps: a weight, buffer or moment that no optimizer step wrote."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .evidence import StateChange
+from .patient import Patient
+from .replay import absmax, named_state
+
+
+def fingerprint(tensor: torch.Tensor) -> tuple[float, ...]:
+    """Cheap and order-aware enough to notice one flipped bit. One read from the device."""
+    raw = tensor.detach().contiguous().reshape(-1)
+    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
+    weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
+    return (float(bits.numel()), float(bits.sum()), float(int((bits * weights).sum())))
+
+
+def changes_between_steps(patient: Patient) -> tuple[StateChange, ...]:
+    """What `prepare` does to the state, element by element, for the tensors it touched."""
+    patient.restore()
+    before = {(kind, name): fingerprint(t) for kind, name, t in named_state(patient) if not t.is_complex()}
+    patient.prepare()
+    touched = {
+        (kind, name)
+        for kind, name, t in named_state(patient)
+        if not t.is_complex() and before.get((kind, name)) != fingerprint(t)
+    }
+    if not touched:
+        return ()
+    patient.restore()
+    old = {(kind, name): t.detach().clone() for kind, name, t in named_state(patient) if (kind, name) in touched}
+    patient.prepare()
+    return tuple(
+        _compare(kind, name, old.get((kind, name)), t) for kind, name, t in named_state(patient) if (kind, name) in touched
+    )
+
+
+def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) -> StateChange:
+    if old is None or old.shape != new.shape:
+        return StateChange(
+            kind=kind, name=name, num_changed=new.numel(), num_elements=new.numel(), absmax_before=0.0, absmax_after=absmax(new)
+        )
+    differs = (old != new) & ~(torch.isnan(old) & torch.isnan(new)) if old.is_floating_point() else old != new
+    return StateChange(
+        kind=kind,
+        name=name,
+        num_changed=int(differs.sum()),
+        num_elements=new.numel(),
+        absmax_before=absmax(old),
+        absmax_after=absmax(new),
+        non_finite_after=not math.isfinite(absmax(new)),
+    )
+
+
+def huge_state(patient: Patient) -> tuple[str, float, int] | None:
+    """A parameter with a few entries far beyond all others: (name, largest value, how many). For bit flips."""
+    worst: tuple[str, float, int] | None = None
+    for kind, name, tensor in named_state(patient):
+        if kind != "parameter" or tensor.numel() < 8 or not tensor.is_floating_point():
+            continue
+        size = tensor.detach().to(torch.float64).abs().reshape(-1)
+        size = torch.nan_to_num(size, nan=math.inf, posinf=math.inf)
+        top = torch.topk(size, min(8, size.numel())).values
+        usual = float(size.median()) or float(top[-1])
+        if usual <= 0 or float(top[0]) < 1e10 or float(top[0]) < 1e10 * max(usual, 1e-6):
+            continue
+        few = int((size > 1e6 * max(float(top[-1]), usual)).sum()) if float(top[-1]) < 1e8 else size.numel()
+        if few and few <= 4 and (worst is None or float(top[0]) > worst[1]):
+            worst = (name, float(top[0]), few)
+    return worst

@@ -1,0 +1,211 @@
+"""The examination: one traced replay, the slice to the origin, and a second replay that catches the op in the act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..records import Origin
+from .evidence import FP16_TINY, OpFacts
+from .opfacts import op_facts
+from .origin import Birth, ancestors, find_birth
+from .patient import Patient
+from .replay import StepSeen, replay
+from .specimen import Specimen
+from .trace import OpRecord, Trace, Tracer
+
+MAX_WATCHED = 24
+_MASKING = frozenset({"where", "masked_fill", "nan_to_num", "masked_select", "masked_scatter", "index_put", "index", "clamp"})
+
+
+@dataclass(slots=True)
+class Examination:
+    """One failing step under the lens. `forward` is the forward op behind a backward-born value."""
+
+    seen: StepSeen
+    trace: Trace
+    birth: Birth | None = None
+    record: OpRecord | None = None
+    forward: OpRecord | None = None
+    specimen: Specimen = field(default_factory=Specimen)
+    forward_specimen: Specimen = field(default_factory=Specimen)
+    incoming: torch.Tensor | None = None
+    zeroed_by_mask: bool = False
+    nearby: dict[int, Specimen] = field(default_factory=dict)
+
+    @property
+    def named(self) -> OpRecord | None:
+        """The record whose op, module and line are the answer."""
+        if self.record is not None and self.record.backward and not _has_own_line(self.record) and self.forward is not None:
+            return self.forward
+        return self.record
+
+
+def _has_own_line(record: OpRecord) -> bool:
+    """A backward op that runs inside the user's own code: a custom autograd function or a hook."""
+    return record.backward and any(not frame.library for frame in record.stack.frames)
+
+
+def examine(patient: Patient, *, depth: str = "full") -> Examination:
+    """Replay the step under the tracer and find where its first bad value was born."""
+    tracer = Tracer(patient.model, owners=patient.facts.owners)
+    seen = replay(patient, tracer=tracer)
+    tracer.trace.finish()
+    exam = Examination(seen, tracer.trace)
+    sinks = choose_sinks(seen)
+    if not sinks:
+        return exam
+    touches = [seen.sinks[key] for key in sinks if key in seen.sinks]
+    exam.birth = find_birth(tracer.trace, touches, forward_is_clean=seen.loss_finite)
+    if exam.birth is None or exam.birth.record is None:
+        return exam
+    exam.record = exam.birth.record
+    if exam.record.forward_ordinal is not None:
+        exam.forward = tracer.trace.records[exam.record.forward_ordinal]
+    _catch(patient, exam)
+    return exam
+
+
+def choose_sinks(seen: StepSeen) -> list[tuple[str, str]]:
+    """The bad values that matter most: the loss before gradients, gradients before weights, weights before states."""
+    for kind in ("loss", "grad", "parameter", "optimizer", "buffer"):
+        chosen = [key for key in seen.sinks if key[0] == kind]
+        if chosen:
+            return chosen
+    return []
+
+
+def _catch(patient: Patient, exam: Examination) -> None:
+    """Replay once more and copy the tensors of the origin, its forward op and the ops around them."""
+    assert exam.record is not None
+    wanted: dict[int, Specimen] = {exam.record.ordinal: exam.specimen}
+    if exam.forward is not None:
+        wanted[exam.forward.ordinal] = exam.forward_specimen
+    neighbours = [r for r in exam.trace.records if r.backward and r.forward_ordinal == exam.record.forward_ordinal]
+    near = ancestors(exam.trace, exam.named or exam.record, limit=12)
+    for record in (neighbours[:8] if exam.record.backward else []) + near:
+        if record.ordinal not in wanted and len(wanted) < MAX_WATCHED:
+            wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, Specimen())
+    tracer = Tracer(
+        patient.model, owners=patient.facts.owners, watch={ordinal: s.watcher() for ordinal, s in wanted.items()}, deaf=True
+    )
+    until = "commit" if exam.record.stage == "commit" else "backward" if exam.record.stage == "backward" else "forward"
+    replay(patient, tracer=tracer, until=until)
+    if exam.record.backward:
+        _find_incoming(exam, [exam.record, *neighbours])
+
+
+def _find_incoming(exam: Examination, node: list[OpRecord]) -> None:
+    """The gradient that came into the origin's autograd node, and whether a mask had zeroed it."""
+    trace = exam.trace
+    for record in sorted(node, key=lambda r: r.ordinal):
+        specimen = exam.specimen if record is exam.record else exam.nearby.get(record.ordinal)
+        for index, touch in enumerate(record.reads):
+            before = trace.writers.get(touch.storage, [])[: touch.writes_before]
+            source = trace.records[before[-1][0]] if before else None
+            if source is None or not source.backward or source.forward_ordinal == record.forward_ordinal:
+                continue
+            tensors = specimen.tensors if specimen is not None else []
+            if index < len(tensors):
+                exam.incoming = tensors[index]
+            chain = [source, *ancestors(trace, source, limit=10)]
+            forwards = [trace.records[r.forward_ordinal].op for r in chain if r.backward and r.forward_ordinal is not None]
+            exam.zeroed_by_mask = any(op in _MASKING for op in forwards[:6])
+            return
+
+
+def locate(exam: Examination) -> Origin | None:
+    """The birth as an origin: phase, op, module, line."""
+    if exam.birth is None:
+        return None
+    if exam.birth.record is None:
+        kind, name = exam.birth.leaf or ("constant", "")
+        if kind == "batch":
+            return Origin(phase="data", tensor=name)
+        return Origin(phase="state", module=owner_of(kind, name), tensor=name.partition("/")[0] or None)
+    record, named = exam.birth.record, exam.named
+    assert named is not None
+    phase = phase_of(record)
+    frame = named.stack.innermost
+    module = exam.forward.module if record.backward and exam.forward is not None else named.module
+    tensor = None
+    if phase == "optimizer":
+        tensor = _parameter_behind(exam.trace, record)
+        module = owner_of("parameter", tensor) if tensor else None
+    return Origin(
+        phase=phase,
+        op=named.op,
+        module=module,
+        source=frame.source if frame else None,
+        code_line=frame.text if frame else None,
+        stack=tuple(f.source for f in named.stack.frames),
+        ordinal=record.ordinal,
+        tensor=tensor,
+        inputs=exam.specimen.inputs,
+        outputs=exam.specimen.outputs,
+    )
+
+
+def phase_of(record: OpRecord) -> str:
+    if record.stage == "commit":
+        return "optimizer"
+    if record.backward or (record.stage == "backward" and not record.stack.recompute):
+        return "backward"
+    return "loss" if record.module is None else "forward"
+
+
+def owner_of(kind: str, name: str) -> str | None:
+    """The module a parameter, buffer, gradient or moment belongs to."""
+    if kind not in ("parameter", "buffer", "optimizer", "grad") or not name:
+        return None
+    return name.partition("/")[0].rpartition(".")[0]
+
+
+def _parameter_behind(trace: Trace, record: OpRecord) -> str | None:
+    """Which parameter an optimizer op was about: by the tensors it touched, or those of the ops around it."""
+    later = [r for r in trace.records[record.ordinal : record.ordinal + 8] if r.stage == "commit"]
+    for candidate in [record, *later]:
+        for touch in (*candidate.writes, *candidate.reads):
+            kind, name = trace.label(touch)
+            if kind in ("parameter", "optimizer", "grad"):
+                return name.partition("/")[0]
+    return None
+
+
+def facts_of(exam: Examination) -> OpFacts:
+    """What the origin's own tensors show."""
+    forward = exam.forward_specimen if exam.forward is not None else None
+    facts = op_facts(exam.specimen, forward=forward, incoming=exam.incoming)
+    return replace(facts, zeroed_by_mask=exam.zeroed_by_mask)
+
+
+def cancelled(exam: Examination) -> bool:
+    """Whether a subtraction close before the origin lost nearly all its digits."""
+    for specimen in exam.nearby.values():
+        record = specimen.record
+        if record is None or record.op not in ("sub", "rsub", "add", "addcmul", "baddbmm", "addmm"):
+            continue
+        tensors = [t for t in specimen.tensors if t.is_floating_point()]
+        if len(tensors) < 2 or not specimen.output_tensors:
+            continue
+        try:
+            size = torch.maximum(*torch.broadcast_tensors(tensors[0].abs(), tensors[1].abs()))
+            lost = specimen.output_tensors[0].abs() <= 1e-4 * size
+            big = size > 1e-6
+        except RuntimeError:
+            continue
+        if bool((lost & big & (specimen.output_tensors[0] < 0)).any()):
+            return True
+    return False
+
+
+def tiny_scalar_in_half(exam: Examination) -> bool:
+    """Whether a constant that float16 cannot hold (an eps) was used close before the origin, in float16."""
+    return any(
+        s.record is not None
+        and any(0 < abs(x) < FP16_TINY / 2 for x in s.record.scalars)
+        and any(d.dtype == "float16" for d in s.outputs)
+        for s in exam.nearby.values()
+    )
+

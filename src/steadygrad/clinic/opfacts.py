@@ -1,0 +1,135 @@
+"""Reading the origin's own tensors: was the denominator zero, the argument negative, the row masked out?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from .evidence import OpFacts
+from .specimen import Specimen
+
+
+DIVISIONS = frozenset({"div", "reciprocal", "true_divide", "rsqrt", "remainder", "fmod", "addcdiv", "divide"})
+_EDGES = {"acos": 1.0, "asin": 1.0, "acosh": 1.0, "atanh": 1.0, "erfinv": 1.0}
+
+
+def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: torch.Tensor | None = None) -> OpFacts:
+    """Facts of one op caught in the act. `forward` is the forward op of a backward-born value, `incoming` its gradient."""
+    if specimen.record is None or not specimen.output_tensors:
+        return OpFacts()
+    out = next((t for t in specimen.output_tensors if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
+    if out is None:
+        return OpFacts()
+    bad = ~torch.isfinite(out)
+    op = specimen.record.op
+    tensors = [tensor for tensor in specimen.tensors if tensor.is_floating_point() or op in DIVISIONS]
+    about = forward if forward is not None and forward.record is not None else specimen
+    assert about.record is not None
+    forward_op = about.record.op
+    arguments = [tensor for tensor in about.tensors if tensor.is_floating_point()]
+    argument = _at(arguments[0], bad) if arguments else None
+    if argument is None and arguments:
+        argument = arguments[0].reshape(-1)
+    denominator = _denominator(op, tensors, bad)
+    incoming_at = _at(incoming, bad) if incoming is not None else None
+    return OpFacts(
+        argument_zero=_all(argument, lambda t: t == 0),
+        argument_negative=_any(argument, lambda t: t < 0),
+        argument_at_edge=forward_op in _EDGES and _any(argument, lambda t: t.abs() >= _EDGES[forward_op] - 1e-6),
+        denominator_zero=denominator is not None and bool((denominator == 0).any()),
+        incoming_zero=_all(incoming_at, lambda t: t == 0),
+        masked_row=_masked_row(specimen),
+        num_reduced=_num_reduced(specimen, out),
+        **_wider(specimen),
+    )
+
+
+def _all(values: torch.Tensor | None, test: Any) -> bool:
+    return values is not None and values.numel() > 0 and bool(test(values).all())
+
+
+def _any(values: torch.Tensor | None, test: Any) -> bool:
+    return values is not None and values.numel() > 0 and bool(test(values).any())
+
+
+def _at(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor | None:
+    """The entries of an input where the output was bad, if the op is elementwise up to broadcasting."""
+    try:
+        return torch.broadcast_to(tensor, bad.shape)[bad]
+    except RuntimeError:
+        return None
+
+
+def _denominator(op: str, tensors: Sequence[torch.Tensor], bad: torch.Tensor) -> torch.Tensor | None:
+    if op not in DIVISIONS or not tensors:
+        return None
+    chosen = tensors[0] if op in ("reciprocal", "rsqrt") else tensors[-1]
+    if op not in ("reciprocal", "rsqrt") and len(tensors) < 2:
+        return None
+    return _at(chosen, bad)
+
+
+def _masked_row(specimen: Specimen) -> bool:
+    """Whether a softmax met a row with nothing but -inf."""
+    if specimen.record is None or "softmax" not in specimen.record.op and specimen.record.op != "logsumexp":
+        return any(
+            tensor.is_floating_point() and tensor.dim() >= 1 and bool(torch.isneginf(tensor).all(-1).any())
+            for tensor in specimen.tensors
+            if specimen.record is not None and "attention" in specimen.record.op
+        )
+    scores = specimen.tensors[0]
+    dims = [arg for arg in specimen.args[1:] if isinstance(arg, int | list) and not isinstance(arg, bool)]
+    dim = dims[0] if dims and isinstance(dims[0], int) else -1
+    return bool(torch.isneginf(scores).all(dim).any()) if scores.dim() else False
+
+
+def _num_reduced(specimen: Specimen, out: torch.Tensor) -> int | None:
+    """How many entries went into each number of a reduction; None for other ops."""
+    tensors = specimen.tensors
+    if specimen.record is None or not tensors:
+        return None
+    op = specimen.record.op
+    if op in ("nll_loss_forward", "nll_loss2d_forward") and len(specimen.output_tensors) > 1:
+        total = specimen.output_tensors[1]
+        return int(total) if math.isfinite(float(total)) else None
+    if op in ("mean", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "nanmean"):
+        return tensors[0].numel() // max(out.numel(), 1)
+    return None
+
+
+def _wider(specimen: Specimen) -> dict[str, Any]:
+    """The same op on the same numbers in float32 and float64: finite there or not?"""
+    found: dict[str, Any] = {}
+    for width, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+        values = _run_in(specimen, dtype)
+        if values is None:
+            continue
+        found[f"{width}_finite"] = bool(torch.isfinite(values).all())
+        if width == "float64":
+            finite = values[torch.isfinite(values)]
+            found["float64_absmax"] = float(finite.abs().max()) if finite.numel() else 0.0
+    return found
+
+
+def _run_in(specimen: Specimen, dtype: torch.dtype) -> torch.Tensor | None:
+    if specimen.func is None or any(argument is None for argument in specimen.tensors):
+        return None
+
+    def widen(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.to(dtype) if item.is_floating_point() else item.clone()
+        return dtype if isinstance(item, torch.dtype) and item.is_floating_point else item
+
+    try:
+        out = specimen.func(*tree_map(widen, tuple(specimen.args)), **tree_map(widen, dict(specimen.kwargs)))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    first = out[0] if isinstance(out, tuple | list) else out
+    return first if isinstance(first, torch.Tensor) and first.is_floating_point() else None
+
+
+

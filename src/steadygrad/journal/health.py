@@ -80,6 +80,6 @@ class Health:
         return Degraded(reason=self._first_reason, since=self._since, until=time.time(), dropped=dropped)
 
     def drop(self, count: int = 1) -> None:
-        """Counts records that are lost."""
+        """Counts records that are lost. Call `fail` first: what is dropped counts for the period it starts."""
         with self._lock:
             self.dropped += count

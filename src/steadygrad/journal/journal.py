@@ -208,8 +208,8 @@ class Journal:
             made, size = job(self._open)
         except Exception as error:
             log.exception("something could not be written down and is left out of the journal")
-            self._health.drop()
             self._health.fail(part, f"{part} could not be encoded: {files.why(error)}")
+            self._health.drop()
             return False
         key = self._open.number() if key is None else key
         return self._open.worker.post(part, key, made, size=size, wait=_WAIT_S)

@@ -8,6 +8,7 @@ from survives a kill and a power loss. A tail without its newline was never ackn
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -52,25 +53,25 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._torn = False
 
     def append(self, line: bytes) -> None:
         """Puts one line on disk, whole or not at all; blocks until the disk has it."""
         if self._descriptor is None:
             self._descriptor = self._open()
-        end = os.fstat(self._descriptor).st_size
+        end: int | None = None
         try:
-            # If a torn piece could not be cut off, a newline seals it into a line of its own that no checksum fits.
-            files.write_all(self._descriptor, b"\n" + line if self._torn else line)
+            about = os.fstat(self._descriptor)
+            if about.st_nlink == 0:
+                raise OSError(errno.ENOENT, "the file was removed", str(self.path))
+            end = about.st_size
+            files.write_all(self._descriptor, line)
             _sync(self._descriptor)
         except OSError:
-            self._torn = True
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, end)
-                self._torn = False
-            self.close()  # reopened on the next call: the descriptor itself may be what is broken
+                if end is not None:
+                    os.ftruncate(self._descriptor, end)
+            self.close()  # opened anew on the next call, which cuts off what could not be cut off here
             raise
-        self._torn = False
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -83,7 +84,6 @@ class LineFile:
         descriptor = files.open_regular(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             cut_torn_tail(descriptor)
-            self._torn = False
             if fresh:
                 files.sync_directory(self.path.parent)
         except OSError:

@@ -23,6 +23,7 @@ from .run_directory import listing, open_run, read_run
 from .segment import MAX_SEGMENT_BYTES, segments
 
 MAX_UNPACKED_BYTES = 4 << 30
+MAY_BE_NULL = ("batch_key", "loss_scale", "norms")
 
 
 def read_batches(run_dir: str | os.PathLike[str]) -> Iterator[Any]:
@@ -83,9 +84,18 @@ def read_segment(path: Path) -> Iterator[Any]:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             for batch in reader:
                 batch.validate(full=True)
+                _check_nulls(batch)
                 yield batch
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise JournalError(f"{path} is damaged: {str(error)[:200]}.") from error
+
+
+def _check_nulls(batch: Any) -> None:
+    """A step without a number or a loss is none: whoever reads on may rely on values being there."""
+    lists = [batch.column(name).flatten() for name in ("flags", "norms")]
+    required = [batch.column(name) for name in SCHEMA.names if name not in MAY_BE_NULL]
+    if any(values.null_count for values in (*required, *lists, batch.column("terms").items)):
+        raise ValueError("a value is missing where there must be one")
 
 
 def _whole_frames(path: Path) -> tuple[bytes, int]:

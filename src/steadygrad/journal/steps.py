@@ -80,16 +80,16 @@ class StepWriter:
             row = row_of(record, self._names, norms=keep and len(record.norms) > 0)
             queue = self._queue
             if len(queue) >= self._max_queue:
+                self.health.fail(PART, f"the disk is slower than the run: {self._max_queue} steps are waiting")
                 with contextlib.suppress(IndexError):  # drained in this very moment
                     queue.popleft()
                     self.health.drop()
-                self.health.fail(PART, f"the disk is slower than the run: {self._max_queue} steps are waiting")
             queue.append(row)
             if len(queue) == self._wake_at:
                 self._wake()
         except Exception as error:
-            self.health.drop()
             self.health.fail(PART, f"a step record could not be kept: {error}")
+            self.health.drop()
 
     def set_names(self, names: Sequence[str]) -> None:
         """From the next record on `norms` speaks of these tensors. They stand in a segment's head, so that record
@@ -117,8 +117,8 @@ class StepWriter:
             return False
         self._retry_at, self._pause = 0.0, 0.5
         if bad:
-            self.health.drop(bad)
             self.health.fail(PART, f"{bad} step records held values that no column fits")
+            self.health.drop(bad)
         else:
             self.health.recover(PART)
         return True

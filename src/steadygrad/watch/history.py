@@ -132,7 +132,7 @@ class History:
         if count < policy.spike_min_samples:
             return math.inf
         # Few samples know little of the tail: the fewer, the further away the limit.
-        widening = (1.0 + _FEW / count) ** 2
+        widening = 1.0 + _FEW / count
         middle = level.median()
         log_limit = max(
             middle + policy.spike_sigmas * level.spread(),
@@ -149,7 +149,7 @@ class History:
         level, count = self.loss, len(self.loss)
         if count < policy.spike_min_samples:
             return math.inf
-        widening = (1.0 + _FEW / count) ** 2
+        widening = 1.0 + _FEW / count
         middle, highest = level.median(), level.highest()
         began = max(self.first_losses)
         limit = max(

@@ -24,6 +24,7 @@ class ActivationProbe:
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._absmax: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._ran: set[str] | None = None
 
     @property
     def attached(self) -> bool:
@@ -34,6 +35,7 @@ class ActivationProbe:
         if self._handles or _is_compiled(self._model):
             return
         self._absmax.clear()
+        self._ran = set()
         for name, module in self._model.named_modules():
             self._handles.append(module.register_forward_hook(self._hook(name)))
 
@@ -45,6 +47,8 @@ class ActivationProbe:
 
     def _hook(self, name: str) -> Any:
         def measure(module: nn.Module, inputs: Any, output: Any) -> None:
+            if self._ran is not None:
+                self._ran.add(name)
             with torch.no_grad():
                 for tensor in _tensors(output):
                     self._note((name, tensor.dtype), tensor.detach())
@@ -63,6 +67,10 @@ class ActivationProbe:
         """The largest magnitude of each module's output since `attach`; on the device."""
         return list(self._absmax.values())
 
+    def ran(self) -> frozenset[str] | None:
+        """The modules that were called since `attach`; None if no hook was on."""
+        return None if self._ran is None else frozenset(self._ran)
+
     def vitals(self, absmax: Sequence[Sequence[float]]) -> tuple[ActivationVitals, ...]:
         """The same as plain numbers, from what `absmax` came back as."""
         return tuple(
@@ -73,6 +81,7 @@ class ActivationProbe:
     def forget(self) -> None:
         """Drop what was seen."""
         self._absmax.clear()
+        self._ran = None
 
 
 def _is_compiled(model: nn.Module) -> bool:

@@ -35,7 +35,7 @@ RULE = Rule("SY402", "lost_update", "Updates are lost below half a unit in the l
 _SAMPLINGS = 2
 _FEW_MOVED = 0.1
 _ENOUGH = 16
-_QUIET = 1e-6
+_QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention has none in exact arithmetic
 
 
 def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:

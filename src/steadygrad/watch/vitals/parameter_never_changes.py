@@ -32,7 +32,7 @@ from .sampling import HALF, Sampling, TensorVitals, about, in_all
 
 RULE = Rule("SY406", "parameter_never_changes", "A parameter gets gradients and updates, and stays the same.")
 _SAMPLINGS = 3
-_QUIET = 1e-6
+_QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention has none in exact arithmetic
 
 
 def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:

@@ -16,8 +16,8 @@ What to do
     on the way, or freeze the parameter if it is not meant to learn.
 
 Safety
-    It changes nothing. Frozen parameters are not looked at. A rarely used expert may be named until it is first
-    used.
+    It changes nothing. Frozen parameters are not looked at. Where the module that owns it was not even called, as
+    a pooler nobody asks or an expert without tokens, it is a note.
 
 References
     https://github.com/huggingface/transformers/issues/42489
@@ -42,14 +42,21 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     missed = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_missed) if tensor.name not in reached]
     if not missed:
         return None
-    expected = sum(tensor.trainable and tensor.in_optimizer for tensor in samplings[-1].tensors)
+    cut_off = [tensor for tensor in missed if tensor.module_ran is not False]
+    if cut_off:
+        severity = Severity.WARNING
+        said = "are to be trained but received no gradient"
+        said += ", though their modules ran" if cut_off[0].module_ran else " in any sampled step"
+    else:
+        severity, said = Severity.NOTE, "are in the optimizer, and their modules are never called"
     return about(
         RULE,
         samplings[-1],
-        Severity.WARNING,
-        [tensor.name for tensor in missed],
-        f"are to be trained but received no gradient in any sampled step ({len(missed)} of {expected})",
-        num_expected=expected,
+        severity,
+        [tensor.name for tensor in cut_off or missed],
+        said,
+        num_expected=sum(tensor.trainable and tensor.in_optimizer for tensor in samplings[-1].tensors),
+        num_unused=len(missed) - len(cut_off),
     )
 
 

@@ -26,7 +26,7 @@ class Readback:
             return flat, None
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
         host.copy_(flat, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record(torch.cuda.current_stream(flat.device))
         return host, event
 

@@ -111,7 +111,7 @@ class Vitals:
             return ()
         values, num_tables = self._readback.values(), len(self._measurement.groups)
         measured = self._measurement.rows(values[:num_tables])
-        activations = self._activations.vitals(values[num_tables:])
+        activations, ran = self._activations.vitals(values[num_tables:]), self._activations.ran()
         self.discard()
         if not all(_is_finite(numbers) for numbers in measured.values()):
             return ()
@@ -121,7 +121,7 @@ class Vitals:
             entry.starts_at_zero |= first and numbers.weight_norm == 0.0
         for index in self._with_gradient:
             self._watched[index].had_gradient = True
-        tensors = tuple(self._describe(entry, measured.get(i)) for i, entry in enumerate(self._watched))
+        tensors = tuple(self._describe(entry, measured.get(i), ran) for i, entry in enumerate(self._watched))
         sampling = Sampling(step=step, tensors=tensors, activations=activations, loss_scale=loss_scale)
         self._samplings.append(sampling)
         return self._new(judge_samplings(tuple(self._samplings), self._policy))
@@ -153,7 +153,7 @@ class Vitals:
                         watched.append(_Watched(name, parameter, optimizer, index, _lr(options)))
         return watched
 
-    def _describe(self, entry: _Watched, numbers: Measured | None) -> TensorVitals:
+    def _describe(self, entry: _Watched, numbers: Measured | None, ran: frozenset[str] | None = None) -> TensorVitals:
         options = entry.optimizer.param_groups[entry.group] if entry.optimizer is not None else {}
         state = entry.optimizer.state.get(entry.tensor, {}) if entry.optimizer is not None else {}
         moments = {
@@ -175,6 +175,7 @@ class Vitals:
             eps=eps if isinstance(eps, float) else None,
             state_dtypes=tuple(sorted({_word(value.dtype) for value in moments.values()})),
             has_gradient=entry.had_gradient,
+            module_ran=None if ran is None else entry.name.rpartition(".")[0] in ran,
             grad_absmax=numbers.grad_absmax if numbers else 0.0,
             weight_norm=numbers.weight_norm if numbers else 0.0,
             update_norm=numbers.update_norm if numbers else 0.0,

@@ -32,6 +32,9 @@ class TensorVitals:
     eps: float | None = None
     state_dtypes: tuple[str, ...] = ()
     has_gradient: bool = True
+    """Whether it has had one in any sampled step."""
+    module_ran: bool | None = None
+    """Whether the module that owns it was called in forward; None where no hook was on."""
     grad_absmax: float = 0.0
     weight_norm: float = 0.0
     update_norm: float = 0.0

@@ -105,8 +105,8 @@ def main() -> None:
         f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
         f"pyarrow {pyarrow.__version__}, {time.strftime('%Y-%m-%d')}.",
         "",
-        "| pace | norms kept | steps | bytes a step | whole run | segments | `put` median (p99) | journal thread a step "
-        "| reading it all |",
+        "| pace | norms kept | steps | bytes a step | whole run | segments | `put` median (p99) "
+        "| journal thread a step | reading it all |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     slow = min(options.steps, 20_000)

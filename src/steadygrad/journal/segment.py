@@ -149,7 +149,8 @@ def encode_schema(schema: Any) -> bytes:
 def encode_batch(batch: Any, *, level: int) -> bytes:
     """One message of a stream, zstd-compressed."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=level))
+    # A batch is small: starting Arrow's own threads inside somebody's training process would not pay.
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=level), use_threads=False)
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()

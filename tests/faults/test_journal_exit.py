@@ -35,7 +35,7 @@ def run_script(path: Path, rest: str) -> subprocess.CompletedProcess[str]:
         ("", 0),
         ("sys.exit(3)", 3),
         ("raise RuntimeError('the training script failed')", 1),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(10)", -signal.SIGINT),
+        ("journal.event('training'); os.kill(os.getpid(), signal.SIGINT); time.sleep(10)", -signal.SIGINT),
         ("del journal", 0),
     ],
     ids=["end of script", "exit", "exception", "ctrl-c", "forgotten"],

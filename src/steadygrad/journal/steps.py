@@ -20,7 +20,7 @@ from . import files
 from .columns import Row, batch_of, row_of
 from .health import Health
 from .run_directory import RunDirectory, listing
-from .segment import Segment, cut_torn_tail, segments
+from .segment import Segment, cut_torn_tail, encode_batch, segments
 
 PART = "steps"
 
@@ -173,6 +173,11 @@ class StepWriter:
         if self._segment is not None:
             self._segment.close(whole=whole)
             self._segment = None
+
+
+def warm_up() -> None:
+    """Makes pyarrow load what it loads on first use, so that this falls neither into a step nor into the exit."""
+    encode_batch(batch_of([row_of(StepRecord(run="", step=0), (), norms=False)]), level=1)
 
 
 def _encode(rows: list[Row]) -> tuple[Any, int]:

@@ -15,7 +15,7 @@ from .health import Degraded, Health, log
 from .incidents import encode_incident, put_incident
 from .lines import LineFile
 from .run_directory import RunDirectory
-from .steps import StepWriter
+from .steps import StepWriter, warm_up
 from .worker import Worker
 
 STATE_VERSION = 1
@@ -31,6 +31,7 @@ class Writing:
         self.health = health
         self.steps = StepWriter(run, health=health, wake=lambda: self.worker.wake(), **step_options)
         self.worker = Worker(health=health, drain=self.steps.drain, interval=flush_every)
+        self.worker.post("warm-up", None, warm_up)
         self._lines: dict[str, LineFile] = {}
         self._numbers = itertools.count()
         self._process = os.getpid()

@@ -127,6 +127,17 @@ class History:
         self._cached = (policy, floor, limits)
         return limits
 
+    def limits_of(self, reading: Reading, policy: Policy) -> Limits:
+        """The limits this reading is judged by: those in force on the device when its step ran, so that host and device
+        agree. Where nobody compared, and under a policy that only observes, those of the history."""
+        norm, loss = reading.grad_norm_limit, reading.loss_limit
+        if policy.acts and norm is not None and loss is not None:
+            return Limits(norm, loss)
+        limits = self.limits(policy)
+        if not policy.acts:
+            return limits
+        return Limits(limits.grad_norm if norm is None else norm, limits.loss if loss is None else loss)
+
     def _norm_limit(self, policy: Policy) -> float:
         level, count = self.norm, len(self.norm)
         if count < policy.spike_min_samples:

@@ -34,11 +34,7 @@ def _looks_fine(reading: Reading, history: History, policy: Policy) -> bool:
         return False
     if not all(map(math.isfinite, reading.terms.values())) or not all(map(math.isfinite, reading.micro_losses)):
         return False
-    norm_limit, loss_limit = reading.grad_norm_limit, reading.loss_limit
-    if norm_limit is None or loss_limit is None:
-        limits = history.limits(policy)
-        norm_limit = limits.grad_norm if norm_limit is None else norm_limit
-        loss_limit = limits.loss if loss_limit is None else loss_limit
-    if policy.max_norm_to_apply is not None:
-        norm_limit = min(norm_limit, policy.max_norm_to_apply)
-    return reading.grad_norm <= norm_limit and reading.loss <= loss_limit
+    limits = history.limits_of(reading, policy)
+    if policy.max_norm_to_apply is not None and reading.grad_norm > policy.max_norm_to_apply:
+        return False
+    return reading.grad_norm <= limits.grad_norm and reading.loss <= limits.loss

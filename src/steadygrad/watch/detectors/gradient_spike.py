@@ -36,15 +36,16 @@ from ..history import History
 
 RULE = Rule("SY201", "gradient_spike", "The gradient norm is finite and far above anything seen lately.")
 
+_ROUNDED = 1.0 - 1e-6  # the device holds limits in float32
+
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; judges by the limit that was in force when the step ran, so it agrees with the device."""
-    limit = reading.grad_norm_limit
-    if limit is None:
-        limit = history.limits(policy).grad_norm
-    norm = reading.grad_norm
-    if not (math.isfinite(norm) and norm > limit) or limit == policy.max_norm_to_apply:
+    limit, norm = history.limits_of(reading, policy).grad_norm, reading.grad_norm
+    if not (math.isfinite(norm) and norm > limit):
         return None
+    if policy.max_norm_to_apply is not None and limit >= _ROUNDED * policy.max_norm_to_apply:
+        return None  # the absolute limit was the one in force: SY204 speaks of it
     usual = math.exp(history.norm.median()) if len(history.norm) else None
     against = f", usually {usual:.3g}" if usual is not None else ""
     return finding(

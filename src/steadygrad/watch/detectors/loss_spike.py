@@ -38,9 +38,7 @@ RULE = Rule("SY202", "loss_spike", "The loss is finite and absurdly high.")
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; judges by the limit that was in force when the step ran, so it agrees with the device."""
-    limit = reading.loss_limit
-    if limit is None:
-        limit = history.limits(policy).loss
+    limit = history.limits_of(reading, policy).loss
     if not (math.isfinite(reading.loss) and reading.loss > limit):
         return None
     usual = history.loss.median() if len(history.loss) else None

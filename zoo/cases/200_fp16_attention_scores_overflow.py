@@ -7,7 +7,7 @@ import blocks as B
 TRUTH = dict(id="200_fp16_attention_scores_overflow", source="https://github.com/ultralytics/ultralytics/pull/24990",
              symptom="nan_loss", phase="forward", cause="fp16_overflow", op="bmm", op_also=["matmul", "baddbmm"], module="encoder.blocks.0.attn",
              line_marker="# <-- origin", first_bad_step=5, bad_rows=[0, 4],
-             fixes_that_work=["scale_query_first", "upcast_module", "fp32", "bf16", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "zero_nan_grads"])
+             fixes_that_work=["scale_query_first", "upcast_module", "fp32", "bf16", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "zero_nan_grads", "lr_down"])
 FIXES = {"scale_query_first", "upcast_module"}
 
 

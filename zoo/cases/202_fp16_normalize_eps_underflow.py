@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="202_fp16_normalize_eps_underflow", source="https://github.com/pytorch/pytorch/issues/32137",
              symptom="nan_loss", phase="forward", cause="fp16_underflow", op="div", module="towers.text.norm", line_marker="# <-- origin",
-             first_bad_step=7, bad_rows=[2], fixes_that_work=["fp32", "bf16", "eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "loss_scale", "upcast_module"])
+             first_bad_step=7, bad_rows=[2], fixes_that_work=["fp32", "bf16", "eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "loss_scale", "upcast_module", "zero_nan_grads"])
 FIXES = {"fp32", "bf16", "eps", "upcast_module", "loss_scale"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="203_fp16_mean_gradient_underflow", source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
              symptom="silent", phase="backward", cause="fp16_underflow", op="to_copy", op_also=["_to_copy", "to", "convolution", "mse_loss", "mm", "addmm", "div"],
-             module=None, module_also=["", "decoder"], line_marker="# <-- origin", first_bad_step=0, bad_rows=None, fixes_that_work=["bf16", "fp32", "loss_scale"], fixes_that_do_not=["clip", "lr_down"])
+             module=None, module_also=["", "decoder"], line_marker="# <-- origin", first_bad_step=0, bad_rows=None, fixes_that_work=["bf16", "fp32", "loss_scale"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"loss_scale"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="205_adam_eps_after_unfreeze_fp16", source="https://github.com/afiaka87/glide-finetune/issues/5",
              symptom="nan_param", phase="optimizer", cause="optimizer_eps_underflow", op="addcdiv", op_also=["div", "addcdiv_", "sqrt", "add"], module="embed", line_marker=None,
-             tensor="embed.weight", first_bad_step=4, bad_rows=None, fixes_that_work=["eps", "fp32"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             tensor="embed.weight", first_bad_step=4, bad_rows=None, fixes_that_work=["eps", "fp32"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"eps", "fp32"}
 
 

@@ -4,7 +4,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="206_bf16_gains_never_move", source="https://github.com/pytorch/ao/pull/1124",
              symptom="silent", phase="optimizer", cause="lost_update", op=None, op_also=["add", "add_"], module=None, module_also=["gain", "mix"], line_marker=None,
-             first_bad_step=0, bad_rows=None, fixes_that_work=["fp32", "lr_up"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             first_bad_step=0, bad_rows=None, fixes_that_work=["fp32", "lr_up"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"fp32", "lr_up"}
 
 

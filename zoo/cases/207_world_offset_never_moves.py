@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="207_world_offset_never_moves", source="https://github.com/autowarefoundation/autoware_universe/issues/3090",
              symptom="silent", phase="optimizer", cause="lost_update", op=None, op_also=["addcdiv", "addcdiv_"], module="camera", line_marker=None,
-             tensor="camera.position", first_bad_step=0, bad_rows=None, fixes_that_work=["local_frame", "fp64", "lr_up"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             tensor="camera.position", first_bad_step=0, bad_rows=None, fixes_that_work=["local_frame", "fp64", "lr_up"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"local_frame", "fp64", "lr_up"}
 ORIGIN = torch.tensor([388096.0, 5448996.0])
 

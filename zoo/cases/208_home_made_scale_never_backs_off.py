@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="208_home_made_scale_never_backs_off", source="https://github.com/open-mmlab/mmdetection/issues/3690",
              symptom="nan_grad", phase="backward", cause="scaler_misuse", op="to_copy", op_also=["_to_copy", "to", "mul", "mm", "addmm", "convolution"], module=None, module_also=["", "cls"],
-             line_marker="# <-- origin", first_bad_step=5, bad_rows=None, fixes_that_work=["fp32", "bf16", "back_off", "scale_down"], fixes_that_do_not=["clip", "skip_batch", "lr_down"])
+             line_marker="# <-- origin", first_bad_step=5, bad_rows=None, fixes_that_work=["fp32", "bf16", "back_off", "scale_down"], fixes_that_do_not=["clip", "skip_batch", "lr_down", "zero_nan_grads"])
 FIXES = {"back_off", "scale_down"}
 
 

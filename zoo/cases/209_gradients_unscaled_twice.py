@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B, hfutil as H
 TRUTH = dict(id="209_gradients_unscaled_twice", source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#working-with-unscaled-gradients",
              symptom="silent", phase="optimizer", cause="scaler_misuse", op=None, op_also=["div", "div_"], module=None, line_marker=None,
-             first_bad_step=0, bad_rows=None, fixes_that_work=["unscale_once", "fp32"], fixes_that_do_not=["lr_down", "clip"])
+             first_bad_step=0, bad_rows=None, fixes_that_work=["unscale_once", "fp32", "bf16"], fixes_that_do_not=["lr_down", "clip", "skip_batch", "zero_nan_grads"])
 FIXES = {"unscale_once"}
 
 

@@ -4,7 +4,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="210_grpo_group_without_variance", source="https://github.com/NVIDIA-NeMo/RL/pull/4161",
              symptom="nan_loss", phase="loss", cause="zero_division", op="div", module=None, line_marker="# <-- origin", first_bad_step=5, bad_rows=[1],
-             fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "biased"])
+             fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "biased", "zero_nan_grads"])
 FIXES = {"eps", "biased"}
 
 

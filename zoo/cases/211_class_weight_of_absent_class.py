@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="211_class_weight_of_absent_class", source="https://github.com/fcakyon/balanced-loss/pull/12",
              symptom="nan_loss", phase="loss", cause="zero_division", op="reciprocal", op_also=["div", "mul"], module=None, line_marker="# <-- origin",
-             first_bad_step=7, bad_rows=None, fixes_that_work=["eps", "gather_weight"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=7, bad_rows=None, fixes_that_work=["eps", "gather_weight", "skip_batch"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps", "gather_weight"}
 
 

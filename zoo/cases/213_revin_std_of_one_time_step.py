@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="213_revin_std_of_one_time_step", source="https://github.com/DLR-RM/stable-baselines3/issues/325",
              symptom="nan_loss", phase="forward", cause="empty_reduction", op="std", op_also=["var", "std_mean", "var_mean"], module="revin", line_marker="# <-- origin",
-             first_bad_step=8, bad_rows=None, fixes_that_work=["biased", "skip_batch"], fixes_that_do_not=["clip", "eps", "lr_down"])
+             first_bad_step=8, bad_rows=None, fixes_that_work=["biased", "skip_batch"], fixes_that_do_not=["clip", "eps", "lr_down", "zero_nan_grads"])
 FIXES = {"biased", "eps"}
 
 

@@ -4,7 +4,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="214_entropy_of_masked_policy", source="https://github.com/Stable-Baselines-Team/stable-baselines3-contrib/pull/302",
              symptom="nan_loss", phase="loss", cause="log_zero", op="log", op_also=["mul"], module=None, line_marker="# <-- origin", first_bad_step=6, bad_rows=[0, 5],
-             fixes_that_work=["xlogy", "eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             fixes_that_work=["xlogy", "eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"xlogy", "eps"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="215_log_mel_of_silence", source="https://github.com/SeanNaren/deepspeech.pytorch/issues/272",
              symptom="nan_loss", phase="forward", cause="log_zero", op="log", op_also=["sub", "mean"], module="frontend.logmel", line_marker="# <-- origin",
-             first_bad_step=7, bad_rows=[3], fixes_that_work=["eps", "clamp", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=7, bad_rows=[3], fixes_that_work=["eps", "clamp", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps", "clamp"}
 
 

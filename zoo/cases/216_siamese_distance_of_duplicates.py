@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="216_siamese_distance_of_duplicates", source="https://github.com/adambielski/siamese-triplet/issues/18",
              symptom="nan_grad", phase="backward", cause="sqrt_grad_at_zero", op="sqrt", op_also=["div", "mul", "pow"], module="distance", line_marker="# <-- origin",
-             first_bad_step=4, bad_rows=[2, 3], fixes_that_work=["eps", "vector_norm", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=4, bad_rows=[2, 3], fixes_that_work=["eps", "vector_norm", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps", "vector_norm"}
 
 

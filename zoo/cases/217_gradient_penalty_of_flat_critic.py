@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="217_gradient_penalty_of_flat_critic", source="https://github.com/pytorch/pytorch/issues/2534",
              symptom="nan_grad", phase="backward", cause="sqrt_grad_at_zero", op="sqrt", op_also=["div", "mul", "pow"], module=None, line_marker="# <-- origin",
-             first_bad_step=6, bad_rows=[1], fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=6, bad_rows=[1], fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps"}
 
 

@@ -4,7 +4,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="218_acosh_of_coincident_points", source="https://github.com/geoopt/geoopt/pull/121",
              symptom="nan_grad", phase="backward", cause="domain_edge_grad", op="acosh", op_also=["mul", "rsqrt", "div", "arccosh"], module="poincare", line_marker="# <-- origin",
-             first_bad_step=5, bad_rows=[4], fixes_that_work=["clamp_inside", "skip_batch", "drop_rows"], fixes_that_do_not=["clamp_to_domain", "clip"])
+             first_bad_step=5, bad_rows=[4], fixes_that_work=["clamp_inside", "skip_batch", "drop_rows"], fixes_that_do_not=["clamp_to_domain", "clip", "zero_nan_grads", "lr_down"])
 FIXES = {"clamp_inside", "clamp_to_domain"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="219_logsumexp_of_empty_bag", source="https://github.com/pytorch/pytorch/issues/31829",
              symptom="nan_grad", phase="backward", cause="domain_edge_grad", op="logsumexp", op_also=["sub", "exp", "mul"], module="pool", line_marker="# <-- origin",
-             first_bad_step=6, bad_rows=[0], fixes_that_work=["finfo_min", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=6, bad_rows=[0], fixes_that_work=["finfo_min", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"finfo_min"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="220_where_ratio_trap", source="https://github.com/pytorch/pytorch/issues/4132",
              symptom="nan_grad", phase="backward", cause="where_grad_trap", op="div", op_also=["mul", "neg"], module="blocks.1.agg", line_marker="# <-- origin",
-             first_bad_step=6, bad_rows=[0, 3], fixes_that_work=["double_where", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "nan_to_num", "lr_down"])
+             first_bad_step=6, bad_rows=[0, 3], fixes_that_work=["double_where", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "nan_to_num", "lr_down", "zero_nan_grads"])
 FIXES = {"double_where", "nan_to_num"}
 
 

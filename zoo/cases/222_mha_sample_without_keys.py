@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="222_mha_sample_without_keys", source="https://github.com/pytorch/pytorch/issues/40932",
              symptom="nan_loss", phase="forward", cause="masked_softmax_row", op="softmax", op_also=["baddbmm"], module="decoder.cross", line_marker="# <-- origin",
-             first_bad_step=5, bad_rows=[4], fixes_that_work=["sink_token", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=5, bad_rows=[4], fixes_that_work=["sink_token", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"sink_token"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="223_no_legal_action", source="common report: action masks in routing and card-game policies",
              symptom="nan_loss", phase="loss", cause="masked_softmax_row", op="log_softmax", op_also=["sub", "mul"], module=None, line_marker="# <-- origin",
-             first_bad_step=8, bad_rows=[1, 2], fixes_that_work=["finfo_min", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "temperature"])
+             first_bad_step=8, bad_rows=[1, 2], fixes_that_work=["finfo_min", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "temperature", "zero_nan_grads", "lr_down"])
 FIXES = {"finfo_min", "temperature"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="225_coupling_layer_scale_overflow", source="https://github.com/VincentStimper/normalizing-flows/issues/47",
              symptom="nan_loss", phase="forward", cause="exp_overflow", op="exp", op_also=["mul"], module="flows.1", line_marker="# <-- origin",
-             first_bad_step=6, bad_rows=[5], fixes_that_work=["clamp", "soft_clamp", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=6, bad_rows=[5], fixes_that_work=["clamp", "soft_clamp", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"clamp", "soft_clamp"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="226_expanded_distance_negative", source="https://github.com/NVIDIA/raft/pull/1319",
              symptom="nan_loss", phase="forward", cause="cancellation", op="sqrt", op_also=["sub"], module="metric", line_marker="# <-- origin",
-             first_bad_step=5, bad_rows=[2], fixes_that_work=["clamp", "two_pass", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "eps_tiny"])
+             first_bad_step=5, bad_rows=[2], fixes_that_work=["clamp", "two_pass", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "eps_tiny", "zero_nan_grads", "lr_down"])
 FIXES = {"clamp", "two_pass", "eps_tiny"}
 
 

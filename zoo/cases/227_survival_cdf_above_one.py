@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="227_survival_cdf_above_one", source="https://github.com/popov-lab/bmm/issues/376",
              symptom="nan_loss", phase="loss", cause="cancellation", op="log", op_also=["rsub", "sub", "cumsum"], module=None, line_marker="# <-- origin",
-             first_bad_step=6, bad_rows=[0], fixes_that_work=["clamp", "survival_directly", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=6, bad_rows=[0], fixes_that_work=["clamp", "survival_directly", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"clamp", "survival_directly"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="228_inf_in_regression_target", source="common report: log-transformed targets with a zero in the table",
              symptom="inf_loss", phase="data", cause="bad_input", op=None, op_also=["mse_loss", "sub"], module=None, line_marker=None, input_key="log_price",
-             first_bad_step=7, bad_rows=[1], fixes_that_work=["log1p_target", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=7, bad_rows=[1], fixes_that_work=["log1p_target", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"log1p_target"}
 
 

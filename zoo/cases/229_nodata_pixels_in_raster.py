@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="229_nodata_pixels_in_raster", source="https://github.com/NRCan/geo-deep-learning/issues/68",
              symptom="nan_loss", phase="data", cause="bad_input", op=None, op_also=["convolution", "native_group_norm", "mkldnn_convolution"], module=None, module_also=["stem.conv", "stem.gn"],
-             line_marker=None, input_key="tile", finite_but_huge=True, first_bad_step=5, bad_rows=[0, 2], fixes_that_work=["mask_nodata", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             line_marker=None, input_key="tile", finite_but_huge=True, first_bad_step=5, bad_rows=[0, 2], fixes_that_work=["mask_nodata", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"mask_nodata"}
 NODATA = -3.4028234663852886e38
 

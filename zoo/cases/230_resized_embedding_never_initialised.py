@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="230_resized_embedding_never_initialised", source="https://github.com/openai/CLIP/issues/15",
              symptom="nan_loss", phase="state", cause="uninitialised", op=None, op_also=["embedding"], module="embed", line_marker=None, tensor="embed.weight", tensor_kind="parameter",
-             first_bad_step=6, latent_from=0, bad_rows=[1, 3], fixes_that_work=["init"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             first_bad_step=6, latent_from=0, bad_rows=[1, 3], fixes_that_work=["init"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads", "drop_rows"])
 FIXES = {"init"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="231_memory_bank_read_before_written", source="common report: memory banks and centring buffers created with torch.empty",
              symptom="nan_loss", phase="state", cause="uninitialised", op=None, op_also=["mm", "cat"], module="bank", line_marker=None, tensor="bank.queue", tensor_kind="buffer",
-             first_bad_step=0, bad_rows=None, fixes_that_work=["init", "mask_unwritten"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             first_bad_step=0, bad_rows=None, fixes_that_work=["init", "mask_unwritten"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"init", "mask_unwritten"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="233_negative_variance_from_checkpoint", source="common report: restored running statistics of observation normalisers",
              symptom="nan_loss", phase="state", cause="poisoned_state", op=None, op_also=["sqrt", "rsqrt"], module="obs_norm", line_marker=None, tensor="obs_norm.var", tensor_kind="buffer",
-             first_bad_step=6, bad_rows=None, fixes_that_work=["reset_bad_state", "restore_buffers"], fixes_that_do_not=["clip", "skip_batch", "lr_down"])
+             first_bad_step=6, bad_rows=None, fixes_that_work=["reset_bad_state", "restore_buffers"], fixes_that_do_not=["clip", "skip_batch", "lr_down", "zero_nan_grads"])
 FIXES = {"reset_bad_state", "restore_buffers"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="235_tensor_hooks_scrub_gradients", source="https://github.com/facebookresearch/mmf/issues/893",
              symptom="silent", phase="optimizer", cause="stale_momentum", op=None, module=None, line_marker=None, nonfinite_in_passing=True, first_bad_step=6, bad_rows=None,
-             fixes_that_work=["true_skip", "skip_batch", "guard"], fixes_that_do_not=["clip", "lr_down"])
+             fixes_that_work=["true_skip", "skip_batch", "guard"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"true_skip", "guard"}
 
 

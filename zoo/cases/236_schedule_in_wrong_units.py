@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="236_schedule_in_wrong_units", source="https://github.com/crowsonkb/k-diffusion/issues/50",
              symptom="spike", phase="optimizer", cause="lr_divergence", op=None, module=None, line_marker=None, first_bad_step=6, bad_rows=None,
-             fixes_that_work=["lr_down", "schedule_per_epoch"], fixes_that_do_not=["skip_batch", "zero_nan_grads"])
+             fixes_that_work=["lr_down", "schedule_per_epoch"], fixes_that_do_not=["skip_batch", "zero_nan_grads", "clip"])
 FIXES = {"schedule_per_epoch"}
 
 

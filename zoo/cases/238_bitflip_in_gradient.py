@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="238_bitflip_in_gradient", source="https://arxiv.org/abs/2102.11245",
              symptom="nan_grad", phase="backward", cause="transient_fault", op=None, module="decoder.fc2", line_marker=None, tensor="decoder.fc2.weight", tensor_kind="grad",
-             first_bad_step=6, bad_rows=None, fixes_that_work=["recompute_step", "skip_batch"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=6, bad_rows=None, fixes_that_work=["recompute_step", "skip_batch"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"recompute_step"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="239_bitflip_in_activation", source="https://arxiv.org/abs/2102.11245",
              symptom="nan_loss", phase="forward", cause="transient_fault", op=None, module="blocks.1.fc", line_marker=None, first_bad_step=5, bad_rows=None,
-             fixes_that_work=["recompute_step", "skip_batch"], fixes_that_do_not=["clip", "lr_down"])
+             fixes_that_work=["recompute_step", "skip_batch"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"recompute_step"}
 
 

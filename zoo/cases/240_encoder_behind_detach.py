@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="240_encoder_behind_detach", source="common report: forgotten detach() or no_grad() in forward",
              symptom="silent", phase="backward", cause="no_trainable_grad", op=None, op_also=["detach"], module="encoder", module_also=["", "encoder.conv", "encoder.bn"], line_marker="# <-- origin",
-             first_bad_step=0, bad_rows=None, fixes_that_work=["no_detach"], fixes_that_do_not=["lr_down", "clip", "skip_batch"])
+             first_bad_step=0, bad_rows=None, fixes_that_work=["no_detach"], fixes_that_do_not=["lr_down", "clip", "skip_batch", "zero_nan_grads"])
 FIXES = {"no_detach"}
 
 

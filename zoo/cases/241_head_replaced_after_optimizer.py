@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="241_head_replaced_after_optimizer", source="https://github.com/pytorch/pytorch/issues/14467",
              symptom="silent", phase="optimizer", cause="no_trainable_grad", op=None, module="head", line_marker=None, tensor="head.weight", first_bad_step=0, bad_rows=None,
-             fixes_that_work=["rebuild_optimizer", "add_param_group"], fixes_that_do_not=["clip", "lr_down", "skip_batch"])
+             fixes_that_work=["rebuild_optimizer", "add_param_group"], fixes_that_do_not=["clip", "lr_down", "skip_batch", "zero_nan_grads"])
 FIXES = {"rebuild_optimizer", "add_param_group"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="242_codebook_without_straight_through", source="common report: VQ-VAE encoder does not train",
              symptom="silent", phase="backward", cause="no_trainable_grad", op=None, op_also=["argmin", "embedding"], module="encoder", module_also=["quantise", "encoder.fc1", "encoder.fc2"], line_marker="# <-- origin",
-             first_bad_step=0, bad_rows=None, fixes_that_work=["straight_through"], fixes_that_do_not=["lr_down", "clip"])
+             first_bad_step=0, bad_rows=None, fixes_that_work=["straight_through"], fixes_that_do_not=["lr_down", "clip", "skip_batch", "zero_nan_grads"])
 FIXES = {"straight_through"}
 
 

@@ -5,7 +5,7 @@ from protocol import Case
 import blocks as B
 TRUTH = dict(id="243_custom_function_backward_divides", source="common report: eps in forward but not in a custom backward",
              symptom="nan_grad", phase="backward", cause="zero_division", op="div", op_also=["mul"], module="unit", line_marker="# <-- origin",
-             first_bad_step=5, bad_rows=[3], fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down"])
+             first_bad_step=5, bad_rows=[3], fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps"}
 
 

@@ -85,11 +85,16 @@ class CasePatient:
         if case.scaler is not None:
             scaled = case.scaler.scale(scaled)
         scaled.backward()
-        if case.after_backward:
-            case.after_backward(case, self._now)
+
+    @property
+    def loss_scale(self) -> float | None:
+        scaler = self.case.scaler
+        return self.case.static_scale or (scaler.get_scale() if scaler is not None else None)
 
     def commit(self) -> None:
         case, optimizer = self.case, self.case.optimizer
+        if case.after_backward and not self._skip:
+            case.after_backward(case, self._now)
         if optimizer is None:
             return
         if self._skip:
@@ -216,7 +221,9 @@ class _Run:
 
 def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:
     rate = max((group["lr"] for group in case.optimizer.param_groups), default=0.0) if case.optimizer else 0.0
-    return StepRecord(run="zoo", step=index, loss=seen.loss, grad_norm=seen.grad_norm, lr=float(rate), applied=seen.stepped)
+    return StepRecord(
+        run="zoo", step=index, loss=seen.loss, grad_norm=seen.grad_norm, lr=float(rate), applied=seen.stepped
+    )
 
 
 def load_case(path: str, make: Callable[..., Any] | None = None) -> Any:

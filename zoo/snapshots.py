@@ -40,7 +40,8 @@ class Snapshot:
         if case.optimizer is not None:
             tensors += [p for group in case.optimizer.param_groups for p in group["params"]]
         self._tensors = {
-            id(tensor): (tensor, tensor.data, tensor.detach().clone(), tensor.requires_grad, _grad(tensor)) for tensor in tensors
+            id(tensor): (tensor, tensor.data, tensor.detach().clone(), tensor.requires_grad, _grad(tensor))
+            for tensor in tensors
         }
         self._optimizer = _optimizer_state(case.optimizer) if case.optimizer is not None else None
         self._scaler = copy.deepcopy(case.scaler.state_dict()) if case.scaler is not None else None
@@ -85,7 +86,9 @@ def _grad(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> Any:
-    groups = [{key: list(v) if key == "params" else copy.copy(v) for key, v in g.items()} for g in optimizer.param_groups]
+    groups = [
+        {key: list(v) if key == "params" else copy.copy(v) for key, v in g.items()} for g in optimizer.param_groups
+    ]
     state = {parameter: {key: _clone(v) for key, v in values.items()} for parameter, values in optimizer.state.items()}
     return groups, state
 

@@ -14,7 +14,9 @@ from .replay import absmax, named_state
 def fingerprint(tensor: torch.Tensor) -> tuple[float, ...]:
     """Cheap and order-aware enough to notice one flipped bit. One read from the device."""
     raw = tensor.detach().contiguous().reshape(-1)
-    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
+    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(
+        torch.int64
+    )
     weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
     return (float(bits.numel()), float(bits.sum()), float(int((bits * weights).sum())))
 
@@ -35,14 +37,21 @@ def changes_between_steps(patient: Patient) -> tuple[StateChange, ...]:
     old = {(kind, name): t.detach().clone() for kind, name, t in named_state(patient) if (kind, name) in touched}
     patient.prepare()
     return tuple(
-        _compare(kind, name, old.get((kind, name)), t) for kind, name, t in named_state(patient) if (kind, name) in touched
+        _compare(kind, name, old.get((kind, name)), t)
+        for kind, name, t in named_state(patient)
+        if (kind, name) in touched
     )
 
 
 def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) -> StateChange:
     if old is None or old.shape != new.shape:
         return StateChange(
-            kind=kind, name=name, num_changed=new.numel(), num_elements=new.numel(), absmax_before=0.0, absmax_after=absmax(new)
+            kind=kind,
+            name=name,
+            num_changed=new.numel(),
+            num_elements=new.numel(),
+            absmax_before=0.0,
+            absmax_after=absmax(new),
         )
     differs = (old != new) & ~(torch.isnan(old) & torch.isnan(new)) if old.is_floating_point() else old != new
     return StateChange(
@@ -53,7 +62,17 @@ def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) 
         absmax_before=absmax(old),
         absmax_after=absmax(new),
         non_finite_after=not math.isfinite(absmax(new)),
+        out_of_range=_out_of_range(old, new),
     )
+
+
+def _out_of_range(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Far beyond the largest magnitude before, or negative where everything was positive (a variance)."""
+    if not old.is_floating_point() or not old.numel():
+        return False
+    if not bool(torch.isfinite(new).all()) or absmax(new) > 100 * max(absmax(old), 1e-8):
+        return True
+    return bool((old >= 0).all()) and bool((new < 0).any())
 
 
 def huge_state(patient: Patient) -> tuple[str, float, int] | None:

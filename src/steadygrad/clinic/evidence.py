@@ -21,6 +21,8 @@ class StateChange:
     absmax_before: float
     absmax_after: float
     non_finite_after: bool = False
+    out_of_range: bool = False
+    """Whether values came in that lie far outside what the tensor held before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,11 @@ class Evidence:
     entering_ratio: float | None = None
     rate: float = 0.0
     earlier_rate: float | None = None
+    discarded_forward: bool = False
+    blew_up: bool = False
+    plain_backend_finite: bool | None = None
+    compiled: bool = False
+    batch_changed: bool = False
 
     @property
     def half(self) -> bool:

@@ -16,7 +16,9 @@ from .specimen import Specimen
 from .trace import OpRecord, Trace, Tracer
 
 MAX_WATCHED = 24
-_MASKING = frozenset({"where", "masked_fill", "nan_to_num", "masked_select", "masked_scatter", "index_put", "index", "clamp"})
+_MASKING = frozenset(
+    {"where", "masked_fill", "nan_to_num", "masked_select", "masked_scatter", "index_put", "index", "clamp"}
+)
 
 
 @dataclass(slots=True)
@@ -37,7 +39,12 @@ class Examination:
     @property
     def named(self) -> OpRecord | None:
         """The record whose op, module and line are the answer."""
-        if self.record is not None and self.record.backward and not _has_own_line(self.record) and self.forward is not None:
+        if (
+            self.record is not None
+            and self.record.backward
+            and not _has_own_line(self.record)
+            and self.forward is not None
+        ):
             return self.forward
         return self.record
 
@@ -88,7 +95,10 @@ def _catch(patient: Patient, exam: Examination) -> None:
         if record.ordinal not in wanted and len(wanted) < MAX_WATCHED:
             wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, Specimen())
     tracer = Tracer(
-        patient.model, owners=patient.facts.owners, watch={ordinal: s.watcher() for ordinal, s in wanted.items()}, deaf=True
+        patient.model,
+        owners=patient.facts.owners,
+        watch={ordinal: s.watcher() for ordinal, s in wanted.items()},
+        deaf=True,
     )
     until = "commit" if exam.record.stage == "commit" else "backward" if exam.record.stage == "backward" else "forward"
     replay(patient, tracer=tracer, until=until)
@@ -110,7 +120,9 @@ def _find_incoming(exam: Examination, node: list[OpRecord]) -> None:
             if index < len(tensors):
                 exam.incoming = tensors[index]
             chain = [source, *ancestors(trace, source, limit=10)]
-            forwards = [trace.records[r.forward_ordinal].op for r in chain if r.backward and r.forward_ordinal is not None]
+            forwards = [
+                trace.records[r.forward_ordinal].op for r in chain if r.backward and r.forward_ordinal is not None
+            ]
             exam.zeroed_by_mask = any(op in _MASKING for op in forwards[:6])
             return
 
@@ -208,4 +220,3 @@ def tiny_scalar_in_half(exam: Examination) -> bool:
         and any(d.dtype == "float16" for d in s.outputs)
         for s in exam.nearby.values()
     )
-

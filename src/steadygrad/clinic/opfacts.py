@@ -21,7 +21,9 @@ def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: t
     """Facts of one op caught in the act. `forward` is the forward op of a backward-born value, `incoming` its gradient."""
     if specimen.record is None or not specimen.output_tensors:
         return OpFacts()
-    out = next((t for t in specimen.output_tensors if t.is_floating_point() and not bool(torch.isfinite(t).all())), None)
+    out = next(
+        (t for t in specimen.output_tensors if t.is_floating_point() and not bool(torch.isfinite(t).all())), None
+    )
     if out is None:
         return OpFacts()
     bad = ~torch.isfinite(out)
@@ -130,6 +132,3 @@ def _run_in(specimen: Specimen, dtype: torch.dtype) -> torch.Tensor | None:
         return None
     first = out[0] if isinstance(out, tuple | list) else out
     return first if isinstance(first, torch.Tensor) and first.is_floating_point() else None
-
-
-

@@ -41,10 +41,15 @@ class Birth:
 
 def producer(trace: Trace, touch: Touch) -> OpRecord | None:
     """The op whose bad output this touch saw, or None where the storage came into the step with it."""
-    log = trace.writers.get(touch.storage, [])
-    for ordinal, reading in reversed(log[: touch.writes_before]):
+    log = trace.writers.get(touch.storage, [])[: touch.writes_before]
+    for ordinal, reading in reversed(log):
         if reading is not None and is_bad(trace.values[reading]):
             return trace.records[ordinal]
+    # Nobody wrote a bad number, so somebody wrote bits: through an integer view of the same storage.
+    for ordinal, reading in reversed(log):
+        record = trace.records[ordinal]
+        if reading is None and any(t.storage == touch.storage and "int" in t.dtype for t in record.writes):
+            return record
     return None
 
 
@@ -91,7 +96,9 @@ class _Search:
         kind, name = self.trace.label(touch)
         value = self.trace.value(touch)
         # An infinity nobody computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
-        return Birth(leaf=(kind, name), is_nan=math.isnan(value), intended=not math.isnan(value) and kind != "parameter")
+        return Birth(
+            leaf=(kind, name), is_nan=math.isnan(value), intended=not math.isnan(value) and kind != "parameter"
+        )
 
     def _at(self, record: OpRecord) -> tuple[list[Touch], list[Birth]]:
         """Which inputs to follow from here, or the birth if it is here."""

@@ -45,11 +45,12 @@ class StepSeen:
     updates: dict[str, float] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     stepped: bool = False
+    loss_scale: float | None = None
+    weight_norm: float = 0.0
     backward_ran: bool = True
     bad_before: list[tuple[str, str]] = field(default_factory=list)
     bad_after: list[tuple[str, str]] = field(default_factory=list)
     sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
-    error: str = ""
 
     @property
     def loss(self) -> float:
@@ -64,9 +65,20 @@ class StepSeen:
         return [name for name, gradient in self.gradients.items() if gradient.present and not gradient.finite]
 
     @property
+    def bad_entering(self) -> list[str]:
+        """Gradients that were sound after backward and not when the optimizer took them."""
+        if self.bad_gradients:
+            return []
+        return [name for name, norm in self.entering.items() if not math.isfinite(norm)]
+
+    @property
+    def update_norm(self) -> float:
+        return math.sqrt(sum(value**2 for value in self.updates.values()))
+
+    @property
     def finite(self) -> bool:
         """Loss, gradients and everything after the step."""
-        return not self.error and self.loss_finite and not self.bad_gradients and not self.bad_after
+        return self.loss_finite and not self.bad_gradients and not self.bad_entering and not self.bad_after
 
     @property
     def grad_norm(self) -> float:
@@ -184,11 +196,14 @@ def replay(
             del terms
         if until == "forward":
             return seen
+        # Read now: a home-made scale may have been changed while the loop prepared this step.
+        seen.loss_scale = getattr(patient, "loss_scale", patient.facts.loss_scale)
         change.after_backward(patient)
         _see_gradients(patient, seen, tracer)
         if until == "backward":
             return seen
         before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
+        seen.weight_norm = math.sqrt(sum(float(w.to(torch.float32).norm()) ** 2 for w in before.values()))
         entered.armed = True
         with _listening(tracer, "commit"):
             change.commit(patient)

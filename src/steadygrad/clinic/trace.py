@@ -283,7 +283,9 @@ class Tracer:
             return func(*args, **kwargs)
         flat = tree_flatten((args, kwargs))[0]
         scalars = tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool))
-        record = OpRecord(ordinal, op_name(func), self.stage, self.module, current_stack(owners=self.owners), scalars=scalars)
+        record = OpRecord(
+            ordinal, op_name(func), self.stage, self.module, current_stack(owners=self.owners), scalars=scalars
+        )
         watcher(record, func, args, kwargs, None)
         out = func(*args, **kwargs)
         watcher(record, func, args, kwargs, out)

@@ -21,6 +21,8 @@ JUMP = 5.0
 """A loss this many times the largest before it, and still high one step on, is a spike."""
 SIZE_MISMATCH = 4.0
 """Gradients entering the optimizer this many times too small or too large were scaled wrongly."""
+LONG_STRIDE = 0.2
+"""An update longer than this share of the weights' own norm is no small step."""
 SCALER_PATIENCE = 12
 """Overflows in a row a dynamic scaler may need to find its scale."""
 
@@ -60,7 +62,7 @@ class Vigil:
         """Judge one more step; a suspicion at once, or None for now."""
         rate = max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
         facts = patient.facts
-        self.rows.append(_Row(step, seen, rate, facts.loss_scale, facts.max_grad_norm))
+        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm))
         return (
             self._neutralised(step, seen)
             or self._non_finite(step, seen, patient)
@@ -69,6 +71,7 @@ class Vigil:
             or self._mis_sized()
             or self._unmoved()
             or self._spike()
+            or self._diverged()
         )
 
     def conclude(self) -> Suspicion | None:
@@ -87,13 +90,17 @@ class Vigil:
             if not (waiting and not seen.bad_after and self.trusts(patient)):
                 return Suspicion(symptom="nan_grad", step=step, kind="non_finite", names=tuple(seen.bad_gradients))
             return None
+        if seen.bad_entering:
+            return Suspicion(symptom="nan_grad", step=step, kind="tampered_gradient", names=tuple(seen.bad_entering))
         before = set(seen.bad_before)
         for kind, symptom in (("parameter", "nan_param"), ("optimizer", "nan_state"), ("buffer", "nan_state")):
             names = tuple(name for k, name in seen.bad_after if k == kind)
             if names:
                 return Suspicion(symptom=symptom, step=step, kind="non_finite", names=names)
         if before:
-            return Suspicion(symptom="nan_state", step=step, kind="non_finite", names=tuple(n for _, n in seen.bad_before))
+            return Suspicion(
+                symptom="nan_state", step=step, kind="non_finite", names=tuple(n for _, n in seen.bad_before)
+            )
         return None
 
     def _neutralised(self, step: int, seen: StepSeen) -> Suspicion | None:
@@ -204,11 +211,28 @@ class Vigil:
             return None
         # The loss shows a step late what an update did: blame the step whose update was out of line, if one was.
         start = at
-        sizes = [math.sqrt(sum(value**2 for value in row.seen.updates.values())) for row in self.rows]
+        sizes = [row.seen.update_norm for row in self.rows]
         usual = sorted(sizes[: max(at - 1, 1)])[max(at - 1, 1) // 2]
         if at >= 2 and sizes[at - 1] > 3 * usual:
             start = at - 1
-        return Suspicion(symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}")
+        return Suspicion(
+            symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}"
+        )
+
+    def _diverged(self) -> Suspicion | None:
+        """Steps as long as the weights themselves, and a loss that went up and stayed up."""
+        rows = self._recent(PATIENCE + 1)
+        if not rows or not all(math.isfinite(row.seen.loss) for row in self.rows):
+            return None
+        first = rows[0]
+        stride = first.seen.update_norm / first.seen.weight_norm if first.seen.weight_norm else 0.0
+        ceiling = max(abs(row.seen.loss) for row in self.rows[: -PATIENCE or None])
+        higher = [row.seen.loss > 1.5 * ceiling for row in rows[1:]]
+        if (stride > LONG_STRIDE and all(higher)) or (stride > 1.0 and any(higher)):
+            return Suspicion(
+                symptom="spike", step=first.step, kind="spike", detail=f"one update moved the weights by {stride:.0%}"
+            )
+        return None
 
 
 def _owner(name: str) -> str:

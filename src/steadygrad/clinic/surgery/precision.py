@@ -52,7 +52,8 @@ class Precision(Change):
 
     def batch(self, patient: Patient, batch: Any) -> Any:
         return tree_map(
-            lambda item: item.to(self.dtype) if isinstance(item, torch.Tensor) and self.wants(item.dtype) else item, batch
+            lambda item: item.to(self.dtype) if isinstance(item, torch.Tensor) and self.wants(item.dtype) else item,
+            batch,
         )
 
     def undo(self, patient: Patient) -> None:

@@ -1,0 +1,41 @@
+"""A division met an exact zero.
+
+What it sees
+    div, reciprocal or a negative power with a zero in the denominator where the result went bad.
+
+Why it hurts
+    x/0 is inf and 0/0 is NaN. The zero is usually legal data: an empty mask, a constant row, the last step of a
+    schedule.
+
+Smallest example
+    (err * mask).sum(1) / mask.sum(1)  # one sample has an empty mask
+
+What to do
+    Give the denominator a floor (clamp_min), or choose what 0/0 shall mean and write it with where on the argument.
+
+Safety
+    A floor is exact for every row whose denominator was above it.
+
+References
+    https://github.com/Zhen-Dong/Magic-Me/issues/14
+"""
+
+from __future__ import annotations
+
+from ...rules import Rule
+from ..evidence import Evidence
+from ..opfacts import DIVISIONS
+from .match import Match
+
+RULE = Rule("DX201", "zero_division", "A division met an exact zero.")
+
+
+def match(e: Evidence) -> Match | None:
+    if e.op is None or e.phase == "optimizer" or e.kind != "non_finite":
+        return None
+    divides = e.op in DIVISIONS or e.op == "pow"
+    if e.facts.denominator_zero and e.op in DIVISIONS:
+        return Match(0.9, f"{e.op} by an exact zero")
+    if divides and e.facts.argument_zero and not e.backward:
+        return Match(0.85, f"{e.op} of an exact zero")
+    return None

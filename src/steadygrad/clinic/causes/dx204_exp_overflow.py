@@ -1,0 +1,41 @@
+"""The exponential of a large argument overflowed.
+
+What it sees
+    exp (or a relative of it) with finite input and infinite output in its own dtype and in float32.
+
+Why it hurts
+    float32 ends at exp(88.7). One outlier is enough; the infinity is NaN a product later.
+
+Smallest example
+    torch.exp(torch.tensor(100.0))  # inf
+
+What to do
+    Bound the argument, or rewrite in log space (logsumexp, expm1 of a clamped difference).
+
+Safety
+    A bound is exact below it.
+
+References
+    https://github.com/THUDM/slime/pull/2198
+"""
+
+from __future__ import annotations
+
+from ...rules import Rule
+from ..evidence import Evidence
+from .match import Match
+
+RULE = Rule("DX204", "exp_overflow", "The exponential of a large argument overflowed.")
+
+EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "sinh", "cosh", "special_exp2", "logaddexp", "ldexp"})
+
+
+def match(e: Evidence) -> Match | None:
+    if e.op not in EXPONENTIALS or e.backward or e.kind != "non_finite":
+        return None
+    if any(d.num_nan or d.num_inf for d in e.inputs):
+        return None
+    largest = max((d.absmax for d in e.inputs), default=0.0)
+    if e.half and e.facts.float32_finite:
+        return Match(0.6, f"{e.op} of {largest:.4g} in float16")
+    return Match(0.92, f"{e.op} of an argument as large as {largest:.4g}")

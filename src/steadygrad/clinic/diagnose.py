@@ -1,0 +1,113 @@
+"""The clinic's answer for one failing step: origin, cause, rows, and the remedies that were tried on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import UsageError
+from ..records import Diagnosis, Origin
+from .causes import name_cause
+from .evidence import Evidence
+from .exam import Examination, examine
+from .gather import gather, gather_silent, symptom_of
+from .patient import Patient
+from .replay import replay
+from .rows import Rows, bad_batch_rows, find_rows
+from .vigil import Suspicion
+
+REPLAYS_FOR_DOUBT = 2
+"""How often a step that came out sound is run again before it is called a fault that does not repeat."""
+SILENT_KINDS = (
+    "zero_gradient",
+    "outside_optimizer",
+    "unmoved",
+    "mis_sized",
+    "neutralised",
+    "spike",
+    "tampered_gradient",
+)
+
+
+def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | None = None) -> Diagnosis:
+    """Find out where the first bad value of this step was born, why, and what helps.
+
+    `depth` "origin" stops at origin, cause and the rows that can be read off; "full" proves the rows by replay and
+    tries remedies. The patient's state is bit-identical before and after. Syncs with the host many times.
+    """
+    if depth not in ("origin", "full"):
+        raise UsageError(f"depth is {depth!r}: expected 'origin' or 'full'.")
+    with patient.examining():
+        return _Case(patient, suspicion).answer(depth)
+
+
+class _Case:
+    def __init__(self, patient: Patient, suspicion: Suspicion | None) -> None:
+        self.patient, self.suspicion = patient, suspicion
+        self.notes: list[str] = []
+        self.exam: Examination | None = None
+
+    def answer(self, depth: str) -> Diagnosis:
+        evidence, origin = self._look()
+        cause, match, also = name_cause(evidence)
+        rows = self._rows(evidence, origin, cause.slug if cause else "", depth)
+        self.notes += [f"also considered: {slug} ({sure:.2f})" for slug, sure in also[1:4]]
+        diagnosis = Diagnosis(
+            symptom=evidence.symptom,
+            phase=origin.phase if origin else "none",
+            cause=cause,
+            origin=origin,
+            rows=rows.rows,
+            rows_coupled=rows.coupled,
+            sample_ids=self._sample_ids(rows),
+            confidence=match.confidence if match else 0.0,
+            reproduced=evidence.reproduced,
+            because=match.because if match else "no known pattern fits this evidence",
+            notes=tuple(self.notes),
+        )
+        return diagnosis
+
+    def _look(self) -> tuple[Evidence, Origin | None]:
+        suspicion = self.suspicion
+        if suspicion is not None and suspicion.kind in SILENT_KINDS:
+            return gather_silent(self.patient, suspicion)
+        exam = examine(self.patient)
+        self.exam = exam
+        if exam.seen.finite and not exam.seen.bad_before:
+            return self._does_not_reproduce(exam)
+        evidence, origin = gather(self.patient, exam, suspicion)
+        return evidence, origin
+
+    def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
+        """Sound in the replay: run it again, and say so if it stays sound."""
+        times = 1 + sum(1 for _ in range(REPLAYS_FOR_DOUBT) if replay(self.patient).finite)
+        symptom = self.suspicion.symptom if self.suspicion else symptom_of(exam.seen, None)
+        phase = (
+            "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
+        )
+        self.notes.append(f"sound in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
+        evidence = Evidence(symptom=symptom, phase=phase, step=self.patient.facts.step, reproduced=(0, times))
+        return evidence, Origin(phase=phase)
+
+    def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
+        if (
+            origin is None
+            or self.exam is None
+            or origin.phase in ("state", "optimizer", "none")
+            or not self.patient.batches
+        ):
+            return Rows()
+        if origin.phase == "data":
+            if evidence.batch_outlier is not None:
+                return Rows(rows=evidence.batch_outlier[1])
+            return Rows(rows=bad_batch_rows(self.patient.batches[-1], origin.tensor or ""))
+        if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
+            return Rows()
+        return find_rows(self.patient, self.exam)
+
+    def _sample_ids(self, rows: Rows) -> tuple[str, ...]:
+        ids = self.patient.facts.sample_ids
+        return tuple(str(ids[row]) for row in rows.rows or () if ids is not None and row < len(ids))
+
+
+def with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
+    return replace(diagnosis, notes=(*diagnosis.notes, *notes))

@@ -1,0 +1,292 @@
+"""From replays to evidence: every fact the judges ask for, gathered once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..records import Origin
+from .between import changes_between_steps, huge_state
+from .evidence import Evidence, StateChange
+from .exam import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
+from .patient import Patient
+from .replay import Change, StepSeen, absmax, named_state, replay, walk_batch
+from .silent import (
+    common_module,
+    cut_origin,
+    gradient_survives_in_float32,
+    has_moments_without_spread,
+    trace_step,
+    underflow_origin,
+)
+from .surgery.precision import Precision
+from .surgery.scale import Scale
+from .vigil import Suspicion
+
+OUTLIER = 1e6
+"""A batch entry this many times the usual size of its tensor is an outlier."""
+OVERFLOWING = frozenset(
+    "mm addmm bmm baddbmm convolution mul pow add sub sum mean var mse_loss native_layer_norm".split()
+)
+
+
+def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> tuple[Evidence, Origin | None]:
+    """All evidence about a step in which something is not finite, and its origin."""
+    facts, seen = patient.facts, exam.seen
+    symptom = symptom_of(seen, suspicion)
+    origin = locate(exam)
+    changes = changes_between_steps(patient)
+    evidence = Evidence(
+        symptom=symptom,
+        step=facts.step,
+        bad_before=tuple(seen.bad_before),
+        changes=changes,
+        losses=_losses(patient),
+        blew_up=_blew_up(_losses(patient)),
+        loss_scale=seen.loss_scale,
+        dynamic_scale=facts.dynamic_scale,
+        autocast=str(facts.autocast).removeprefix("torch.") if facts.autocast else None,
+        rate=_rate(patient),
+    )
+    if exam.birth is None and seen.bad_before:
+        kind, name = seen.bad_before[0]
+        origin = Origin(phase="state", module=owner_of(kind, name), tensor=name.partition("/")[0])
+        evidence = replace(evidence, leaf=(kind, name))
+    elif exam.birth is not None:
+        evidence = replace(evidence, leaf=exam.birth.leaf, is_nan=exam.birth.is_nan)
+    if origin is None:
+        return evidence, None
+    evidence = replace(evidence, phase=origin.phase)
+    if exam.record is not None:
+        evidence = _about_op(patient, exam, evidence, origin)
+        evidence, origin = _blame_state(patient, exam, evidence, origin)
+        evidence, origin = _blame_batch(patient, exam, evidence, origin)
+    if origin.phase == "state" and evidence.leaf is not None:
+        origin = replace(origin, module=_owner_of_all(evidence))
+        evidence = replace(evidence, bad_since_start=_bad_since_start(patient, evidence.leaf))
+    return evidence, origin
+
+
+def symptom_of(seen: StepSeen, suspicion: Suspicion | None) -> str:
+    if not seen.loss_finite:
+        return "nan_loss" if any(math.isnan(value) for value in seen.terms.values()) else "inf_loss"
+    if seen.bad_gradients or seen.bad_entering:
+        return "nan_grad"
+    if any(kind == "parameter" for kind, _ in seen.bad_after):
+        return "nan_param"
+    if seen.bad_after or seen.bad_before:
+        return "nan_state"
+    return suspicion.symptom if suspicion is not None else "none"
+
+
+def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> Evidence:
+    record = exam.record
+    assert record is not None
+    outputs = [d for d in exam.specimen.outputs if d.num_nan or d.num_inf]
+    shown = outputs or list(exam.specimen.outputs)
+    dtype = shown[0].dtype if shown else ""
+    named = exam.named or record
+    low = dtype in ("float16", "bfloat16") or evidence.autocast == "float16"
+    forward_bad = any(d.num_nan or d.num_inf for d in exam.forward_specimen.outputs)
+    return replace(
+        evidence,
+        op=origin.op,
+        call=named.call,
+        born_in=record.op,
+        backward=record.backward,
+        stage=record.stage,
+        dtype=dtype,
+        inputs=exam.specimen.inputs,
+        outputs=exam.specimen.outputs,
+        facts=facts_of(exam),
+        intended_infinities=any(d.num_inf for d in exam.specimen.inputs),
+        cancelled=cancelled(exam),
+        tiny_scalar_in_half=tiny_scalar_in_half(exam),
+        discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
+        float32_step_finite=_sound(patient, Precision(torch.float32)) if low else None,
+        unit_scale_finite=_sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,
+    )
+
+
+def _sound(patient: Patient, change: Change) -> bool | None:
+    """Whether loss and gradients are finite with this one change; None where it cannot be run."""
+    try:
+        seen = replay(patient, change=change, until="backward")
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    finally:
+        change.undo(patient)
+    return seen.loss_finite and not seen.bad_gradients
+
+
+class Reverted(Change):
+    """What was changed between the steps is put back as it was."""
+
+    def __init__(self, patient: Patient, changes: Sequence[StateChange]) -> None:
+        wanted = {(change.kind, change.name) for change in changes}
+        patient.restore()
+        self._old = {(k, n): t.detach().clone() for k, n, t in named_state(patient) if (k, n) in wanted}
+
+    def prepared(self, patient: Patient) -> None:
+        for kind, name, tensor in named_state(patient):
+            old = self._old.get((kind, name))
+            if old is not None:
+                with torch.no_grad():
+                    tensor.data.copy_(old)
+
+
+def _blame_state(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
+    """Trouble that is gone once an out-of-range change between steps is undone was in the state all along."""
+    suspects = [change for change in evidence.changes if change.out_of_range]
+    if suspects and _sound(patient, Reverted(patient, suspects)):
+        change = suspects[0]
+        leaf = (change.kind, change.name)
+        return _as_state(evidence, origin, leaf)
+    if exam.record is not None and exam.record.op in OVERFLOWING:
+        patient.restore()
+        patient.prepare()
+        huge = huge_state(patient)
+        if huge is not None:
+            evidence = replace(evidence, huge_state=huge)
+            return _as_state(evidence, origin, ("parameter", huge[0]))
+    return evidence, origin
+
+
+def _as_state(evidence: Evidence, origin: Origin, leaf: tuple[str, str]) -> tuple[Evidence, Origin]:
+    found = Origin(
+        phase="state",
+        module=owner_of(*leaf),
+        tensor=leaf[1].partition("/")[0],
+        ordinal=origin.ordinal,
+        inputs=origin.inputs,
+        outputs=origin.outputs,
+    )
+    return replace(evidence, phase="state", leaf=leaf, op=None), found
+
+
+def _blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
+    """A plain product or sum that overflows float32 on an input far beyond the rest: the input is the origin."""
+    if origin.phase not in ("forward", "loss", "backward") or evidence.op not in OVERFLOWING or evidence.half:
+        return evidence, origin
+    if any(d.num_inf or d.num_nan for d in evidence.inputs):
+        return evidence, origin
+    outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
+    if outlier is None:
+        return evidence, origin
+    found = Origin(
+        phase="data", tensor=outlier[0], ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs
+    )
+    return replace(evidence, phase="data", op=None, batch_outlier=outlier), found
+
+
+def batch_outlier(batch: Any) -> tuple[str, tuple[int, ...], float] | None:
+    """The batch entry, its rows and the value that dwarfs everything else in it."""
+    for key, value in walk_batch(batch):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 4:
+            continue
+        size = torch.nan_to_num(value.detach().to(torch.float64).abs())
+        usual = float(size.median()) or float(size[size > 0].median() if bool((size > 0).any()) else 0.0)
+        if usual > 0 and float(size.max()) > max(OUTLIER * usual, 1e12) and value.dim():
+            rows = (size > max(OUTLIER * usual, 1e12)).reshape(value.shape[0], -1).any(1)
+            return key, tuple(rows.nonzero().flatten().tolist()), float(size.max())
+    return None
+
+
+def _owner_of_all(evidence: Evidence) -> str | None:
+    """The module of the bad state; None where several modules hold some of it."""
+    assert evidence.leaf is not None
+    kind, name = evidence.leaf
+    alike = [n for k, n in evidence.bad_before if k == kind] or [name]
+    return common_module(sorted({n.partition("/")[0] for n in (*alike, name)}))
+
+
+def _bad_since_start(patient: Patient, leaf: tuple[str, str]) -> bool:
+    """Whether this state was bad before the very first step, as far back as it can be looked up."""
+    if patient.facts.step == 0:
+        return True
+    first = patient.facts.earlier(patient.facts.step) if patient.facts.earlier else None
+    if first is None:
+        return False
+    first.restore()
+    bad = any((k, n) == leaf and not math.isfinite(absmax(t)) for k, n, t in named_state(first))
+    patient.restore()
+    return bad
+
+
+def _losses(patient: Patient) -> tuple[float, ...]:
+    return tuple(r.loss for r in patient.facts.history if r.step < patient.facts.step and math.isfinite(r.loss))
+
+
+def _blew_up(losses: tuple[float, ...]) -> bool:
+    """Whether the finite losses before this step had already left the range they lived in."""
+    if len(losses) < 2:
+        return False
+    low = min(abs(loss) for loss in losses[:-1])
+    return abs(losses[-1]) > 5 * max(low, 1e-12) and abs(losses[-1]) > 2 * abs(losses[0])
+
+
+def _rate(patient: Patient) -> float:
+    return max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
+
+
+def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Origin]:
+    """Evidence and origin where nothing is non-finite."""
+    seen = replay(patient)
+    rate = _rate(patient)
+    evidence = Evidence(
+        symptom=suspicion.symptom,
+        kind=suspicion.kind,
+        step=patient.facts.step,
+        names=suspicion.names,
+        losses=_losses(patient),
+        loss_scale=seen.loss_scale,
+        dynamic_scale=patient.facts.dynamic_scale,
+        changes=changes_between_steps(patient),
+        rate=rate,
+        entering_ratio=_entering_ratio(patient, seen),
+    )
+    names = suspicion.names
+    match suspicion.kind:
+        case "zero_gradient":
+            alive = gradient_survives_in_float32(patient, names)
+            trace = trace_step(patient)
+            origin = underflow_origin(patient, trace, names) if alive else cut_origin(trace, names)
+            evidence = replace(evidence, gradient_in_float32=alive)
+        case "spike":
+            evidence, origin = _about_spike(patient, evidence)
+        case "tampered_gradient":
+            origin = Origin(phase="backward", module=common_module(names), tensor=names[0] if names else None)
+        case _:
+            module = common_module(names) if suspicion.kind in ("unmoved", "outside_optimizer") else None
+            tensor = names[0] if len(names) == 1 else None
+            origin = Origin(phase="optimizer", module=module, tensor=tensor)
+    return replace(evidence, phase=origin.phase), origin
+
+
+def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin]:
+    patient.restore()
+    patient.prepare()
+    spread = has_moments_without_spread(patient)
+    history = [r.lr for r in patient.facts.history if r.step < patient.facts.step]
+    evidence = replace(evidence, moments_without_spread=spread, earlier_rate=history[-1] if history else None)
+    if spread > 0.01:
+        return evidence, Origin(phase="state")
+    suspects = [change for change in evidence.changes if change.out_of_range]
+    if suspects:
+        return _as_state(evidence, Origin(phase="state"), (suspects[0].kind, suspects[0].name))
+    outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
+    if outlier is not None:
+        return replace(evidence, batch_outlier=outlier), Origin(phase="data", tensor=outlier[0])
+    return evidence, Origin(phase="optimizer")
+
+
+def _entering_ratio(patient: Patient, seen: StepSeen) -> float | None:
+    true = seen.grad_norm / (seen.loss_scale or 1.0)
+    limit = patient.facts.max_grad_norm
+    expected = min(true, limit) if limit else true
+    actual = math.sqrt(sum(value**2 for value in seen.entering.values()))
+    return actual / expected if seen.entering and expected > 0 and math.isfinite(expected) else None

@@ -1,0 +1,147 @@
+"""Which samples are guilty: read off the origin where dimension 0 is the batch, else found by running subsets.
+
+A reading is a hint and the replay is the proof: without the accused rows the step must be sound, and with any one of
+them back it must be sick again. Where no row is sick alone, or the rest stays sick, the rows are coupled and the
+question has no answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .exam import Examination
+from .patient import Patient
+from .replay import replay, walk_batch
+
+MAX_REPLAYS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`rows` is None where the question makes no sense; `coupled` says that rows fail only together."""
+
+    rows: tuple[int, ...] | None = None
+    coupled: bool = False
+    proven: bool = False
+
+
+def num_rows(batch: Any) -> int:
+    """The batch size: the leading dimension most tensors of the batch share; 0 where there is none."""
+    sizes = Counter(v.shape[0] for _, v in walk_batch(batch) if isinstance(v, torch.Tensor) and v.dim())
+    if not sizes:
+        return 0
+    most = max(sizes.values())
+    return next(size for size, count in sizes.items() if count == most)
+
+
+def bad_batch_rows(batch: Any, key: str) -> tuple[int, ...]:
+    """The rows of one batch entry that hold a NaN or an infinity."""
+    for name, value in walk_batch(batch):
+        if name == key and isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
+            flat = value.reshape(value.shape[0], -1)
+            return tuple((~torch.isfinite(flat)).any(1).nonzero().flatten().tolist())
+    return ()
+
+
+def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
+    """The rows in which the origin's output is bad, if its leading dimension is the batch or the batch flattened."""
+    for out in exam.specimen.output_tensors:
+        if not out.is_floating_point() or not out.dim() or bool(torch.isfinite(out).all()):
+            continue
+        bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1)
+        if out.shape[0] == size:
+            return tuple(bad.nonzero().flatten().tolist())
+        if size and out.shape[0] % size == 0:
+            return tuple(bad.reshape(size, -1).any(1).nonzero().flatten().tolist())
+        return None
+    return None
+
+
+class _Subsets:
+    """Is the step sick with only these rows? Remembers its answers; an answer may be None: it could not be run."""
+
+    def __init__(self, patient: Patient, sick: Callable[[Any], bool], until: str) -> None:
+        self.patient, self.sick, self.until = patient, sick, until
+        self.left = MAX_REPLAYS
+        self._known: dict[tuple[int, ...], bool | None] = {}
+
+    def __call__(self, rows: Sequence[int]) -> bool | None:
+        key = tuple(rows)
+        if not key:
+            return False
+        if key not in self._known:
+            self._known[key] = self._run(key)
+        return self._known[key]
+
+    def _run(self, rows: tuple[int, ...]) -> bool | None:
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        select = self.patient.facts.select_rows
+        assert select is not None
+        try:
+            batches = [select(batch, list(rows)) for batch in self.patient.batches]
+            seen = replay(self.patient, batches=batches, until=self.until)
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
+            return None
+        return self.sick(seen)
+
+
+def find_rows(patient: Patient, exam: Examination) -> Rows:
+    """The guilty rows of the (single) failing batch."""
+    if not patient.batches or patient.facts.select_rows is None:
+        hint = read_rows(exam, num_rows(patient.batches[0])) if patient.batches else None
+        return Rows(rows=hint)
+    size = num_rows(patient.batches[-1])
+    if size < 1:
+        return Rows()
+    in_forward = not exam.seen.loss_finite
+    in_step = exam.record is not None and exam.record.stage == "commit" or not exam.seen.sinks
+
+    def sick(seen: Any) -> bool:
+        if in_forward:
+            return not seen.loss_finite
+        return bool(seen.bad_gradients) or not seen.loss_finite or (in_step and bool(seen.bad_after))
+
+    test = _Subsets(patient, sick, "forward" if in_forward else "commit" if in_step else "backward")
+    hint = read_rows(exam, size)
+    everyone = tuple(range(size))
+    if hint and len(hint) < size and _proves(test, hint, everyone):
+        return Rows(rows=hint, proven=True)
+    if size == 1:
+        return Rows(rows=hint)
+    guilty = tuple(sorted(_search(test, everyone)))
+    if guilty == everyone:
+        # Each row is sick alone. Said of all rows only if the origin itself shows it row by row.
+        return Rows(rows=hint if hint == everyone else None, proven=hint == everyone)
+    if not guilty:
+        return Rows(coupled=True)
+    rest = tuple(row for row in everyone if row not in guilty)
+    if test(rest) is not False:
+        return Rows(coupled=True)
+    return Rows(rows=guilty, proven=True)
+
+
+def _proves(test: _Subsets, hint: tuple[int, ...], everyone: tuple[int, ...]) -> bool:
+    rest = tuple(row for row in everyone if row not in hint)
+    if test(rest) is not False:
+        return False
+    return all(test(tuple(sorted((*rest, row)))) is True for row in hint[:16])
+
+
+def _search(test: _Subsets, rows: tuple[int, ...]) -> set[int]:
+    """Rows that are sick by themselves, by halving; a row that cannot run alone is run twice over."""
+    if len(rows) == 1:
+        alone = test(rows)
+        if alone is None:
+            alone = test((rows[0], rows[0]))
+        return set(rows) if alone else set()
+    if test(rows) is False:
+        return set()
+    middle = len(rows) // 2
+    return _search(test, rows[:middle]) | _search(test, rows[middle:])

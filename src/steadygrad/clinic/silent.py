@@ -1,0 +1,163 @@
+"""Trouble in which nothing is non-finite: where the gradient was lost, cut off or never asked for."""
+
+from __future__ import annotations
+
+import math
+import os.path
+from collections.abc import Sequence
+
+import torch
+
+from ..records import Origin
+from .origin import ancestors
+from .patient import Patient
+from .replay import replay
+from .surgery.precision import Precision
+from .trace import OpRecord, Touch, Trace, Tracer
+
+# Ops whose derivative is zero wherever it exists, and ops whose output is an index.
+_FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
+_DETACHING = frozenset({"detach", "detach_"})
+
+
+def common_module(names: Sequence[str]) -> str | None:
+    """The innermost module that holds all of these parameters; None where only the root does and there are several."""
+    owners = [name.partition("/")[0].rpartition(".")[0].split(".") for name in names]
+    if not owners:
+        return None
+    prefix = os.path.commonprefix(owners)
+    return ".".join(prefix) if prefix and prefix != [""] else ("" if len(names) == 1 else None)
+
+
+def gradient_survives_in_float32(patient: Patient, names: Sequence[str]) -> bool:
+    """Whether most of the starved parameters do get a gradient when nothing is rounded to half precision."""
+    change = Precision(torch.float32)
+    try:
+        seen = replay(patient, change=change, until="backward")
+    finally:
+        change.undo(patient)
+    alive = sum(1 for name in names if (g := seen.gradients.get(name)) is not None and g.present and g.norm > 0)
+    return 2 * alive > len(names)
+
+
+def trace_step(patient: Patient) -> Trace:
+    tracer = Tracer(patient.model, owners=patient.facts.owners)
+    replay(patient, tracer=tracer, until="backward")
+    tracer.trace.finish()
+    return tracer.trace
+
+
+def underflow_origin(patient: Patient, trace: Trace, names: Sequence[str]) -> Origin:
+    """The op whose output rounded to zero, and the line whose factor had made the gradient that small."""
+    lost = [r for r in trace.records if r.backward and _lost_everything(trace, r)]
+    record = lost[0] if lost else None
+    forward = _forward_of(trace, record) if record is not None else None
+    shrinker = _strongest_shrink(trace, record)
+    named = forward or record
+    told_by = shrinker or named
+    line = told_by.stack.innermost if told_by is not None else None
+    return Origin(
+        phase="backward",
+        op=named.op if named else None,
+        module=common_module(names) or (named.module if named else None),
+        source=line.source if line else None,
+        code_line=line.text if line else None,
+        stack=tuple(f.source for f in told_by.stack.frames) if told_by is not None else (),
+        ordinal=record.ordinal if record else None,
+    )
+
+
+def _lost_everything(trace: Trace, record: OpRecord) -> bool:
+    """Non-zero numbers went in, half-precision zeros came out."""
+    out = [touch for touch in record.writes if touch.reading is not None]
+    into = [touch for touch in record.reads if touch.reading is not None]
+    if not out or not into or not any(touch.dtype in ("float16", "bfloat16") for touch in out):
+        return False
+    return all(trace.value(touch) == 0.0 for touch in out) and all(trace.value(touch) > 0.0 for touch in into)
+
+
+def _forward_of(trace: Trace, record: OpRecord) -> OpRecord | None:
+    return trace.records[record.forward_ordinal] if record.forward_ordinal is not None else None
+
+
+def _strongest_shrink(trace: Trace, lost: OpRecord | None) -> OpRecord | None:
+    """The forward op whose derivative made the gradient smallest on its way to where it was lost."""
+    if lost is None:
+        return None
+    best: tuple[float, OpRecord] | None = None
+    for record in [lost, *ancestors(trace, lost)]:
+        into = max((trace.value(touch) for touch in _gradients_in(trace, record)), default=0.0)
+        out = max((trace.value(touch) for touch in record.writes if touch.reading is not None), default=0.0)
+        forward = _forward_of(trace, record)
+        if record is not lost and forward is not None and 0 < out < into:
+            drop = math.log(into / out)
+            if best is None or drop > best[0]:
+                best = (drop, forward)
+    return best[1] if best is not None and best[0] > math.log(100.0) else None
+
+
+def _gradients_in(trace: Trace, record: OpRecord) -> list[Touch]:
+    """What an op of backward received from backward, as opposed to the tensors forward had saved for it."""
+    found = []
+    for touch in record.reads:
+        before = trace.writers.get(touch.storage, [])[: touch.writes_before]
+        maker = trace.records[before[-1][0]] if before else None
+        if maker is not None and maker.stage == "backward" and touch.reading is not None:
+            found.append(touch)
+    return found
+
+
+def cut_origin(trace: Trace, names: Sequence[str]) -> Origin:
+    """Where the graph between starved parameters and the loss was cut."""
+    module = common_module(names)
+    for visit in trace.visits:
+        inside = any(name == visit.name or name.startswith(visit.name + ".") for name in names) or visit.name == ""
+        if visit.stage == "forward" and not visit.grad_enabled and visit.trainable and inside and not visit.recompute:
+            frame = visit.stack.innermost
+            return Origin(
+                phase="backward",
+                module=visit.name,
+                source=frame.source if frame else None,
+                code_line=frame.text if frame else None,
+                stack=tuple(f.source for f in visit.stack.frames),
+            )
+    record = _cut(trace, frozenset(names))
+    frame = record.stack.innermost if record is not None else None
+    return Origin(
+        phase="backward",
+        module=module,
+        source=frame.source if frame else None,
+        code_line=frame.text if frame else None,
+        stack=tuple(f.source for f in record.stack.frames) if record is not None else (),
+        ordinal=record.ordinal if record is not None else None,
+    )
+
+
+def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
+    """Follow what the starved parameters feed until an op that passes no gradient on."""
+    reached = {key for key, (kind, name) in trace.storage_labels.items() if kind == "parameter" and name in names}
+    indices: OpRecord | None = None
+    for record in trace.records:
+        if record.backward or record.stage != "forward" or not any(t.storage in reached for t in record.reads):
+            continue
+        if record.op == "detach" and record.call in _DETACHING or record.op in _FLAT:
+            return record
+        if not record.grad_enabled:
+            return record
+        floats = [t for t in record.writes if "float" in t.dtype]
+        if record.writes and not floats:
+            indices = indices or record
+        reached |= {t.storage for t in floats}
+    return indices
+
+
+def has_moments_without_spread(patient: Patient) -> float:
+    """Share of Adam's entries whose first moment lives while the second is exactly zero: rounding did that."""
+    lost = total = 0
+    for optimizer in patient.optimizers:
+        for state in optimizer.state.values():
+            first, second = state.get("exp_avg"), state.get("exp_avg_sq")
+            if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
+                lost += int(((first != 0) & (second == 0)).sum())
+                total += first.numel()
+    return lost / total if total else 0.0

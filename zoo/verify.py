@@ -175,7 +175,9 @@ def symptom_at(module: ModuleType, drop: list[int]) -> bool:
         return False  # nothing is left to fail
     log = protocol.train(case, steps=at + 1, drop={at: drop})
     watched = ("loss_ok", "grad_ok", "param_ok", "state_ok", "buffer_ok")
-    fresh = [w for w in watched if at == 0 or getattr(log[at - 1], w)]  # what was bad before says nothing about these rows
+    fresh = [
+        w for w in watched if at == 0 or getattr(log[at - 1], w)
+    ]  # what was bad before says nothing about these rows
     return not all(getattr(log[at], w) for w in fresh)
 
 

@@ -32,7 +32,7 @@ class Health:
         self._since = 0.0
         self._dropped_before = 0
         self._first_reason = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def degraded(self) -> str | None:

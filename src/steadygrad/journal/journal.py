@@ -41,7 +41,7 @@ class Journal:
         norms_every: int = 10,
         flush_every: float = 1.0,
         max_queue: int = 4096,
-        segment_bytes: int = 32 << 20,
+        segment_bytes: int = 8 << 20,
         merge_after: int = 256,
         on_degraded: Callable[[str], None] | None = None,
     ) -> None:

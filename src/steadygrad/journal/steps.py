@@ -36,7 +36,7 @@ class StepWriter:
         health: Health | None = None,
         norms_every: int = 10,
         max_queue: int = 4096,
-        segment_bytes: int = 32 << 20,
+        segment_bytes: int = 8 << 20,
         merge_after: int = 256,
         wake: Callable[[], None] = lambda: None,
     ) -> None:

@@ -39,7 +39,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, threading.Event, int]] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may post while its own thread is posting
         self._wake = threading.Event()
         self._passed = threading.Condition()
         self._asked = self._answered = 0
@@ -77,7 +77,7 @@ class Worker:
             self._jobs[part, key] = (job, done, size)
             self._bytes += size
         self._wake.set()
-        if wait <= 0 or self.health.degraded is not None:
+        if wait <= 0 or self.health.degraded is not None or threading.current_thread() is self._thread:
             return done.is_set()
         if not done.wait(wait):
             self.health.fail(part, f"the disk did not answer within {wait:g} s")  # the next pass may find otherwise

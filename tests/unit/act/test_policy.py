@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_learning_rate_halves_again_and_again_and_comes_back_to_exactly_one(
     up, ledger = play([GOOD] * 400, policy=policy, ledger=ledger)
     assert sorted({decision.lr_factor for decision in up}) == [0.0625, 0.125, 0.25, 0.5, 1.0]
     changes = [i for i in range(1, len(up)) if up[i].lr_factor != up[i - 1].lr_factor]
-    assert [b - a for a, b in zip(changes, changes[1:], strict=False)] == [10] * (len(changes) - 1)
+    assert [b - a for a, b in pairwise(changes)] == [10] * (len(changes) - 1)
     assert ledger.lr_factor == 1.0
     assert ledger.rung == 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,71 +18,73 @@ from torch.utils.hooks import RemovableHandle
 from .sampling import ActivationVitals
 
 
+@dataclass(slots=True)
+class Seen:
+    """What the hooks of one forward saw: the modules that were called, and the largest magnitude of each output."""
+
+    ran: set[str] = field(default_factory=set)
+    absmax: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def vitals(self, absmax: Sequence[Sequence[float]]) -> tuple[ActivationVitals, ...]:
+        """As plain numbers, from what `absmax` came back as, in its order."""
+        return tuple(
+            ActivationVitals(module=name, dtype=str(dtype).removeprefix("torch."), absmax=value)
+            for (name, dtype), (value,) in zip(self.absmax, absmax, strict=True)
+        )
+
+
 class ActivationProbe:
     """Hooks on every module of `model` between `attach` and `detach`. Nothing waits for the device."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self._absmax: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._ran: set[str] | None = None
+        self._seen: Seen | None = None
 
     @property
     def attached(self) -> bool:
+        """Whether any hook is on the model."""
         return bool(self._handles)
 
     def attach(self) -> None:
-        """Put the hooks on; does nothing if they are on, or if the model or a part of it is compiled."""
-        if self._handles or _is_compiled(self._model):
+        """Put the hooks on and start anew; does nothing if the model or a part of it is compiled."""
+        if _is_compiled(self._model):
             return
-        self._absmax.clear()
-        self._ran = set()
-        for name, module in self._model.named_modules():
-            self._handles.append(module.register_forward_hook(self._hook(name)))
+        self._seen = Seen()
+        if not self._handles:
+            for name, module in self._model.named_modules():
+                self._handles.append(module.register_forward_hook(self._hook(name)))
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Take the hooks off; what they saw is kept until `take`."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
+    def take(self) -> Seen | None:
+        """What was seen since `attach`, given away; None if no hook was on."""
+        seen, self._seen = self._seen, None
+        return seen
+
     def _hook(self, name: str) -> Any:
         def measure(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._ran is not None:
-                self._ran.add(name)
+            if (seen := self._seen) is None:
+                return
+            seen.ran.add(name)
             with torch.no_grad():
                 for tensor in _tensors(output):
-                    self._note((name, tensor.dtype), tensor.detach())
+                    _note(seen, (name, tensor.dtype), tensor.detach())
 
         return measure
 
-    def _note(self, key: tuple[str, torch.dtype], tensor: Tensor) -> None:
-        if not tensor.is_floating_point() or tensor.numel() == 0:
-            return
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        absmax = torch.linalg.vector_norm(local, math.inf).float()
-        known = self._absmax.get(key)
-        self._absmax[key] = absmax if known is None else torch.maximum(known.to(absmax.device), absmax)
 
-    def absmax(self) -> list[Tensor]:
-        """The largest magnitude of each module's output since `attach`; on the device."""
-        return list(self._absmax.values())
-
-    def ran(self) -> frozenset[str] | None:
-        """The modules that were called since `attach`; None if no hook was on."""
-        return None if self._ran is None else frozenset(self._ran)
-
-    def vitals(self, absmax: Sequence[Sequence[float]]) -> tuple[ActivationVitals, ...]:
-        """The same as plain numbers, from what `absmax` came back as."""
-        return tuple(
-            ActivationVitals(module=name, dtype=str(dtype).removeprefix("torch."), absmax=value)
-            for (name, dtype), (value,) in zip(self._absmax, absmax, strict=True)
-        )
-
-    def forget(self) -> None:
-        """Drop what was seen."""
-        self._absmax.clear()
-        self._ran = None
+def _note(seen: Seen, key: tuple[str, torch.dtype], tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    absmax = torch.linalg.vector_norm(local, math.inf).float()
+    known = seen.absmax.get(key)
+    seen.absmax[key] = absmax if known is None else torch.maximum(known.to(absmax.device), absmax)
 
 
 def _is_compiled(model: nn.Module) -> bool:

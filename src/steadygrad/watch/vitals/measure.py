@@ -49,13 +49,13 @@ class Measurement:
     @torch.no_grad()
     def begin(parameters: Sequence[Tensor], *, sample: int) -> Measurement:
         """Before the update, with the gradients in place. Allocates a slice of each; does not synchronise."""
-        sorted_out: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor, Tensor]]] = {}
+        sorted_out: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
         for index, parameter in enumerate(parameters):
             if parameter.grad is None or parameter.grad.is_sparse:
                 continue
             weight, gradient = _local(parameter), _local(parameter.grad)
             if weight.numel() and weight.is_floating_point() and weight.stride() == gradient.stride():
-                sorted_out.setdefault((weight.device, weight.dtype), []).append((index, weight, gradient))
+                sorted_out.setdefault((weight.device, weight.dtype), []).append((index, parameter))
         return Measurement([_open(entries, sample) for entries in sorted_out.values()])
 
     @torch.no_grad()
@@ -113,21 +113,21 @@ def _slice(tensor: Tensor, sample: int) -> Tensor:
     return _flat(tensor)[:: max(1, tensor.numel() // sample)][:sample]
 
 
-def _open(entries: list[tuple[int, Tensor, Tensor]], sample: int) -> _Group:
-    def taking(weight: Tensor) -> Callable[[], Tensor]:
-        return lambda: _slice(weight, sample)
+def _open(entries: list[tuple[int, Tensor]], sample: int) -> _Group:
+    def taking(parameter: Tensor) -> Callable[[], Tensor]:
+        # Looked up each time: an update may give a parameter a new storage instead of writing into the old one.
+        return lambda: _slice(_local(parameter), sample)
 
-    slices = [taking(weight) for _, weight, _ in entries]
+    slices = [taking(parameter) for _, parameter in entries]
     before = [take() for take in slices]
-    gradients = [gradient for _, _, gradient in entries]
-    absmax = torch.stack([norm.float() for norm in torch._foreach_norm(gradients, math.inf)])
+    gradients = [_local(parameter.grad) for _, parameter in entries if parameter.grad is not None]
     return _Group(
-        indices=[index for index, _, _ in entries],
+        indices=[index for index, _ in entries],
         slices=slices,
         sizes=[piece.numel() for piece in before],
         before=torch.cat(before),
         live=torch.cat([_slice(gradient, sample) for gradient in gradients]) != 0,
-        grad_absmax=absmax,
+        grad_absmax=torch.stack([norm.float() for norm in torch._foreach_norm(gradients, math.inf)]),
     )
 
 

@@ -8,11 +8,13 @@
     vitals.after_update()        # the optimizer has stepped
     vitals.findings(step)        # once the step is settled: the one host read
 
-At a step that is not due none of it is called, and nothing is attached to the model.
+At a step that is not due none of it is called, and nothing is attached to the model. A sampled step may be settled
+after the next one has begun: what it measured waits, in order, for its `findings`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from torch.optim import Optimizer
 
 from ...act.policy import Policy
 from ...records import Finding
-from .activations import ActivationProbe
+from .activations import ActivationProbe, Seen
 from .judges import judge_samplings
 from .measure import Measured, Measurement
 from .readback import Readback
@@ -43,8 +45,17 @@ class _Watched:
     optimizer: Optimizer | None
     group: int
     lr: float = 0.0
-    starts_at_zero: bool = False
-    had_gradient: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """A sampling on its way: the parameters as they were at its step, and the numbers that are coming."""
+
+    watched: list[_Watched]
+    with_gradient: frozenset[int]
+    measurement: Measurement
+    seen: Seen | None = None
+    readback: Readback | None = None
 
 
 class Vitals:
@@ -53,11 +64,11 @@ class Vitals:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
         self._model, self._optimizers, self._policy = model, tuple(optimizers), policy
         self._activations = ActivationProbe(model)
-        self._watched: list[_Watched] = []
         self._samplings: deque[Sampling] = deque(maxlen=_KEPT)
-        self._measurement: Measurement | None = None
-        self._with_gradient: frozenset[int] = frozenset()
-        self._readback: Readback | None = None
+        self._starts_at_zero: set[int] = set()
+        self._had_gradient: set[int] = set()
+        self._open: _Open | None = None
+        self._waiting: deque[_Open] = deque()
         self._said: set[tuple[str, str]] = set()
 
     def due(self, step: int) -> bool:
@@ -66,9 +77,8 @@ class Vitals:
 
     def inspect_setup(self) -> tuple[Finding, ...]:
         """What can be said before the first step. Host only: looks at dtypes and membership, not at values."""
-        self._watched = self._watch()
-        setup = Sampling(step=0, tensors=tuple(self._describe(entry, None) for entry in self._watched), measured=False)
-        return self._new(judge_samplings([setup], self._policy))
+        tensors = tuple(self._describe(entry, None) for entry in self._watch())
+        return self._new(judge_samplings([Sampling(step=0, tensors=tensors, measured=False)], self._policy))
 
     def before_forward(self) -> None:
         """Attach the hooks that measure activations; `after_update` takes them off. Does not synchronise."""
@@ -78,53 +88,64 @@ class Vitals:
         """Note the gradients and a slice of every weight. Allocates the slices; does not synchronise."""
         self._activations.detach()
         # Parameter groups and frozen parts may change while a run goes on, so they are looked up anew.
-        known = {id(entry.tensor): entry for entry in self._watched}
-        self._watched = self._watch()
-        for entry in self._watched:
-            if (earlier := known.get(id(entry.tensor))) is not None:
-                entry.starts_at_zero, entry.had_gradient = earlier.starts_at_zero, earlier.had_gradient
-        self._with_gradient = frozenset(i for i, entry in enumerate(self._watched) if entry.tensor.grad is not None)
-        tensors = [entry.tensor for entry in self._watched]
-        self._measurement = Measurement.begin(tensors, sample=self._policy.vitals_sample)
-        self._readback = None
+        watched = self._watch()
+        tensors = [entry.tensor for entry in watched]
+        with_gradient = frozenset(index for index, tensor in enumerate(tensors) if tensor.grad is not None)
+        measurement = Measurement.begin(tensors, sample=self._policy.vitals_sample)
+        self._open = _Open(watched, with_gradient, measurement)
 
     def after_update(self) -> None:
-        """Compare the slices with what the update made of them. Does not synchronise."""
+        """Compare the slices with what the update made of them, and send for the numbers. Does not synchronise."""
         self._activations.detach()
-        if self._measurement is not None:
-            self._measurement.end()
-            self._readback = Readback([*self._measurement.tables(), *self._activations.absmax()])
+        if (sampling := self._open) is None:
+            return
+        sampling.measurement.end()
+        sampling.seen = self._activations.take()
+        outputs = sampling.seen.absmax.values() if sampling.seen is not None else ()
+        sampling.readback = Readback([*sampling.measurement.tables(), *outputs])
+        self._waiting.append(sampling)
+        self._open = None
 
     def discard(self) -> None:
-        """Forget the sampling that is open: its step was refused, or never came to an update."""
+        """Forget every sampling that is open or waiting, and take the hooks off."""
         self._activations.detach()
-        self._activations.forget()
-        self._measurement = self._readback = None
+        self._activations.take()
+        self._open = None
+        self._waiting.clear()
 
     def findings(self, step: int, *, applied: bool = True, loss_scale: float | None = None) -> tuple[Finding, ...]:
-        """What the sampled step and those before it show; () if it was refused. Waits for the sampling's one host read.
+        """What the oldest waiting sampling, of this step, and those before it show; () if its update was refused.
 
-        The same finding about the same tensor is said once in a run.
+        Waits for the sampling's one host read. The same finding about the same tensor is said once in a run.
         """
-        if self._measurement is None or self._readback is None or not applied:
-            self.discard()
+        if not self._waiting:
             return ()
-        values, num_tables = self._readback.values(), len(self._measurement.groups)
-        measured = self._measurement.rows(values[:num_tables])
-        activations, ran = self._activations.vitals(values[num_tables:]), self._activations.ran()
-        self.discard()
-        if not all(_is_finite(numbers) for numbers in measured.values()):
+        waiting = self._waiting.popleft()
+        if not applied or waiting.readback is None:
             return ()
-        for index, numbers in measured.items():
-            entry = self._watched[index]
-            first = not entry.had_gradient
-            entry.starts_at_zero |= first and numbers.weight_norm == 0.0
-        for index in self._with_gradient:
-            self._watched[index].had_gradient = True
-        tensors = tuple(self._describe(entry, measured.get(i), ran) for i, entry in enumerate(self._watched))
-        sampling = Sampling(step=step, tensors=tensors, activations=activations, loss_scale=loss_scale)
+        values, num_tables = waiting.readback.values(), len(waiting.measurement.groups)
+        measured = waiting.measurement.rows(values[:num_tables])
+        if not all(math.isfinite(numbers.grad_absmax) for numbers in measured.values()):
+            return ()  # a bad step: other detectors speak of it, and it teaches nothing of the good ones
+        measured = {index: numbers for index, numbers in measured.items() if _is_finite(numbers)}
+        self._remember(waiting, measured)
+        seen = waiting.seen
+        ran = None if seen is None else frozenset(seen.ran)
+        sampling = Sampling(
+            step=step,
+            tensors=tuple(self._describe(entry, measured.get(i), ran) for i, entry in enumerate(waiting.watched)),
+            activations=() if seen is None else seen.vitals(values[num_tables:]),
+            loss_scale=loss_scale,
+        )
         self._samplings.append(sampling)
         return self._new(judge_samplings(tuple(self._samplings), self._policy))
+
+    def _remember(self, waiting: _Open, measured: dict[int, Measured]) -> None:
+        for index, numbers in measured.items():
+            tensor = id(waiting.watched[index].tensor)
+            if tensor not in self._had_gradient and numbers.weight_norm == 0.0:
+                self._starts_at_zero.add(tensor)
+        self._had_gradient.update(id(waiting.watched[index].tensor) for index in waiting.with_gradient)
 
     def _new(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         new = tuple(found for found in findings if (found.code, found.subject) not in self._said)
@@ -170,11 +191,11 @@ class Vitals:
             trainable=entry.tensor.requires_grad,
             in_optimizer=entry.optimizer is not None,
             has_master=any("master" in str(key) for key in moments),
-            starts_at_zero=entry.starts_at_zero,
+            starts_at_zero=id(entry.tensor) in self._starts_at_zero,
             lr=entry.lr,
             eps=eps if isinstance(eps, float) else None,
             state_dtypes=tuple(sorted({_word(value.dtype) for value in moments.values()})),
-            has_gradient=entry.had_gradient,
+            has_gradient=id(entry.tensor) in self._had_gradient,
             module_ran=None if ran is None else entry.name.rpartition(".")[0] in ran,
             grad_absmax=numbers.grad_absmax if numbers else 0.0,
             weight_norm=numbers.weight_norm if numbers else 0.0,
@@ -186,8 +207,7 @@ class Vitals:
 
 
 def _is_finite(numbers: Measured) -> bool:
-    total = numbers.grad_absmax + numbers.weight_norm + numbers.update_norm
-    return total - total == 0.0
+    return math.isfinite(numbers.weight_norm) and math.isfinite(numbers.update_norm)
 
 
 def _word(dtype: torch.dtype) -> str:

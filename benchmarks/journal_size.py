@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import platform
 import statistics
 import tempfile
@@ -92,6 +93,13 @@ def write_run(root: Path, *, steps: int, rows_a_flush: int, norms_every: int) ->
     }
 
 
+def processor() -> str:
+    """The processor's name as Linux knows it."""
+    about = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in about.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200_000)
@@ -102,7 +110,7 @@ def main() -> None:
         "",
         f"{TENSORS} tensors, 2 loss terms, a key for every batch, one step in 1,000 flagged. Made by",
         "`python -m benchmarks.journal_size`.",
-        f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"pyarrow {pyarrow.__version__}, {time.strftime('%Y-%m-%d')}.",
         "",
         "| pace | norms kept | steps | bytes a step | whole run | segments | `put` median (p99) "

@@ -8,11 +8,11 @@ from ..errors import UsageError
 from ..records import Diagnosis, Origin
 from .causes import name_cause
 from .evidence import Evidence
-from .exam import Examination, examine
+from .exam import Examination, examine, locate, scrubbed
 from .gather import gather, gather_silent, symptom_of
 from .patient import Patient
 from .replay import replay
-from .rows import Rows, bad_batch_rows, find_rows
+from .rows import Rows, bad_batch_rows, find_rows, num_rows
 from .vigil import Suspicion
 
 REPLAYS_FOR_DOUBT = 2
@@ -74,8 +74,13 @@ class _Case:
         self.exam = exam
         if exam.seen.finite and not exam.seen.bad_before:
             return self._does_not_reproduce(exam)
-        evidence, origin = gather(self.patient, exam, suspicion)
-        return evidence, origin
+        if scrubbed(exam):
+            born = locate(exam)
+            self.notes.append(f"the bad value itself was born in {born.op or born.tensor} ({born.phase})" if born else "")
+            names = tuple(exam.seen.updates)
+            hidden = Suspicion(symptom="silent", step=self.patient.facts.step, kind="neutralised", names=names)
+            return gather_silent(self.patient, hidden)
+        return gather(self.patient, exam, suspicion)
 
     def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
         """Sound in the replay: run it again, and say so if it stays sound."""
@@ -102,7 +107,14 @@ class _Case:
             return Rows(rows=bad_batch_rows(self.patient.batches[-1], origin.tensor or ""))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()
-        return find_rows(self.patient, self.exam)
+        found = find_rows(self.patient, self.exam)
+        if (
+            cause == "empty_reduction"
+            and found.rows is not None
+            and len(found.rows) == num_rows(self.patient.batches[-1])
+        ):
+            return Rows()  # nothing to average over in the whole batch: no row is guiltier than another
+        return found
 
     def _sample_ids(self, rows: Rows) -> tuple[str, ...]:
         ids = self.patient.facts.sample_ids

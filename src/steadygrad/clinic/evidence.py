@@ -84,6 +84,7 @@ class Evidence:
     rate: float = 0.0
     earlier_rate: float | None = None
     discarded_forward: bool = False
+    bits_written: bool = False
     blew_up: bool = False
     plain_backend_finite: bool | None = None
     compiled: bool = False

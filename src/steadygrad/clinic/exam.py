@@ -13,7 +13,7 @@ from .origin import Birth, ancestors, find_birth
 from .patient import Patient
 from .replay import StepSeen, replay
 from .specimen import Specimen
-from .trace import OpRecord, Trace, Tracer
+from .trace import OpRecord, Trace, Tracer, is_bad
 
 MAX_WATCHED = 24
 _MASKING = frozenset(
@@ -199,6 +199,7 @@ def cancelled(exam: Examination) -> bool:
         if record is None or record.op not in ("sub", "rsub", "add", "addcmul", "baddbmm", "addmm"):
             continue
         tensors = [t for t in specimen.tensors if t.is_floating_point()]
+        tensors += [tensors[0].new_tensor(x) for x in record.scalars if tensors][: 2 - len(tensors)]
         if len(tensors) < 2 or not specimen.output_tensors:
             continue
         try:
@@ -208,6 +209,22 @@ def cancelled(exam: Examination) -> bool:
         except RuntimeError:
             continue
         if bool((lost & big & (specimen.output_tensors[0] < 0)).any()):
+            return True
+    return False
+
+
+def scrubbed(exam: Examination) -> bool:
+    """Whether the user's own code turned bad gradients into harmless ones, and the optimizer moved the weights."""
+    seen = exam.seen
+    if not seen.stepped or seen.bad_gradients or not any(size > 0 for size in seen.updates.values()):
+        return False
+    for record in exam.trace.records:
+        by_user = record.stage in ("backward", "commit") and any(not frame.library for frame in record.stack.frames)
+        if not by_user or record.stack.recompute or record.op in ("isnan", "isfinite", "ne", "eq"):
+            continue
+        bad_in = any(is_bad(exam.trace.value(touch)) for touch in record.reads)
+        floats = [touch for touch in record.writes if "float" in touch.dtype]
+        if bad_in and floats and not any(is_bad(exam.trace.value(touch)) for touch in floats):
             return True
     return False
 

@@ -18,6 +18,8 @@ _STDLIB = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
 )
 _ENGINE = ("_engine_run_backward", "run_backward")
+# Our own frames that stand between two frames of the patient, while a tracer or an operation is in place.
+_TRANSPARENT = frozenset({"__torch_function__", "__torch_dispatch__", "noted", "operated", "widened"})
 _MAX_DEPTH = 400
 _MAX_FRAMES = 12
 
@@ -88,7 +90,7 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
             in_engine = True
             break
         if kind == "ours":
-            if entered_patient and code.co_name != "__torch_function__" and code.co_name != "__torch_dispatch__":
+            if entered_patient and code.co_name not in _TRANSPARENT:
                 break
         elif code.co_filename in owners:
             break

@@ -57,7 +57,7 @@ def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> 
         origin = Origin(phase="state", module=owner_of(kind, name), tensor=name.partition("/")[0])
         evidence = replace(evidence, leaf=(kind, name))
     elif exam.birth is not None:
-        evidence = replace(evidence, leaf=exam.birth.leaf, is_nan=exam.birth.is_nan)
+        evidence = replace(evidence, leaf=exam.birth.leaf, is_nan=exam.birth.is_nan, bits_written=exam.birth.bits)
     if origin is None:
         return evidence, None
     evidence = replace(evidence, phase=origin.phase)

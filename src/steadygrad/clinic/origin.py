@@ -33,6 +33,8 @@ class Birth:
     leaf: tuple[str, str] | None = None
     is_nan: bool = True
     intended: bool = False
+    bits: bool = False
+    """Written through an integer view: nobody computed this number."""
 
     @property
     def order(self) -> int:
@@ -87,6 +89,9 @@ class _Search:
             if record is None:
                 found.append(self._leaf(touch))
                 continue
+            if not any(is_bad(self.trace.value(t)) for t in record.writes):
+                found.append(Birth(record=record, is_nan=math.isnan(self.trace.value(touch)), bits=True))
+                continue
             follow, birth = self._at(record)
             pending += follow
             found += birth
@@ -129,7 +134,7 @@ class _Search:
     def _innocent_here(self, birth: Birth, consumer: OpRecord) -> bool:
         if birth.intended:
             return True
-        if birth.record is None:
+        if birth.record is None or birth.bits:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:
             return True

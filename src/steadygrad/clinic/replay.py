@@ -170,7 +170,10 @@ def replay(
         patient.restore()
     (prepare or patient.prepare)()
     change.prepared(patient)
-    seen.bad_before = [(kind, name) for kind, name, tensor in named_state(patient) if not math.isfinite(absmax(tensor))]
+    sizes = {(kind, name): absmax(tensor) for kind, name, tensor in named_state(patient)}
+    # A buffer of infinities is a mask until something turns it into NaN.
+    masks = {key for key, size in sizes.items() if key[0] == "buffer" and math.isinf(size)}
+    seen.bad_before = [key for key, size in sizes.items() if not math.isfinite(size) and key not in masks]
     seen.bad_before += [
         ("grad", name)
         for name, p in patient.model.named_parameters()
@@ -214,7 +217,8 @@ def replay(
                 seen.dtypes[name] = str(parameter.dtype).removeprefix("torch.")
     already = set(seen.bad_before)
     for kind, name, tensor in named_state(patient):
-        if not math.isfinite(absmax(tensor)):
+        size = absmax(tensor)
+        if not math.isfinite(size) and not ((kind, name) in masks and math.isinf(size)):
             seen.bad_after.append((kind, name))
             touch = tracer.sink(tensor) if tracer is not None and (kind, name) not in already else None
             if touch is not None:

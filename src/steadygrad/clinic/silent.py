@@ -17,6 +17,7 @@ from .trace import OpRecord, Touch, Trace, Tracer
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
 _FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
+_CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
 _DETACHING = frozenset({"detach", "detach_"})
 
 
@@ -102,7 +103,8 @@ def _gradients_in(trace: Trace, record: OpRecord) -> list[Touch]:
     for touch in record.reads:
         before = trace.writers.get(touch.storage, [])[: touch.writes_before]
         maker = trace.records[before[-1][0]] if before else None
-        if maker is not None and maker.stage == "backward" and touch.reading is not None:
+        elsewhere = maker is not None and maker.forward_ordinal != record.forward_ordinal
+        if maker is not None and maker.stage == "backward" and elsewhere and touch.reading is not None:
             found.append(touch)
     return found
 
@@ -140,11 +142,13 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
     for record in trace.records:
         if record.backward or record.stage != "forward" or not any(t.storage in reached for t in record.reads):
             continue
-        if record.op == "detach" and record.call in _DETACHING or record.op in _FLAT:
+        if (record.op == "detach" and record.call in _DETACHING) or record.op in _FLAT:
             return record
         if not record.grad_enabled:
             return record
         floats = [t for t in record.writes if "float" in t.dtype]
+        if record.op in _CHOOSING:
+            return record
         if record.writes and not floats:
             indices = indices or record
         reached |= {t.storage for t in floats}

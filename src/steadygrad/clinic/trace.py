@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -190,26 +189,39 @@ class Tracer:
     def tracing(self) -> Iterator[Tracer]:
         """Trace everything inside. Eager: a compiled model is replayed uncompiled."""
         with ExitStack() as stack:
-            stack.callback(module_hooks.register_module_forward_pre_hook(self._enter).remove)
-            stack.callback(module_hooks.register_module_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(self._around_modules())
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_Dispatch(self))
             stack.enter_context(_Calls(self))
             yield self
 
-    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+    @contextmanager
+    def _around_modules(self) -> Iterator[None]:
+        """Note every module call, its own hooks included: global hooks would let go before those run."""
+        call = torch.nn.Module.__call__
+
+        def noted(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._enter(module)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._modules.pop()
+
+        torch.nn.Module.__call__ = noted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _enter(self, module: torch.nn.Module) -> None:
         name = self._names.get(id(module))
-        if name is not None:
+        if name is not None and not self.deaf:
             where = current_stack(owners=self.owners)
             trainable = any(parameter.requires_grad for parameter in module.parameters())
             self.trace.visits.append(
                 ModuleVisit(name, torch.is_grad_enabled(), where, trainable, self.stage, where.recompute)
             )
-        self._modules.append(name if name is not None else (self._modules[-1] if self._modules else None))
-
-    def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if self._modules:
-            self._modules.pop()
+        self._modules.append(name if name is not None else self.module)
 
     def called(self, name: str) -> tuple[str, Frame | None]:
         """Note a call above autograd; gives back what was noted before, to be put back afterwards."""

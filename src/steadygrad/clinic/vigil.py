@@ -19,6 +19,8 @@ PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
 JUMP = 5.0
 """A loss this many times the largest before it, and still high one step on, is a spike."""
+STEPS_BEFORE_SPIKE = 4
+"""Losses needed before one of them can stand out."""
 SIZE_MISMATCH = 4.0
 """Gradients entering the optimizer this many times too small or too large were scaled wrongly."""
 LONG_STRIDE = 0.2
@@ -204,7 +206,7 @@ class Vigil:
     def _spike(self, *, ended: bool = False) -> Suspicion | None:
         losses = [abs(row.seen.loss) for row in self.rows]
         at = len(losses) - (1 if ended else 2)
-        if at < 1 or not all(math.isfinite(loss) for loss in losses):
+        if at < STEPS_BEFORE_SPIKE or not all(math.isfinite(loss) for loss in losses):
             return None
         ceiling = max(losses[:at])
         if ceiling <= 0 or losses[at] <= JUMP * ceiling or (not ended and losses[-1] <= JUMP / 2 * ceiling):

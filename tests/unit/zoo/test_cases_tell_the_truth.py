@@ -2,10 +2,14 @@
 
 import importlib
 import pathlib
+import sys
 
 import pytest
 import torch
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+if str(ROOT) not in sys.path:  # the zoo is not installed with the package; a bare `pytest` does not add the root
+    sys.path.insert(0, str(ROOT))
 verify = importlib.import_module("zoo.verify")
 CASES = sorted((verify.ZOO / "cases").glob("2*.py"))
 

@@ -179,10 +179,13 @@ class Guard:
 
     def settle(self) -> None:
         """Wait for the last step's answer and act on it. Called for you before a checkpoint or an evaluation."""
-        if self._pending is not None and not self._inside:
+        if not self._inside and (self._pending is not None or len(self._window)):
             self._inside = True
             try:
-                self._settle_pending(())
+                if self._pending is not None:
+                    self._settle_pending(list(zip(self._window.batches, self._window.keys, strict=True)))
+                if len(self._window):
+                    self._tidy_window()
             except TheirFault as fault:
                 raise fault.original from None
             finally:
@@ -276,6 +279,8 @@ class Guard:
         entry = self._forward.take()
         self._clerk.before_forward(self._step)
         terms = self._program.micro(batch)
+        self._forward.notice()
+        self._clerk.after_forward(self._step, self._forward)
         if terms is None:
             self._forward.restore(entry)
             outcome = Outcome(step=self._step)
@@ -366,6 +371,14 @@ class Guard:
                     optimizer.step()
         self._clerk.after_update()
 
+    def _tidy_window(self) -> None:
+        """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
+        window = self._window
+        kept = self._recovery.good_part(window)
+        if len(kept) < len(window):
+            self._window = Window()
+            self._run_again(kept)
+
     # -- settlement
 
     def _settle_pending(self, behind: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> bool:
@@ -392,16 +405,16 @@ class Guard:
         behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None,
     ) -> bool:  # fmt: skip
         """A landed update: let schedule, EMA and books advance. True if the decision was to roll back."""
-        self._forward.notice()
         if self.scheduler is not None:
             with theirs():
                 self.scheduler.step()
         if self._ema_update is not None:
-            with theirs():
+            # A step settled late has the next window's forward behind it; the average must not see its statistics.
+            with theirs(), self._forward.as_of(self._window.entry):
                 self._ema_update()
         rolled_back = Action.ROLLBACK in decision.actions
         self._books.enter(reading, decision, applied=not rolled_back, attempt=attempt)
-        self._clerk.after_step(reading, self._forward)
+        self._clerk.after_step(reading)
         self._program.dropped_terms = decision.dropped_terms
         self._recovery.note_terms(reading)
         if rolled_back:

@@ -4,13 +4,14 @@ A refused step must leave no trace of it, and most of it is never touched. So ev
 one copy in host memory, taken once. A tensor seen to move becomes *hot* and is copied on its device before every
 forward from then on. Copies of hot tensors are pooled and made with one multi-tensor call.
 
-Movement is seen by version counter and identity after every forward, and by value in the audits (the first steps, a
-schedule, every incident), because batch norm's kernels write running statistics without counting a version.
+Movement is seen by version counter and identity after every forward, and by value in the first steps' audits and
+in every incident, because batch norm's kernels write running statistics without counting a version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,7 @@ class ForwardState:
         self._slots: dict[str, _Slot] = {}
         self._counters: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._hot_counters: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        self._cold_counters: dict[tuple[int, str], Any] = {}
         self._counter_names: dict[tuple[int, str], str] = {}
         self._takes_since_audit = 0
         self._pool: list[list[Tensor]] = []
@@ -141,21 +143,42 @@ class ForwardState:
         for key, (home, name) in self._hot_counters.items():
             if key in entry.counters:
                 home[name] = entry.counters[key]
-            elif key in late:
-                home[name] = late[key]
+            else:
+                home[name] = self._cold_counters[key]
             if key in self._counters:
                 self._counters[key] = (home, name, home[name])
         self.put_extras(entry.extras)
         put_rng(entry.rng)
         return [] if exact else unsure + [name for _, name in late]
 
-    def audit(self) -> dict[tuple[int, str], Any]:
+    @contextmanager
+    def as_of(self, entry: Entry | None) -> Iterator[None]:
+        """Within the block hot tensors have the values they had when `entry` was taken. Does not sync.
+
+        For what must see the model as it was before a forward that is already under way.
+        """
+        if entry is None or not entry.hot:
+            yield
+            return
+        now = self._copies([tensor for _, tensor, _ in entry.hot])
+        with torch.no_grad():
+            for _, tensor, copy in entry.hot:
+                tensor.data.copy_(copy)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (slot, tensor, _), value in zip(entry.hot, now, strict=True):
+                    tensor.data.copy_(value)
+                    slot.version = tensor._version
+
+    def audit(self, *, values: bool = True) -> dict[tuple[int, str], Any]:
         """Plain counters on modules that moved for the first time, with their values before; taken from now on.
 
-        Also looks at the values of cold tensors, which reads the device. Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
+        With `values` it also compares cold tensors with their copies, which reads the device. Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
         """
         self._takes_since_audit = 0
-        for slot in self._slots.values():
+        for slot in self._slots.values() if values else ():
             slot.hot = slot.hot or slot.differs()
         moved: dict[tuple[int, str], Any] = {}
         for key, (home, name, before) in self._counters.items():
@@ -165,7 +188,7 @@ class ForwardState:
             self._counters[key] = (home, name, now)
             if key not in self._hot_counters:
                 self._hot_counters[key] = (home, name)
-                moved[key] = before
+                self._cold_counters[key] = moved[key] = before
         return moved
 
     # -- the whole, for snapshots and checkpoints
@@ -194,6 +217,7 @@ class ForwardState:
                 home[name] = value
                 self._counters[key] = (home, name, value)
                 self._hot_counters[key] = (home, name)
+                self._cold_counters[key] = value
 
     def extras(self) -> dict[str, Any]:
         return {name: take() for name, (take, _) in self._extras.items()}

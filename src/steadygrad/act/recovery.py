@@ -24,6 +24,7 @@ from .forward_state import ForwardState
 from .ladder import Ledger
 from .policy import Capabilities
 from .program import StepProgram
+from .readout import LARGEST
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
 from .tape import Tape, named_tensors_in
@@ -237,16 +238,28 @@ class Recovery:
         scaler._scale.mul_(scaler.get_backoff_factor())
         scaler._growth_tracker.zero_()
 
+    def good_part(self, window: Window) -> Kept:
+        """The good micro-batches of an unfinished window. If some are bad, their traces are gone. Reads the device."""
+        finite = all(abs(float(value)) <= LARGEST for terms in window.terms for value in terms.values())
+        gradients = measure_gradients(self._program.parameters)
+        if finite and (gradients is None or finite_gradients(gradients)):
+            return list(zip(window.batches, window.keys, strict=True))
+        reading = Reading(step=-1, loss=math.nan)
+        kept = self._good_micro_batches(reading, window)
+        self.quarantine(reading, window, kept)
+        return kept
+
     def _good_micro_batches(self, reading: Reading, window: Window) -> Kept:
         """Run the window's micro-batches one by one from its beginning and keep the good ones."""
         limit = reading.grad_norm_limit if reading.grad_norm_limit is not None else math.inf
         loss_limit = reading.loss_limit if reading.loss_limit is not None else math.inf
         solo: list[tuple[float, Any, str]] = []
+        self._back_to(window)
         for batch, key in zip(window.batches, window.keys, strict=True):
             entry = self._forward.take()
             self._program.zero_grad()
             terms = self._program.micro(batch)
-            loss_good = terms is not None and all(float(value) <= 3.4e38 for value in terms.values())
+            loss_good = terms is not None and all(abs(float(value)) <= LARGEST for value in terms.values())
             loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
             norm = _norm_of(measure_gradients(self._program.parameters), self._program.scaler)
             if loss_good and math.isfinite(norm):

@@ -57,6 +57,7 @@ class SnapshotRing:
 
     def take(self, step: int) -> Snapshot:
         """Copy the state. On a GPU the copy runs beside compute; call `wait_for_copies` before the update."""
+        self._make_room()
         live = self._state.live()
         tensors = [t for _, t in self._state.floating_tensors()]
         copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device)
@@ -76,7 +77,6 @@ class SnapshotRing:
             largest = [largest_magnitudes(group) for group in by_device.values()]
         snapshot = Snapshot(step, tree, largest, done)
         self._ring.append(snapshot)
-        self._drop()
         return snapshot
 
     def wait_for_copies(self) -> None:
@@ -95,14 +95,15 @@ class SnapshotRing:
         """Forget snapshots taken after `step`: a rollback has made them another history."""
         self._ring = [snapshot for snapshot in self._ring if snapshot.step <= step]
 
-    def _drop(self) -> None:
-        while len(self._ring) > self._size:
-            keep = self.newest_good(before=self._ring[-1].step - 1)
-            victim = next((s for s in self._ring[:-1] if s is not keep), None)
-            if victim is None:
-                return
+    def _make_room(self) -> None:
+        """Drop the oldest that is not the last good one, and keep its memory for the next."""
+        if len(self._ring) < self._size:
+            return
+        keep = self.newest_good()
+        victim = next((snapshot for snapshot in self._ring if snapshot is not keep), None)
+        if victim is not None:
             self._ring.remove(victim)
-            self._spare = [_reusable(victim.tree)]
+            self._spare.append(_reusable(victim.tree))
 
 
 class _Copier:

@@ -11,9 +11,12 @@ from .evidence import Evidence
 from .exam import Examination, examine, locate, scrubbed
 from .gather import gather, gather_silent, symptom_of
 from .patient import Patient
+from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, find_rows, num_rows
+from .trial import try_all
 from .vigil import Suspicion
+from .ward import Ward
 
 REPLAYS_FOR_DOUBT = 2
 """How often a step that came out sound is run again before it is called a fault that does not repeat."""
@@ -64,7 +67,18 @@ class _Case:
             because=match.because if match else "no known pattern fits this evidence",
             notes=tuple(self.notes),
         )
-        return diagnosis
+        if depth == "origin":
+            return diagnosis
+        ward = Ward(
+            patient=self.patient,
+            evidence=evidence,
+            cause=cause.slug if cause else "",
+            origin=origin,
+            rows=rows,
+            exam=self.exam,
+            suspicion=self.suspicion,
+        )
+        return replace(diagnosis, trials=try_all(ward, propose(ward)))
 
     def _look(self) -> tuple[Evidence, Origin | None]:
         suspicion = self.suspicion
@@ -76,7 +90,9 @@ class _Case:
             return self._does_not_reproduce(exam)
         if scrubbed(exam):
             born = locate(exam)
-            self.notes.append(f"the bad value itself was born in {born.op or born.tensor} ({born.phase})" if born else "")
+            self.notes.append(
+                f"the bad value itself was born in {born.op or born.tensor} ({born.phase})" if born else ""
+            )
             names = tuple(exam.seen.updates)
             hidden = Suspicion(symptom="silent", step=self.patient.facts.step, kind="neutralised", names=names)
             return gather_silent(self.patient, hidden)
@@ -119,7 +135,3 @@ class _Case:
     def _sample_ids(self, rows: Rows) -> tuple[str, ...]:
         ids = self.patient.facts.sample_ids
         return tuple(str(ids[row]) for row in rows.rows or () if ids is not None and row < len(ids))
-
-
-def with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
-    return replace(diagnosis, notes=(*diagnosis.notes, *notes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from ..records import Origin
 from .between import changes_between_steps, huge_state
-from .evidence import Evidence, StateChange
+from .evidence import Evidence
 from .exam import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
 from .patient import Patient
 from .replay import Change, StepSeen, absmax, named_state, replay, walk_batch
@@ -25,12 +24,13 @@ from .silent import (
 )
 from .surgery.precision import Precision
 from .surgery.scale import Scale
+from .surgery.state import Reverted
 from .vigil import Suspicion
 
 OUTLIER = 1e6
 """A batch entry this many times the usual size of its tensor is an outlier."""
 OVERFLOWING = frozenset(
-    "mm addmm bmm baddbmm convolution mul pow add sub sum mean var mse_loss native_layer_norm".split()
+    ["mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "pow", "add", "sub", "sum", "mean", "var", "mse_loss", "native_layer_norm"]
 )
 
 
@@ -123,26 +123,10 @@ def _sound(patient: Patient, change: Change) -> bool | None:
     return seen.loss_finite and not seen.bad_gradients
 
 
-class Reverted(Change):
-    """What was changed between the steps is put back as it was."""
-
-    def __init__(self, patient: Patient, changes: Sequence[StateChange]) -> None:
-        wanted = {(change.kind, change.name) for change in changes}
-        patient.restore()
-        self._old = {(k, n): t.detach().clone() for k, n, t in named_state(patient) if (k, n) in wanted}
-
-    def prepared(self, patient: Patient) -> None:
-        for kind, name, tensor in named_state(patient):
-            old = self._old.get((kind, name))
-            if old is not None:
-                with torch.no_grad():
-                    tensor.data.copy_(old)
-
-
 def _blame_state(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
     """Trouble that is gone once an out-of-range change between steps is undone was in the state all along."""
     suspects = [change for change in evidence.changes if change.out_of_range]
-    if suspects and _sound(patient, Reverted(patient, suspects)):
+    if suspects and _sound(patient, Reverted(patient, {(c.kind, c.name) for c in suspects})):
         change = suspects[0]
         leaf = (change.kind, change.name)
         return _as_state(evidence, origin, leaf)

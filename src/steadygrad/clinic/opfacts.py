@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 from .evidence import OpFacts
 from .specimen import Specimen
 
-
 DIVISIONS = frozenset({"div", "reciprocal", "true_divide", "rsqrt", "remainder", "fmod", "addcdiv", "divide"})
 _EDGES = {"acos": 1.0, "asin": 1.0, "acosh": 1.0, "atanh": 1.0, "erfinv": 1.0}
 
@@ -77,7 +76,7 @@ def _denominator(op: str, tensors: Sequence[torch.Tensor], bad: torch.Tensor) ->
 
 def _masked_row(specimen: Specimen) -> bool:
     """Whether a softmax met a row with nothing but -inf."""
-    if specimen.record is None or "softmax" not in specimen.record.op and specimen.record.op != "logsumexp":
+    if specimen.record is None or ("softmax" not in specimen.record.op and specimen.record.op != "logsumexp"):
         return any(
             tensor.is_floating_point() and tensor.dim() >= 1 and bool(torch.isneginf(tensor).all(-1).any())
             for tensor in specimen.tensors

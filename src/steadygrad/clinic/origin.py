@@ -16,9 +16,7 @@ from .trace import OpRecord, Touch, Trace, is_bad
 
 # Ops that write a constant somewhere. An infinity they bring was asked for.
 WRITES_CONSTANTS = frozenset(
-    """full full_like fill fill_scalar masked_fill index_fill index_put scatter where scalar_tensor lift_fresh
-    lift_fresh_copy new_full constant_pad_nd ones zeros ones_like zeros_like copy masked_scatter
-    slice_scatter select_scatter diagonal_scatter index_copy tril triu""".split()
+    ["full", "full_like", "fill", "fill_scalar", "masked_fill", "index_fill", "index_put", "scatter", "where", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "new_full", "constant_pad_nd", "ones", "zeros", "ones_like", "zeros_like", "copy", "masked_scatter", "slice_scatter", "select_scatter", "diagonal_scatter", "index_copy", "tril", "triu"]
 )
 UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize"})
 SOFTMAX = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "safe_softmax", "logsumexp"})

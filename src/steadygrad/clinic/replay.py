@@ -146,8 +146,11 @@ class Change:
     def terms(self, terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return terms
 
+    def wants_backward(self, seen: StepSeen) -> bool:
+        return True
+
     def after_backward(self, patient: Patient) -> None: ...
-    def commit(self, patient: Patient) -> None:
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
         patient.commit()
 
     def undo(self, patient: Patient) -> None:
@@ -194,6 +197,9 @@ def replay(
             if not any(term.requires_grad for term in terms.values()):
                 seen.backward_ran = False
                 continue
+            if not change.wants_backward(seen):
+                seen.backward_ran = False
+                continue
             with _listening(tracer, "backward"):
                 patient.backward(change.terms(terms))
             del terms
@@ -209,7 +215,7 @@ def replay(
         seen.weight_norm = math.sqrt(sum(float(w.to(torch.float32).norm()) ** 2 for w in before.values()))
         entered.armed = True
         with _listening(tracer, "commit"):
-            change.commit(patient)
+            change.commit(patient, seen)
         for name, parameter in trainable(patient):
             if parameter.shape == before[name].shape:
                 moved = (parameter.detach().to(torch.float32) - before[name].to(torch.float32)).norm()

@@ -101,7 +101,7 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
     if size < 1:
         return Rows()
     in_forward = not exam.seen.loss_finite
-    in_step = exam.record is not None and exam.record.stage == "commit" or not exam.seen.sinks
+    in_step = (exam.record is not None and exam.record.stage == "commit") or not exam.seen.sinks
 
     def sick(seen: Any) -> bool:
         if in_forward:

@@ -33,7 +33,7 @@ RULE = Rule("DX101", "fp16_overflow", "A value left the float16 range of 65504."
 def match(e: Evidence) -> Match | None:
     if e.op is None or not e.half or e.kind != "non_finite" or any(d.num_nan or d.num_inf for d in e.inputs):
         return None
-    if e.facts.denominator_zero or e.facts.argument_zero and e.op in ("log", "reciprocal", "rsqrt"):
+    if e.facts.denominator_zero or (e.facts.argument_zero and e.op in ("log", "reciprocal", "rsqrt")):
         return None
     if e.facts.float32_finite:
         size = e.facts.float64_absmax

@@ -28,7 +28,7 @@ from .match import Match
 
 RULE = Rule("DX302", "domain_edge_grad", "A function was differentiated at the edge of its domain.")
 
-EDGES = frozenset("acos asin acosh atanh logsumexp erfinv logcumsumexp special_logit logit atan2 log1p xlogy".split())
+EDGES = frozenset(["acos", "asin", "acosh", "atanh", "logsumexp", "erfinv", "logcumsumexp", "special_logit", "logit", "atan2", "log1p", "xlogy"])
 
 
 def match(e: Evidence) -> Match | None:

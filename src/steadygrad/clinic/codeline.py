@@ -1,0 +1,65 @@
+"""The user's line as it would read with the remedy in it, where the line is simple enough to rewrite."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+
+def with_floor(line: str | None, call: str) -> str | None:
+    """`num / den` -> `num / den.clamp_min(1e-06)`; `torch.log(p)` -> `torch.log(p.clamp_min(1e-12))`."""
+    if call in ("div", "truediv", "true_divide", "divide", "rtruediv", "reciprocal"):
+        return _rewritten(line, _Denominator())
+    return _rewritten(line, _Argument(call, ".clamp_min(1e-12)"))
+
+
+def with_bounds(line: str | None, call: str, low: float, high: float) -> str | None:
+    """`torch.exp(x)` -> `torch.exp(x.clamp(-80, 20))`."""
+    bounds = f".clamp_min({low:g})" if math.isinf(high) else f".clamp({low:g}, {high:g})"
+    if abs(high) == 1.0:
+        bounds = ".clamp(-1 + 1e-6, 1 - 1e-6)"
+    return _rewritten(line, _Argument(call, bounds))
+
+
+def _rewritten(line: str | None, change: ast.NodeTransformer) -> str | None:
+    if not line:
+        return None
+    code = line.split("  #")[0].strip()
+    wrapped = f"def f():\n    {code}" if code.startswith(("return", "yield")) else code
+    try:
+        tree = ast.parse(wrapped)
+    except SyntaxError:
+        return None
+    after = ast.unparse(ast.fix_missing_locations(change.visit(tree)))
+    if after == ast.unparse(ast.parse(wrapped)):
+        return None
+    return after.removeprefix("def f():\n").strip()
+
+
+def _suffixed(node: ast.expr, suffix: str) -> ast.expr:
+    simple = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+    text = ast.unparse(node) if simple else f"({ast.unparse(node)})"
+    return ast.parse(text + suffix, mode="eval").body
+
+
+class _Argument(ast.NodeTransformer):
+    def __init__(self, call: str, suffix: str) -> None:
+        self.call, self.suffix = call, suffix
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == self.call:
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and owner.id in ("torch", "F") and node.args:
+                node.args[0] = _suffixed(node.args[0], self.suffix)
+            elif not node.args:
+                node.func.value = _suffixed(owner, self.suffix)
+        return node
+
+
+class _Denominator(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Div) and not isinstance(node.right, ast.Constant):
+            node.right = _suffixed(node.right, ".clamp_min(1e-06)")
+        return node

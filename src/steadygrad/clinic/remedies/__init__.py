@@ -1,0 +1,24 @@
+"""The remedies, one file each. A remedy proposes a change where the evidence makes it worth a trial; it never applies it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from ..ward import Proposal, Ward
+
+MAX_TRIALS = 14
+
+
+@cache
+def remedies() -> tuple[ModuleType, ...]:
+    """Every remedy's module, in the order of their codes."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("rx*.py"))
+    return tuple(import_module(f"{__name__}.{name}") for name in names)
+
+
+def propose(ward: Ward) -> list[Proposal]:
+    """What is worth trying for this patient."""
+    return [proposal for remedy in remedies() for proposal in remedy.propose(ward)][:MAX_TRIALS]

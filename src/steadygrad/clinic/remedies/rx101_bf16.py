@@ -1,0 +1,46 @@
+"""Compute in bfloat16 instead of float16.
+
+What it sees
+    A run with float16 weights or float16 autocast whose step failed.
+
+Why it hurts
+    bfloat16 has the range of float32 with 8 significant bits: nothing overflows, and small steps may round away.
+
+Smallest example
+    with torch.autocast("cuda", dtype=torch.bfloat16): ...
+
+What to do
+    Switch the autocast dtype, or load the weights in bfloat16; drop the loss scaler.
+
+Safety
+    Behavioural: results move by the rounding of 8 bits.
+
+References
+    https://docs.pytorch.org/docs/stable/amp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...rules import Rule
+from ..surgery.precision import Precision
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX101", "bf16", "Compute in bfloat16 instead of float16.")
+# In these the precision of the arithmetic is not what is wrong.
+STATE_CAUSES = frozenset(
+    {"poisoned_state", "uninitialised", "transient_fault", "bad_input", "no_trainable_grad", "stale_momentum"}
+)
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.fp16 and ward.cause not in STATE_CAUSES:
+        yield Proposal(
+            code=RULE.code,
+            slug="bf16",
+            change="bfloat16 in place of float16",
+            make=lambda: Precision(torch.bfloat16),
+        )

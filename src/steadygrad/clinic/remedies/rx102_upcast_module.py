@@ -1,0 +1,58 @@
+"""Compute one op, or one module, in float32.
+
+What it sees
+    A value that left the float16 range in one op of the forward pass.
+
+Why it hurts
+    Only this op needs the range; the rest of the model may stay in half precision.
+
+Smallest example
+    with torch.autocast("cuda", enabled=False):
+        scores = q.float() @ k.float().transpose(-1, -2)
+
+What to do
+    Wrap the line, or the module, so that it runs in float32, and let its result stay float32.
+
+Safety
+    Close: the same arithmetic with less rounding.
+
+References
+    https://docs.pytorch.org/docs/stable/amp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..replay import Change
+from ..surgery.calls import in_float32
+from ..surgery.modules import UpcastModule
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX102", "upcast_module", "Compute one op, or one module, in float32.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    origin = ward.origin
+    if not ward.fp16 or ward.silent or origin is None or origin.phase not in ("forward", "loss", "backward"):
+        return
+    if ward.can_operate():
+        line = origin.code_line
+        yield Proposal(
+            code=RULE.code,
+            slug="upcast_module",
+            change=f"{ward.call} in float32",
+            make=ward.operation(in_float32),
+            safety="close",
+            code_change=f'with torch.autocast("{ward.patient.facts.device_type}", enabled=False): {line}'
+            if line
+            else None,
+        )
+    if origin.module:
+        name = origin.module
+
+        def make() -> Change:
+            return UpcastModule(name)
+
+        yield Proposal(code=RULE.code, slug="upcast_module", change=f"{name} in float32", make=make, safety="close")

@@ -1,0 +1,44 @@
+"""Compute the whole step in float32.
+
+What it sees
+    Half precision anywhere in a step that failed.
+
+Why it hurts
+    float32 is the arithmetic most recipes were tuned in; it costs memory and speed.
+
+Smallest example
+    model.float()  # and no autocast
+
+What to do
+    Use it to find out whether precision is to blame at all; then narrow it down with RX102.
+
+Safety
+    Close: the same program with less rounding.
+
+References
+    https://docs.pytorch.org/docs/stable/amp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...rules import Rule
+from ..surgery.precision import Precision
+from ..ward import Proposal, Ward
+from .rx101_bf16 import STATE_CAUSES
+
+RULE = Rule("RX103", "fp32", "Compute the whole step in float32.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.half and ward.cause not in STATE_CAUSES:
+        yield Proposal(
+            code=RULE.code,
+            slug="fp32",
+            change="float32 in place of half precision",
+            make=lambda: Precision(torch.float32),
+            safety="close",
+        )

@@ -1,0 +1,45 @@
+"""Leave the guilty rows out of this batch.
+
+What it sees
+    Rows that make the step fail by themselves, while the others are sound.
+
+Why it hurts
+    One bad sample costs the whole batch otherwise.
+
+Smallest example
+    batch = {key: value[good] for key, value in batch.items()}
+
+What to do
+    Drop them now, and repair or remove the samples.
+
+Safety
+    Exact for the other rows, unless rows are coupled.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..rows import num_rows
+from ..surgery.batch import DropRows
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX111", "drop_rows", "Leave the guilty rows out of this batch.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    rows = ward.rows.rows
+    if ward.silent or not rows or ward.patient.facts.select_rows is None or not ward.patient.batches:
+        return
+    if len(rows) < num_rows(ward.patient.batches[-1]):
+        yield Proposal(
+            code=RULE.code,
+            slug="drop_rows",
+            change=f"rows {', '.join(map(str, rows))} left out",
+            make=lambda: DropRows(rows),
+            lasting=False,
+        )

@@ -1,0 +1,36 @@
+"""Clip the gradient norm.
+
+What it sees
+    Any step with a bad or exploding gradient; it is what people try first.
+
+Why it hurts
+    Clipping divides by the norm. With a NaN in it every gradient becomes NaN; with an inf the sound ones become
+    zero.
+
+Smallest example
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+What to do
+    Clip against explosions of finite gradients. It does not repair a non-finite one.
+
+Safety
+    Behavioural.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.batch import Clip
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX120", "clip", "Clip the gradient norm.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if not ward.silent or ward.evidence.kind == "spike":
+        yield Proposal(code=RULE.code, slug="clip", change="gradient norm clipped to 1", make=Clip)

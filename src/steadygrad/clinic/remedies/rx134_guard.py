@@ -1,0 +1,43 @@
+"""Let a reduction over nothing give zero.
+
+What it sees
+    A mean, variance or loss over too few elements.
+
+Why it hurts
+    The count in its denominator is zero.
+
+Smallest example
+    loss = (losses * mask).sum() / mask.sum().clamp_min(1)
+
+What to do
+    Choose what an empty reduction shall mean, and write it down.
+
+Safety
+    Exact for every batch that has elements.
+
+References
+    https://github.com/huggingface/trl/issues/6668
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.calls import guarded
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX134", "guard", "Let a reduction over nothing give zero.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.silent or not ward.can_operate():
+        return
+    if ward.cause == "empty_reduction" or ward.evidence.op == "ctc_loss":
+        yield Proposal(
+            code=RULE.code,
+            slug="guard",
+            change=f"{ward.call} gives zero where it has nothing to reduce",
+            make=ward.operation(guarded),
+            safety="exact",
+        )

@@ -1,0 +1,41 @@
+"""Raise the learning rate.
+
+What it sees
+    Updates that are rounded away because they are smaller than the spacing of the weights.
+
+Why it hurts
+    In bfloat16 numbers near one are 0.0078 apart.
+
+Smallest example
+    for group in optimizer.param_groups: group["lr"] *= 100
+
+What to do
+    Prefer float32 weights; raise the rate only if the recipe allows it.
+
+Safety
+    Behavioural.
+
+References
+    https://arxiv.org/abs/2010.06192
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.optimizer import Options
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX142", "lr_up", "Raise the learning rate.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.cause == "lost_update":
+        for factor in (10.0, 100.0):
+            yield Proposal(
+                code=RULE.code,
+                slug="lr_up",
+                change=f"learning rate times {factor:g}",
+                make=lambda factor=factor: Options(lr=lambda lr: lr * factor),
+            )

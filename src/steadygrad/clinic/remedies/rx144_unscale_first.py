@@ -1,0 +1,43 @@
+"""Remove the loss scale once, before clipping.
+
+What it sees
+    Gradients that enter the optimizer at another size than the loss gave them.
+
+Why it hurts
+    Clipping scaled gradients to 1 and unscaling afterwards leaves 1/scale.
+
+Smallest example
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+
+What to do
+    Call unscale_ exactly once per step, first.
+
+Safety
+    Exact: the arithmetic that was meant.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.optimizer import UnscaleFirst
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX144", "unscale_first", "Remove the loss scale once, before clipping.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.evidence.kind == "mis_sized":
+        yield Proposal(
+            code=RULE.code,
+            slug="unscale_first",
+            change="scale removed once, then clip, then step",
+            make=UnscaleFirst,
+            safety="exact",
+        )

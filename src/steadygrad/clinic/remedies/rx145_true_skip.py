@@ -1,0 +1,38 @@
+"""Take no step at all for a batch with a bad gradient.
+
+What it sees
+    Gradients that were neutralised while momentum moved the weights, or buffers that a skipped batch had written
+    to.
+
+Why it hurts
+    Zeroing is not skipping, and a forward pass leaves traces in buffers.
+
+Smallest example
+    if bad: optimizer.zero_grad(); continue  # and put running statistics back
+
+What to do
+    Skip the optimizer step, and restore the buffers from before the forward.
+
+Safety
+    Exact: as if the batch had never come.
+
+References
+    https://github.com/pytorch/pytorch/issues/1206
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.batch import TrueSkip
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX145", "true_skip", "Take no step at all for a batch with a bad gradient.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.evidence.kind == "neutralised":
+        yield Proposal(
+            code=RULE.code, slug="true_skip", change="no step for a bad gradient", make=TrueSkip, safety="exact"
+        )

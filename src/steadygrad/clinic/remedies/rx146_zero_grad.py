@@ -1,0 +1,37 @@
+"""Clear leftover gradients before the step.
+
+What it sees
+    A gradient that was bad before backward began.
+
+Why it hurts
+    backward adds to what is there, and NaN plus anything is NaN.
+
+Smallest example
+    optimizer.zero_grad(set_to_none=True)
+
+What to do
+    Clear gradients after every skipped or foreign backward.
+
+Safety
+    Exact.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.optimizer import ClearGradients
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX146", "zero_grad", "Clear leftover gradients before the step.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if any(kind == "grad" for kind, _ in ward.evidence.bad_before):
+        yield Proposal(
+            code=RULE.code, slug="zero_grad", change="leftover gradients cleared", make=ClearGradients, safety="exact"
+        )

@@ -1,0 +1,43 @@
+"""Reset only the bad entries of moments and buffers.
+
+What it sees
+    Optimizer state or buffers that hold a bad value before the step.
+
+Why it hurts
+    Everything else in them is worth keeping.
+
+Smallest example
+    torch.nan_to_num_(state["exp_avg_sq"], nan=float(state["exp_avg_sq"].nanmean()))
+
+What to do
+    Replace bad entries by the mean of the sound ones.
+
+Safety
+    Close: a few entries adapt again.
+
+References
+    https://github.com/NVIDIA-NeMo/RL/issues/3544
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.state import ResetBadState
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX151", "reset_bad_state", "Reset only the bad entries of moments and buffers.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    kinds = {kind for kind, _ in ward.evidence.bad_before if kind in ("optimizer", "buffer")}
+    kinds |= {c.kind for c in ward.evidence.changes if c.out_of_range and c.kind in ("optimizer", "buffer")}
+    if kinds:
+        yield Proposal(
+            code=RULE.code,
+            slug="reset_bad_state",
+            change=f"bad entries of {' and '.join(sorted(kinds))} state reset",
+            make=lambda: ResetBadState(kinds),
+            safety="close",
+        )

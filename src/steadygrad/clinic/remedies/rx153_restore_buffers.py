@@ -1,0 +1,51 @@
+"""Put buffers back to what they were.
+
+What it sees
+    Running statistics that a bad batch, or a checkpoint, has written bad values into.
+
+Why it hurts
+    Training does not look at them, evaluation does.
+
+Smallest example
+    for name, buffer in model.named_buffers(): buffer.copy_(saved[name])
+
+What to do
+    Restore buffers whenever a batch is skipped.
+
+Safety
+    Exact.
+
+References
+    https://github.com/pytorch/pytorch/issues/1206
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.batch import TrueSkip
+from ..surgery.state import Reverted
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX153", "restore_buffers", "Put buffers back to what they were.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    changed = {(c.kind, c.name) for c in ward.evidence.changes if c.kind == "buffer" and c.out_of_range}
+    if changed:
+        yield Proposal(
+            code=RULE.code,
+            slug="restore_buffers",
+            change="buffers as after the last step",
+            make=lambda: Reverted(ward.patient, changed),
+            safety="exact",
+        )
+    elif ward.exam is not None and any(kind == "buffer" for kind, _ in ward.exam.seen.bad_after) and not ward.silent:
+        yield Proposal(
+            code=RULE.code,
+            slug="restore_buffers",
+            change="the batch skipped, and the buffers put back to before it",
+            make=TrueSkip,
+            safety="exact",
+        )

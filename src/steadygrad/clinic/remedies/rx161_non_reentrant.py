@@ -1,0 +1,40 @@
+"""Checkpoint without re-entry.
+
+What it sees
+    Trainable parameters inside a re-entrant checkpoint whose input needs no gradient.
+
+Why it hurts
+    The newer implementation hooks saved tensors and does not depend on its inputs.
+
+Smallest example
+    checkpoint(block, x, use_reentrant=False)
+
+What to do
+    Pass use_reentrant=False.
+
+Safety
+    Behavioural: more parameters learn.
+
+References
+    https://docs.pytorch.org/docs/stable/checkpoint.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rules import Rule
+from ..surgery.modules import OpenCheckpoints
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX161", "non_reentrant", "Checkpoint without re-entry.")
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    if ward.cause == "no_trainable_grad" and ward.evidence.kind == "zero_gradient":
+        yield Proposal(
+            code=RULE.code,
+            slug="non_reentrant",
+            change="checkpoints run without re-entry",
+            make=lambda: OpenCheckpoints(reentrant=False),
+        )

@@ -1,0 +1,81 @@
+"""Without the rows, without the batch, or with its gradients made harmless: what can be done without touching code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..patient import Patient
+from ..replay import Change, StepSeen
+from ..rows import num_rows
+
+MAX_SKIPS = 3
+"""Skipping more often than this in a row is not a remedy, it is standing still."""
+
+
+class DropRows(Change):
+    """The failing batch without its guilty rows."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = frozenset(rows)
+
+    def batch(self, patient: Patient, batch: Any) -> Any:
+        select = patient.facts.select_rows
+        assert select is not None
+        return select(batch, [row for row in range(num_rows(batch)) if row not in self.rows])
+
+
+class SkipBatch(Change):
+    """No update where the loss or a gradient is not finite. Nothing else is undone: buffers keep what forward wrote."""
+
+    def __init__(self) -> None:
+        self.num_skipped = 0
+
+    def wants_backward(self, seen: StepSeen) -> bool:
+        return seen.loss_finite
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        if seen.loss_finite and not seen.bad_gradients:
+            patient.commit()
+            return
+        self.num_skipped += 1
+        for optimizer in patient.optimizers:
+            optimizer.zero_grad()
+
+
+class TrueSkip(SkipBatch):
+    """Like skipping, and the buffers go back to what they were before the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def prepared(self, patient: Patient) -> None:
+        self._buffers = {name: buffer.detach().clone() for name, buffer in patient.model.named_buffers()}
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        before = self.num_skipped
+        super().commit(patient, seen)
+        if self.num_skipped > before:
+            for name, buffer in patient.model.named_buffers():
+                if name in self._buffers:
+                    buffer.data.copy_(self._buffers[name])
+
+
+class Clip(Change):
+    """Clip the total gradient norm to 1 before the update."""
+
+    def after_backward(self, patient: Patient) -> None:
+        torch.nn.utils.clip_grad_norm_(list(patient.model.parameters()), 1.0)
+
+
+class ZeroBadGradients(Change):
+    """What is often done first: bad gradients become zeros and the step is taken."""
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        for parameter in patient.model.parameters():
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                torch.nan_to_num_(parameter.grad, nan=0.0, posinf=0.0, neginf=0.0)
+        patient.commit()

@@ -1,0 +1,145 @@
+"""One call changed where it stands: the same line, the same function, other arguments.
+
+The change is made above autograd, so what is tried is what the edited line would do, in forward and in backward,
+in every layer that runs the line. A checkpoint that recomputes runs the changed line again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..frames import current_stack
+from ..replay import Change
+
+Operate = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class CallSurgery(Change):
+    """Replace what happens at one call site: `site` is (file, line), `name` the function as the tracer saw it."""
+
+    def __init__(self, site: tuple[str, int], name: str, operate: Operate, owners: frozenset[str]) -> None:
+        self.site, self.name, self.operate, self.owners = site, name, operate, owners
+        self.num_operated = 0
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with _Operating(self):
+            yield
+
+
+class _Operating(TorchFunctionMode):
+    def __init__(self, surgery: CallSurgery) -> None:
+        super().__init__()
+        self.surgery = surgery
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "backward" and args and isinstance(args[0], torch.Tensor):
+            return self._backward(args, kwargs)
+        if name == self.surgery.name:
+            stack = current_stack(owners=self.surgery.owners)
+            frame = stack.frames[0] if stack.frames else None
+            if frame is not None and (frame.file, frame.line) == self.surgery.site:
+                self.surgery.num_operated += 1
+                return self.surgery.operate(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _backward(self, args: Any, kwargs: Any) -> Any:
+        """Backward with this mode still in place, so that a recomputing checkpoint meets the changed line too."""
+        if kwargs or len(args) > 1 or args[0].dim():
+            return torch.Tensor.backward(*args, **kwargs)
+        engine = torch.autograd.Variable._execution_engine
+        with self:
+            engine.run_backward(
+                (args[0],), (torch.ones_like(args[0]),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+        return None
+
+
+def tiny(tensor: torch.Tensor) -> float:
+    """A floor that the dtype can hold and whose reciprocal it can hold too."""
+    return 1e-3 if tensor.dtype is torch.float16 else 1e-6
+
+
+def on_argument(index: int, repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
+    """Repair the index-th argument if it is a tensor."""
+
+    def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = list(args)
+        if index < len(args) and isinstance(args[index], torch.Tensor):
+            args[index] = repair(args[index])
+        elif "input" in kwargs and index == 0:
+            kwargs = {**kwargs, "input": repair(kwargs["input"])}
+        return func(*args, **kwargs)
+
+    return operate
+
+
+def on_floats(repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
+    """Repair every floating tensor among the arguments."""
+
+    def fix(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.is_floating_point():
+            return repair(item)
+        return type(item)(fix(part) for part in item) if type(item) in (list, tuple) else item
+
+    def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*(fix(item) for item in args), **{key: fix(item) for key, item in kwargs.items()})
+
+    return operate
+
+
+def floor_denominator(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return torch.where(tensor == 0, torch.ones_like(tensor), tensor)
+    floor = torch.full_like(tensor, tiny(tensor))
+    small = tensor.abs() < tiny(tensor)
+    return torch.where(small, torch.where(tensor < 0, -floor, floor), tensor)
+
+
+def finite_mask(tensor: torch.Tensor) -> torch.Tensor:
+    """-inf becomes a number so low that its exponential is zero, and that can still be added to."""
+    low = -3e4 if tensor.dtype is torch.float16 else -1e9
+    return torch.where(torch.isneginf(tensor), torch.full_like(tensor, low), tensor)
+
+
+def in_float32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call in float32, autocast off; its result stays float32."""
+    device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+    widen = on_floats(lambda tensor: tensor.to(torch.float32))
+    with torch.autocast(device, enabled=False):
+        return widen(func, args, {k: v for k, v in kwargs.items() if k != "dtype"})
+
+
+def guarded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A reduction over too few elements gives zero and no gradient."""
+    if func.__name__ == "ctc_loss":
+        return func(*args, **{**kwargs, "zero_infinity": True})
+    out = func(*args, **kwargs)
+    if not isinstance(out, torch.Tensor):
+        return out
+    bad = ~torch.isfinite(out)
+    return torch.zeros_like(out) if bool(bad.all()) else torch.where(bad, torch.zeros_like(out), out)
+
+
+def masked_twice(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> Operate:
+    """The double where: unsafe arguments are replaced before the call, and their results stay what they were."""
+
+    def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if index >= len(args) or not isinstance(args[index], torch.Tensor):
+            return func(*args, **kwargs)
+        argument = args[index]
+        with torch.no_grad():
+            original = func(*args, **kwargs)
+            bad = unsafe(argument)
+        safe = list(args)
+        safe[index] = torch.where(bad, torch.ones_like(argument), argument)
+        return torch.where(bad, original, func(*safe, **kwargs))
+
+    return operate

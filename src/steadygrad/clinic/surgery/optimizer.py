@@ -1,0 +1,102 @@
+"""Other options, another order or another memory for the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..patient import Patient
+from ..replay import Change, StepSeen
+
+
+class Options(Change):
+    """Change numbers of every parameter group: `{"lr": lambda lr: lr * 0.01}`. Reapplied after each preparation."""
+
+    def __init__(self, **edits: Any) -> None:
+        self.edits = edits
+        self._set: dict[tuple[int, str], Any] = {}
+        self._before: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
+
+    def prepared(self, patient: Patient) -> None:
+        for optimizer in patient.optimizers:
+            for group in optimizer.param_groups:
+                for key, edit in self.edits.items():
+                    at = (id(group), key)
+                    # A schedule may have written a new value since; what we wrote ourselves is left alone.
+                    if key in group and group[key] != self._set.get(at, object()):
+                        self._before.setdefault(at, (group, group[key]))
+                        group[key] = self._set[at] = edit(group[key])
+
+    def undo(self, patient: Patient) -> None:
+        for (_, key), (group, value) in self._before.items():
+            group[key] = value
+        self._before.clear()
+        self._set.clear()
+
+
+class ResetOptimizer(Change):
+    """The optimizer forgets everything once, before the step."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def prepared(self, patient: Patient) -> None:
+        if not self._done:
+            self._done = True
+            for optimizer in patient.optimizers:
+                optimizer.state.clear()
+
+
+class AddParameters(Change):
+    """Parameters that no optimizer holds join the first group's options."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = frozenset(names)
+        self._added = False
+
+    def prepared(self, patient: Patient) -> None:
+        if self._added or not patient.optimizers:
+            return
+        self._added = True
+        missing = [p for name, p in patient.model.named_parameters() if name in self.names]
+        patient.optimizers[0].add_param_group({"params": missing})
+
+    def undo(self, patient: Patient) -> None:
+        if self._added:
+            patient.optimizers[0].param_groups.pop()
+            self._added = False
+
+
+class UnscaleFirst(Change):
+    """The order that was meant: remove the loss scale once, then clip, then step."""
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        scale = seen.loss_scale or 1.0
+        parameters = [p for p in patient.model.parameters() if p.grad is not None]
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(scale)
+        if patient.facts.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, patient.facts.max_grad_norm)
+        for optimizer in patient.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Recompute(UnscaleFirst):
+    """Take the step from a fresh forward and backward, with nothing in between."""
+
+
+class ClearGradients(Change):
+    """Leftover gradients are dropped before the step."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def prepared(self, patient: Patient) -> None:
+        if not self._done:
+            self._done = True
+            for parameter in patient.model.parameters():
+                parameter.grad = None

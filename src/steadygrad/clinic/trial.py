@@ -1,0 +1,256 @@
+"""A remedy tried on the failing step itself: is it finite, how far did it move, does it hold for a few steps?
+
+`verified` is set here and nowhere else, and only after the step and the steps that follow it have been run with the
+change in place. Distances are measured on the healthy rows against the same step in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..records import Remedy, Trial
+from .patient import Patient
+from .replay import Change, StepSeen, replay, trainable
+from .surgery.batch import MAX_SKIPS, DropRows, SkipBatch
+from .surgery.precision import Precision
+from .vigil import SIZE_MISMATCH
+from .ward import Proposal, Ward
+
+FOLLOW_STEPS = 6
+REWIND_STEPS = 8
+_CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Loss and gradient of the healthy rows in float64."""
+
+    loss: float
+    gradient: torch.Tensor
+
+
+def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[Trial, ...]:
+    """Every proposal on its own; verified ones first, and among them those that change least."""
+    reference = float64_reference(ward)
+    trials = [attempt(ward, proposal, reference) for proposal in proposals]
+    return tuple(sorted(trials, key=_rank))
+
+
+_SAFETY = {"exact": 0, "close": 1, "behavioural": 2}
+
+
+def _rank(trial: Trial) -> tuple[bool, int, float, float]:
+    gap = trial.loss_gap if trial.loss_gap is not None and math.isfinite(trial.loss_gap) else 1.0
+    turned = 1.0 - trial.gradient_cosine if trial.gradient_cosine is not None else 1.0
+    return (not trial.verified, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
+
+
+def attempt(ward: Ward, proposal: Proposal, reference: Reference | None) -> Trial:
+    """One trial. An error in the user's code under the change is a verdict, not a failure of the clinic."""
+    remedy = Remedy(
+        code=proposal.code,
+        slug=proposal.slug,
+        change=proposal.change,
+        safety=proposal.safety,
+        code_change=proposal.code_change,
+    )
+    change: Change | None = None
+    try:
+        change = proposal.make()
+        finite, steps, verdict = _run(ward, proposal, change)
+    except _CANNOT_RUN as error:
+        return Trial(
+            remedy=remedy, finite=False, verdict=f"cannot be tried here: {type(error).__name__}: {error}"[:200]
+        )
+    finally:
+        if change is not None:
+            change.undo(ward.patient)
+    gap, cosine = (None, None)
+    if finite and reference is not None:
+        gap, cosine = _distance(ward, proposal, reference)
+    return Trial(
+        remedy=remedy,
+        finite=finite,
+        verified=finite,
+        loss_gap=gap,
+        gradient_cosine=cosine,
+        steps_followed=steps,
+        verdict=verdict,
+    )
+
+
+def _run(ward: Ward, proposal: Proposal, change: Change) -> tuple[bool, int, str]:
+    patient, start = ward.patient, 0
+    if proposal.rewind and patient.facts.earlier is not None:
+        for back in range(min(REWIND_STEPS, patient.facts.step), 0, -1):
+            earlier = patient.facts.earlier(back)
+            if earlier is not None:
+                patient, start = earlier, back
+                break
+    judge = _Judge(ward, change)
+    seen = replay(patient, change=change)
+    if not judge.accepts(seen, at_failure=start == 0):
+        return False, 0, judge.why
+    following = getattr(patient, "following", None)
+    steps = 0
+    for ahead in range(1, start + FOLLOW_STEPS + 1):
+        batches = following(ahead) if following is not None else None
+        if batches is None:
+            break
+        seen = replay(
+            patient,
+            restore=False,
+            batches=batches,
+            prepare=_preparing(patient, ahead),
+            change=change if proposal.lasting else None,
+        )
+        steps += 1
+        if not judge.accepts(seen, at_failure=ahead == start):
+            return False, steps, f"{judge.why}, {ahead} steps on"
+    return judge.conclude(seen), steps, judge.why or "holds"
+
+
+def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
+    prepare = patient.prepare_following  # type: ignore[attr-defined]
+    return lambda: prepare(ahead)
+
+
+class _Judge:
+    """What counts as cured depends on what was wrong."""
+
+    def __init__(self, ward: Ward, change: Change) -> None:
+        self.ward, self.change, self.why = ward, change, ""
+        losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
+        self.ceiling = max(losses, default=0.0)
+
+    def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
+        if isinstance(self.change, SkipBatch):
+            return self._accepts_skip(seen, at_failure)
+        if not seen.finite:
+            self.why = _what_is_bad(seen)
+            return False
+        if self.ward.evidence.kind == "spike":
+            return self._calm(seen)
+        return not (at_failure and self.ward.silent) or self._cured(seen)
+
+    def _accepts_skip(self, seen: StepSeen, at_failure: bool) -> bool:
+        assert isinstance(self.change, SkipBatch)
+        if self.change.num_skipped > MAX_SKIPS:
+            self.why = f"skipped more than {MAX_SKIPS} steps"
+            return False
+        if seen.bad_after:
+            self.why = f"{seen.bad_after[0][0]} {seen.bad_after[0][1]} is bad all the same"
+            return False
+        if self.ward.evidence.kind == "spike":
+            return self._calm(seen)
+        return not (at_failure and self.ward.silent) or self._cured(seen)
+
+    def _calm(self, seen: StepSeen) -> bool:
+        if not math.isfinite(seen.loss) or (self.ceiling and abs(seen.loss) > 1.5 * self.ceiling):
+            self.why = f"the loss still rises to {seen.loss:.3g}"
+            return False
+        return True
+
+    def _cured(self, seen: StepSeen) -> bool:
+        names = self.ward.evidence.names
+        match self.ward.evidence.kind:
+            case "zero_gradient":
+                cured = all(
+                    seen.gradients[n].present and seen.gradients[n].norm > 0
+                    for n in names
+                    if not _starts_at_zero(n, seen)
+                )
+                self.why = "" if cured else "parameters still receive no gradient"
+            case "unmoved" | "outside_optimizer":
+                cured = all(seen.updates.get(name, 0.0) > 0 for name in names)
+                self.why = "" if cured else "weights still do not move"
+            case "mis_sized":
+                ratio = _size_ratio(self.ward.patient, seen)
+                cured = ratio is not None and 1 / SIZE_MISMATCH < ratio < SIZE_MISMATCH
+                self.why = "" if cured else "gradients still enter at the wrong size"
+            case "neutralised":
+                cured = all(size == 0 for size in seen.updates.values())
+                self.why = "" if cured else "the weights still move"
+            case _:
+                cured = True
+        return cured
+
+    def conclude(self, seen: StepSeen) -> bool:
+        if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
+            self.why = "the steps after it fail as well"
+            return False
+        return True
+
+
+def _starts_at_zero(name: str, seen: StepSeen) -> bool:
+    """A low-rank factor whose partner starts at zero has no gradient yet in the first step, and is not to blame."""
+    gradient = seen.gradients.get(name)
+    return gradient is not None and gradient.present and any(token in name for token in ("lora_A", ".A."))
+
+
+def _size_ratio(patient: Patient, seen: StepSeen) -> float | None:
+    true = seen.grad_norm / (seen.loss_scale or 1.0)
+    limit = patient.facts.max_grad_norm
+    expected = min(true, limit) if limit else true
+    actual = math.sqrt(sum(value**2 for value in seen.entering.values()))
+    return actual / expected if seen.entering and expected > 0 else None
+
+
+def _what_is_bad(seen: StepSeen) -> str:
+    if not seen.loss_finite:
+        return "the loss is still not finite"
+    if seen.bad_gradients or seen.bad_entering:
+        return f"the gradient of {(seen.bad_gradients or seen.bad_entering)[0]} is still not finite"
+    return f"{seen.bad_after[0][0]} {seen.bad_after[0][1]} is still not finite"
+
+
+def float64_reference(ward: Ward) -> Reference | None:
+    """The healthy rows of the step in float64, if the user's code can run so and is finite there."""
+    change = Precision(torch.float64)
+    try:
+        seen, gradient = _measure(ward, change, healthy=True)
+    except _CANNOT_RUN:
+        return None
+    finally:
+        change.undo(ward.patient)
+    if seen is None or gradient is None or not seen.loss_finite or not bool(torch.isfinite(gradient).all()):
+        return None
+    return Reference(seen.loss, gradient)
+
+
+def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | None, torch.Tensor | None]:
+    patient = ward.patient
+    batches = list(patient.batches)
+    if healthy and ward.rows.rows:
+        drop = DropRows(ward.rows.rows)
+        batches = [drop.batch(patient, batch) for batch in batches]
+    seen = replay(patient, change=change, until="backward", batches=batches)
+    parts = [
+        (p.grad.coalesce().to_dense() if p.grad.is_sparse else p.grad).detach().to(torch.float64).reshape(-1)
+        if p.grad is not None
+        else torch.zeros(p.numel(), dtype=torch.float64, device=p.device)
+        for _, p in trainable(patient)
+    ]
+    gradient = torch.cat(parts) / (seen.loss_scale or 1.0) if parts else None
+    return seen, gradient
+
+
+def _distance(ward: Ward, proposal: Proposal, reference: Reference) -> tuple[float | None, float | None]:
+    """How far loss and gradient of the healthy rows are from float64 with this change in place."""
+    change = proposal.make()
+    try:
+        seen, gradient = _measure(ward, change, healthy=not isinstance(change, DropRows))
+    except _CANNOT_RUN:
+        return None, None
+    finally:
+        change.undo(ward.patient)
+    if seen is None or gradient is None or not math.isfinite(seen.loss) or gradient.shape != reference.gradient.shape:
+        return None, None
+    gap = abs(seen.loss - reference.loss) / max(abs(reference.loss), 1e-12)
+    norms = float(gradient.norm() * reference.gradient.norm())
+    cosine = float(gradient @ reference.gradient) / norms if norms > 0 and math.isfinite(norms) else None
+    return gap, cosine

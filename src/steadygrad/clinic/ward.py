@@ -1,0 +1,76 @@
+"""What a remedy may look at when it proposes itself, and what a proposal is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..records import Origin
+from .evidence import Evidence
+from .exam import Examination
+from .patient import Patient
+from .replay import Change
+from .rows import Rows
+from .surgery.calls import CallSurgery, Operate
+from .vigil import Suspicion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ward:
+    """The patient with everything the clinic has found out so far."""
+
+    patient: Patient
+    evidence: Evidence
+    cause: str
+    origin: Origin | None
+    rows: Rows
+    exam: Examination | None = None
+    suspicion: Suspicion | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was non-finite: then a remedy must cure the pattern, not the number."""
+        return self.evidence.kind not in ("non_finite", "tampered_gradient")
+
+    @property
+    def half(self) -> bool:
+        """Whether half precision plays any part in this run."""
+        kinds = {str(p.dtype).removeprefix("torch.") for p in self.patient.model.parameters()}
+        return self.evidence.autocast is not None or bool(kinds & {"float16", "bfloat16"}) or self.evidence.half
+
+    @property
+    def fp16(self) -> bool:
+        kinds = {str(p.dtype) for p in self.patient.model.parameters()}
+        return self.evidence.autocast == "float16" or "torch.float16" in kinds or self.evidence.half
+
+    def can_operate(self) -> bool:
+        """Whether the origin is a call of the forward pass that can be changed where it stands."""
+        named = self.exam.named if self.exam is not None else None
+        return named is not None and bool(named.call) and named.site is not None and named.stage == "forward"
+
+    def operation(self, operate: Operate) -> Callable[[], Change]:
+        """The origin's call with other arguments, made anew for every trial."""
+        named = self.exam.named if self.exam is not None else None
+        assert named is not None
+        assert named.where is not None
+        site, name, owners = named.where, named.call, self.patient.facts.owners
+        return lambda: CallSurgery(site, name, operate, owners)
+
+    @property
+    def call(self) -> str:
+        named = self.exam.named if self.exam is not None else None
+        return named.call.strip("_") if named is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One change worth a trial. `lasting` keeps it in force in the steps after; `rewind` starts some steps before."""
+
+    code: str
+    slug: str
+    change: str
+    make: Callable[[], Change]
+    safety: str = "behavioural"
+    lasting: bool = True
+    rewind: bool = False
+    code_change: str | None = None

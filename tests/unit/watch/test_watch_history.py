@@ -182,3 +182,45 @@ def test_judging_and_remembering_a_healthy_step_is_cheap() -> None:
         assert judge(reading, history, BALANCED) == ()
         history.admit(reading, applied=True)
     assert (time.perf_counter() - start) / len(readings) < 300e-6
+
+
+def _diverges(losses: list[float], norms: list[float] | None = None) -> bool:
+    history, seen = History(), False
+    for step, loss in enumerate(losses):
+        reading = Reading(step=step, loss=loss, grad_norm=norms[step] if norms else 1.0)
+        seen |= any(found.code == "SY203" for found in judge(reading, history, BALANCED))
+        history.admit(reading, applied=True)
+    return seen
+
+
+def test_a_loss_that_climbs_back_to_its_start_and_stays_is_divergence() -> None:
+    falling = [1.5 + 7.0 * 0.97**step for step in range(150)]
+    assert _diverges(falling + [8.6] * 20)
+    assert not _diverges(falling + [8.6] * 5 + [1.6] * 30)
+
+
+def test_a_fine_tuned_loss_that_blows_up_is_divergence_and_one_that_wanders_is_not() -> None:
+    rng = random.Random(0)
+    tuning = [1.8 + 0.1 * rng.gauss(0, 1) for _ in range(150)]
+    assert _diverges(tuning + [9.0] * 20)
+    assert not _diverges(tuning + [3.9] * 50)
+
+
+def test_losses_of_two_networks_at_play_do_not_diverge() -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        losses, level = [], 0.6
+        for _ in range(3000):
+            level = min(1.2, max(0.4, level + 0.02 * rng.gauss(0, 1)))
+            losses.append(level + 0.03 * rng.gauss(0, 1))
+        assert not _diverges(losses)
+
+
+def test_a_runaway_shows_within_a_few_steps() -> None:
+    growth = [2.0, 2.0, 2.1, 9.0, 60.0, 500.0, 4000.0, 3e4, 2e5]
+    assert _diverges(growth, norms=growth)
+
+
+def test_a_loss_that_starts_at_zero_and_grows_while_gradients_do_not_is_no_runaway() -> None:
+    losses = [0.0, 1e-6, -1e-6] + [0.01 * (1 + step % 3) for step in range(100)]
+    assert not _diverges(losses, norms=[1.0 + 0.1 * (step % 4) for step in range(103)])

@@ -1,9 +1,10 @@
 """The loss is high and stays there.
 
 What it sees
-    Two patterns. Lost ground: the median of the last 16 losses is far above the best such median, by ten robust
-    standard deviations and by nine tenths of all the progress made. Runaway, which also shows in a short run: each
-    of the last three losses and norms is ten times all of the first three.
+    Two patterns. Lost ground: the median of the last 16 losses is above the best such median by as much again,
+    by ten robust standard deviations, and by nine tenths of all the progress made; where the loss never fell to
+    half of its start, it must be three times that start. Runaway, which also shows in a short run: each of the
+    last three losses and norms is ten times all of the first three.
 
 Why it hurts
     No single batch is to blame, so skipping helps nothing: the weights have left the good region, mostly because
@@ -68,10 +69,14 @@ def _lost_ground(reading: Reading, history: History, policy: Policy) -> Finding 
     if level is None or best is None or history.applied < policy.divergence_min_steps or level <= best:
         return None
     began = max(history.first_losses)
-    if level - best <= policy.divergence_lost_progress * abs(began - best):
-        return None
+    progress = began - best
     if level - best <= max(abs(best), policy.divergence_sigmas * history.best_spread):
         return None
+    if progress > abs(best):
+        if level - best <= policy.divergence_lost_progress * progress:
+            return None
+    elif level - began <= 2.0 * abs(began):
+        return None  # a loss that never fell much, as of two networks at play, says little by rising a little
     return finding(
         RULE,
         reading,

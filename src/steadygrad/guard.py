@@ -34,7 +34,7 @@ from .act.shield import Shield
 from .act.training_state import TrainingState
 from .errors import ClosedError, SteadyError, TrainingHalted
 from .journal import Journal
-from .records import Action, Decision, Incident, Outcome, Reading
+from .records import Action, Decision, Finding, Incident, Outcome, Reading
 from .watch.gradients import (
     Gradients,
     SparseGradientNotCoalesced,
@@ -196,6 +196,12 @@ class Guard:
         """What went wrong so far, newest last."""
         self.settle()
         return list(self._books.incidents)
+
+    @property
+    def vitals(self) -> list[Finding]:
+        """Silent trouble found by the sampled checks: lost updates, dead gradients and the like."""
+        self.settle()
+        return list(self._books.vitals)
 
     @property
     def step_number(self) -> int:
@@ -362,7 +368,7 @@ class Guard:
             else:
                 clip_exact(gradients, max_norm)
         self._recovery.before_update()
-        self._clerk.before_update(self._step)
+        self._clerk.before_update()
         with theirs(), scaled_learning_rate(self.optimizers, self._books.ledger.lr_factor):
             if flag is not None:
                 self._gate.step(flag, divisor)
@@ -429,6 +435,7 @@ class Guard:
         behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None,
     ) -> None:  # fmt: skip
         """A refused update: leave no trace of its batch, remember it, and run what came behind it again."""
+        self._clerk.after_refusal()
         reading, kept = self._recovery.second_look(reading, window, gradients)
         findings = self._books.judge(reading)
         decision = self._books.decide(reading, findings, self._recovery.capabilities())

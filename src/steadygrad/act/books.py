@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..journal import Journal
 from ..records import Action, Decision, Finding, Incident, Reading, Severity, StepRecord
@@ -36,6 +36,7 @@ class Books:
         self.history = History()
         self.ledger = Ledger()
         self.incidents: list[Incident] = []
+        self.vitals: list[Finding] = []
         self.recent: list[StepRecord] = []
         self._shield = shield
         self._run = run
@@ -132,6 +133,13 @@ class Books:
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
 
+    def tell_vital(self, found: Finding) -> None:
+        """Keep what a sampled check found; it names silent trouble and refuses nothing."""
+        self.vitals.append(found)
+        with self._shield("journal", None):
+            self.journal.event("vitals", code=found.code, slug=found.slug, step=found.step, subject=found.subject,
+                               detail=found.detail, severity=str(found.severity))  # fmt: skip
+
     def show(self, sentence: str, *, kind: str) -> None:
         """Tell the user, the first few times for each kind; the journal has all of them."""
         count = self._shown[kind] = self._shown.get(kind, 0) + 1
@@ -162,12 +170,7 @@ def _bare_findings(reading: Reading) -> tuple[Finding, ...]:
 
 
 def _float32(value: float) -> float:
-    import struct
-
     if not math.isfinite(value) or value > 3.4e38:
         return math.inf
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded
-
-
-OnFault = Callable[[str, BaseException], Any]

@@ -6,7 +6,6 @@ left alone: a hook would force a new compilation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .measure import absmax
 from .sampling import ActivationVitals
 
 
@@ -82,9 +82,9 @@ def _note(seen: Seen, key: tuple[str, torch.dtype], tensor: Tensor) -> None:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    absmax = torch.linalg.vector_norm(local, math.inf).float()
+    largest = absmax(local)
     known = seen.absmax.get(key)
-    seen.absmax[key] = absmax if known is None else torch.maximum(known.to(absmax.device), absmax)
+    seen.absmax[key] = largest if known is None else torch.maximum(known.to(largest.device), largest)
 
 
 def _is_compiled(model: nn.Module) -> bool:

@@ -1,0 +1,124 @@
+"""Start a new rule: its file, with the next free code of its series, ready to be filled in.
+
+    python tools/add_rule.py SY4 "dead units" "Units that are never active."
+
+SY1 to SY3 are detectors, SY4 vitals, DX causes, RX remedies, PF and CK rules of the check-up. Codes are never reused:
+the next one comes after the highest there is. The new file does not pass its tests until specimen, near miss and page
+are written and the room runs it, so a rule cannot be begun and forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parent.parent / "src" / "steadygrad"
+SERIES = re.compile(r"^(SY|DX|RX|PF|CK)([1-9])$")
+RULE = re.compile(r'RULE = Rule\(\s*"([A-Z]{2}\d{3})"')
+HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
+
+DETECTOR = """
+from ...act.policy import Policy
+from ...records import Finding, Reading, Severity
+from ...rules import Rule
+from ..finding import finding
+from ..history import History
+
+RULE = Rule("{code}", "{slug}", "{summary}")
+
+
+def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
+    raise NotImplementedError("say when {code} is seen: return finding(RULE, reading, Severity.WARNING, ...)")
+
+
+def SPECIMEN() -> tuple[Reading, History]:
+    raise NotImplementedError("a reading that must trigger {code}")
+
+
+def NEAR_MISS() -> tuple[Reading, History]:
+    raise NotImplementedError("a reading that looks like it and must not")
+"""
+
+VITAL = """
+from collections.abc import Sequence
+
+from ...act.policy import Policy
+from ...records import Finding, Severity
+from ...rules import Rule
+from .sampling import Sampling, about
+
+RULE = Rule("{code}", "{slug}", "{summary}")
+
+
+def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+    raise NotImplementedError("say when {code} is seen: return about(RULE, samplings[-1], Severity.WARNING, ...)")
+
+
+def SPECIMEN() -> list[Sampling]:
+    raise NotImplementedError("samplings that must trigger {code}")
+
+
+def NEAR_MISS() -> list[Sampling]:
+    raise NotImplementedError("samplings that look like it and must not")
+"""
+
+OTHER = """
+from ...rules import Rule
+
+RULE = Rule("{code}", "{slug}", "{summary}")
+"""
+
+
+def room_of(series: str) -> tuple[str, str]:
+    """The room of a series and the text a file there starts with."""
+    match series[:2]:
+        case "SY":
+            return ("watch/vitals", VITAL) if series == "SY4" else ("watch/detectors", DETECTOR)
+        case "DX":
+            return "clinic/causes", OTHER
+        case "RX":
+            return "clinic/remedies", OTHER
+        case _:
+            return "checkup/rules", OTHER
+
+
+def next_code(series: str, home: Path = HOME) -> str:
+    """One above the highest code of the series in any room."""
+    taken = {code for path in home.rglob("*.py") for code in RULE.findall(path.read_text(encoding="utf-8"))}
+    highest = max((int(code[2:]) for code in taken if code.startswith(series)), default=int(series[2]) * 100)
+    if highest % 100 == 99:
+        raise SystemExit(f"The series {series} is full.")
+    return f"{series[:2]}{highest + 1}"
+
+
+def write_rule(series: str, name: str, summary: str, home: Path = HOME) -> Path:
+    """Write the file of a new rule and return its path; an existing file is left alone."""
+    if not SERIES.match(series):
+        raise SystemExit(f"{series!r} is no series: expected SY1 to SY4, DX1, RX1, PF1 or CK1 and the like.")
+    slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    summary = summary.strip().rstrip(".") + "."
+    if not slug or '"' in summary or "\n" in summary:
+        raise SystemExit("A rule needs a name of letters and a summary of one sentence without double quotes.")
+    room, body = room_of(series)
+    path = home / room / f"{slug}.py"
+    if path.exists():
+        raise SystemExit(f"{path} is there already.")
+    page = "\n\n".join(f"{heading}" for heading in HEADINGS)
+    code = body.format(code=next_code(series, home), slug=slug, summary=summary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'"""{summary}\n\n{page}\n"""\n\nfrom __future__ import annotations\n{code}', encoding="utf-8")
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 3:
+        print(__doc__)
+        return 2
+    path = write_rule(*arguments)
+    print(f"{path}\nNow write its page, its judge, its specimen and its near miss, and let its room run it.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -69,7 +69,9 @@ class Books:
             answer.value = decision
         return answer.value
 
-    def enter(self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0) -> None:
+    def enter(
+        self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0, loss_seen: bool = True
+    ) -> None:
         """Remember one settled step: history, journal, and for a refused one an incident."""
         with self._shield("watch", None):
             self.history.admit(reading, applied)
@@ -80,7 +82,7 @@ class Books:
             rank=self._rank,
             time=time.time(),
             batch_key=reading.batch_key,
-            loss=reading.loss,
+            loss=reading.loss if loss_seen else math.nan,
             terms=reading.terms,
             grad_norm=reading.grad_norm,
             norms=reading.norms,

@@ -123,7 +123,8 @@ class ForwardState:
         """Put everything back bit for bit, values into the same storage.
 
         Returns the names of what is not known for certain at that moment: it moved, unseen, for the first time since
-        the last audit, and there were other forwards between that audit and the entry. It is put back to the audited value.
+        the last audit, and there were other forwards between that audit and the entry. It is put back to the audited
+        value.
         """
         self.notice()
         held = {id(slot) for slot, _, _ in entry.hot}
@@ -175,7 +176,8 @@ class ForwardState:
     def audit(self, *, values: bool = True) -> dict[tuple[int, str], Any]:
         """Plain counters on modules that moved for the first time, with their values before; taken from now on.
 
-        With `values` it also compares cold tensors with their copies, which reads the device. Walks every module's attributes, so it runs on a few early steps, on a schedule, and after incidents.
+        With `values` it also compares cold tensors with their copies, which reads the device. Walks every module's
+        attributes, so it runs on a few early steps, on a schedule, and after incidents.
         """
         self._takes_since_audit = 0
         for slot in self._slots.values() if values else ():

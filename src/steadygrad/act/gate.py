@@ -50,17 +50,17 @@ def why_not_on_device(optimizer: Optimizer) -> str | None:
     return None
 
 
-def check_supported(optimizer: Any) -> None:
-    """Raise one clear sentence for what cannot be guarded exactly."""
+def check_supported(optimizer: Any, *, monitor: bool = False) -> None:
+    """Raise one clear sentence for what cannot be guarded exactly; with `monitor` nothing has to be refused."""
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"Guard needs a torch.optim.Optimizer, got {type(optimizer).__name__}. "
             "Pass the optimizer itself (for an Accelerate wrapper: its .optimizer)."
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if isinstance(optimizer, torch.optim.LBFGS) and not monitor:
         raise UsageError(
             "LBFGS evaluates the loss several times inside step(), so a bad evaluation cannot be refused exactly. "
-            "Use another optimizer with Guard, or watch it with policy='observe' through sg.attach(optimizer)."
+            "Use another optimizer, or watch it only: sg.attach(optimizer, policy='observe')."
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError(

@@ -28,7 +28,7 @@ from .readout import LARGEST
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
 from .tape import Tape, named_tensors_in
-from .training_state import TrainingState, Tree, copy_tree, non_finite
+from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finite
 
 Kept = list[tuple[Any, str]]
 _CAREFUL_STEPS = 20
@@ -123,7 +123,7 @@ class Recovery:
 
     def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:
         """If the update made something non-finite, undo it and say what it was. Reads the device."""
-        bad = self._bad_state()
+        bad = bad_state(self._state)
         if not any(bad.values()):
             return {}
         self._state.restore(undo)
@@ -176,7 +176,7 @@ class Recovery:
             looked["gradients_finite"] = finite_gradients(gradients)
         self._back_to(window)
         if not reading.undone:
-            looked |= self._bad_state()
+            looked |= bad_state(self._state)
         looked["bad_inputs"] = tuple(
             name or "batch" for name in non_finite([item for b in window.batches for item in _floating(b)])
         )
@@ -204,13 +204,6 @@ class Recovery:
                 kind="unregistered",
             )
             self._books.journal.event("unregistered_state_changed", names=uncertain)
-
-    def _bad_state(self) -> dict[str, tuple[str, ...]]:
-        bad = non_finite(self._state.floating_tensors())
-        return {
-            field: tuple(name.removeprefix(kind + " ") for name in bad if name.startswith(kind))
-            for field, kind in (("bad_parameters", "parameter"), ("bad_state", "optimizer"), ("bad_buffers", "buffer"))
-        }
 
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:

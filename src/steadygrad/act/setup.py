@@ -63,13 +63,13 @@ def _one_of(name: str, value: Any, choices: Any) -> None:
         raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
-def as_optimizers(optimizer: Any) -> tuple[Optimizer, ...]:
+def as_optimizers(optimizer: Any, *, monitor: bool = False) -> tuple[Optimizer, ...]:
     """One or several optimizers as a tuple, each one that can be guarded and not guarded by somebody else."""
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise UsageError("Guard was given no optimizer.")
     for each in optimizers:
-        check_supported(each)
+        check_supported(each, monitor=monitor)
         claim = _CLAIMS.get(each)
         if claim is not None and claim() is not None:
             raise UsageError(

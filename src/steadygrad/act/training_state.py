@@ -97,6 +97,13 @@ def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
     return bad
 
 
+def bad_state(state: TrainingState) -> dict[str, Any]:
+    """What is not finite, as the fields of a Reading: `bad_parameters`, `bad_state`, `bad_buffers`. One host read."""
+    bad = non_finite(state.floating_tensors())
+    fields = (("bad_parameters", "parameter "), ("bad_state", "optimizer "), ("bad_buffers", "buffer "))
+    return {field: tuple(name.removeprefix(kind) for name in bad if name.startswith(kind)) for field, kind in fields}
+
+
 @torch.no_grad()
 def largest_magnitudes(tensors: Sequence[Tensor]) -> Tensor:
     """max |x| of each tensor of one device, as a float32 vector (NaN stays NaN). Does not sync."""

@@ -1,0 +1,367 @@
+"""A loop that stays as it is, guarded at `optimizer.step()`.
+
+The hook sees the gradients, reads one row of numbers on the host, and swaps the optimizer for an empty shell where
+the update must not land: `step()` then has nothing to do, whatever optimizer it is, and nothing of its state moves.
+With the model given, what its forward passes moved since the last update (running statistics, RNG, counters) is put
+back too. One host read a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..act import setup
+from ..act.books import Books
+from ..act.forward_state import Entry, ForwardState
+from ..act.gate import parameters_of
+from ..act.learning_rate import current_rate
+from ..act.policy import Capabilities, Policy
+from ..act.readout import Readout, must_refuse, reading_of
+from ..act.shield import Shield
+from ..act.training_state import TrainingState, bad_state
+from ..errors import TrainingHalted
+from ..journal import Journal
+from ..records import Action, Decision, Incident, Reading
+from ..watch.gradients import Gradients, SparseGradientNotCoalesced, coalesce_sparse, measure_gradients
+
+
+class OptimizerGuard:
+    """What `sg.attach(optimizer, ...)` returns.
+
+    Args:
+        optimizers: one or several; each one's steps are judged on their own.
+        model: lets the guard name parameters, put back what forward moved, and roll back poisoned weights.
+        scheduler: held for one call after a refused step.
+        scaler: your GradScaler, so that the steps it drops are seen and leave no trace either.
+        run_dir, policy: as for Guard.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        *,
+        model: nn.Module | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        run_dir: Any = None,
+        policy: str | Policy = "balanced",
+    ) -> None:
+        self.policy = Policy.named(policy)
+        self._shield = Shield()
+        self._optimizers = setup.as_optimizers(list(optimizers), monitor=not self.policy.acts)
+        self._forward = ForwardState([model] if model is not None else [])
+        names = _names(model, self._optimizers)
+        config = setup.run_config(self.policy.name, "the loop's own", 1, self._optimizers)
+        self._journal = Journal(run_dir, names=list(names.values()), run_config=config)
+        self._shield.report_to(self._journal.event)
+        self._state = TrainingState(
+            parameters={names[id(p)]: p for o in self._optimizers for p in parameters_of(o)},
+            optimizers=self._optimizers, forward=self._forward, scheduler=scheduler, scaler=scaler,
+        )  # fmt: skip
+        device = parameters_of(self._optimizers[0])[0].device
+        self._ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
+        self._desks = [_Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
+        self._entry: Entry | None = None
+        self._refused: set[int] = set()
+        self._loss: Tensor | None = None
+        self._halt: Decision | None = None
+        self._step = 0
+        self._undo: list[Callable[[], Any]] = []
+        setup.claim(self._optimizers, weakref.ref(self))
+        self._listen(model, scheduler, scaler)
+
+    # -- what a user calls
+
+    @property
+    def incidents(self) -> list[Incident]:
+        return [incident for desk in self._desks for incident in desk.books.incidents]
+
+    def summary(self) -> dict[str, Any]:
+        """Steps, skipped, success rate, first and last bad step, over all attached optimizers."""
+        ledgers = [desk.books.ledger for desk in self._desks]
+        steps, applied = sum(x.steps for x in ledgers), sum(x.applied for x in ledgers)
+        overflows = sum(x.overflows for x in ledgers)
+        first = [x.first_bad_step for x in ledgers if x.first_bad_step is not None]
+        last = [x.last_bad_step for x in ledgers if x.last_bad_step is not None]
+        return {
+            "steps": steps,
+            "applied": applied,
+            "skipped": sum(x.skipped for x in ledgers),
+            "overflows": overflows,
+            "rolled_back": sum(x.rollbacks_total for x in ledgers),
+            "success_rate": applied / (steps - overflows) if steps > overflows else 1.0,
+            "first_bad_step": min(first, default=None),
+            "last_bad_step": max(last, default=None),
+            "incidents": len(self.incidents),
+            "halted": self._halt is not None,
+            "guard_faults": dict(self._shield.faults),
+            "journal_degraded": self._journal.degraded,
+        }
+
+    def close(self) -> None:
+        """Take every hook off and close the journal."""
+        while self._undo:
+            self._undo.pop()()
+        setup.release(self._optimizers)
+        with self._shield("journal", None):
+            self._journal.close()
+
+    def __enter__(self) -> OptimizerGuard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- listening
+
+    def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
+        for desk in self._desks:
+            before = _outside_of_compile(functools.partial(self._before_step, desk))
+            after = functools.partial(self._after_step, desk)
+            self._undo.append(desk.optimizer.register_step_pre_hook(before).remove)
+            self._undo.append(desk.optimizer.register_step_post_hook(after).remove)
+        if model is not None:
+            self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
+            self._undo.append(model.register_forward_hook(self._after_forward).remove)
+        if scheduler is not None:
+            self._undo.append(_wrap(scheduler, "step", self._hold_schedule))
+        if scaler is not None:
+            self._undo.append(_wrap(scaler, "step", self._watch_scaler))
+
+    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+        """The first training forward since the last update: take what it may move. Does not sync."""
+        if self._entry is not None or not model.training or not torch.is_grad_enabled():
+            return
+        with self._shield("forward_state", None):
+            if self._ring is not None and self._step % self.policy.snapshot_every == 0:
+                self._ring.take(self._step)
+            self._entry = self._forward.take()
+
+    def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
+        if not model.training:
+            return
+        with self._shield("forward_state", None):
+            self._forward.notice()
+            if self._step < 3:
+                self._forward.audit(values=True)
+            loss = getattr(output, "loss", None)
+            if isinstance(loss, Tensor) and loss.numel() == 1:
+                self._loss = loss.detach()
+
+    def _before_step(self, desk: _Desk, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is not None:
+            return self._with_closure(desk, args, kwargs, closure)
+        if self._judged(desk):
+            desk.begin_update()
+            return None
+        return (_shell_of(optimizer), *args[1:]), kwargs
+
+    def _with_closure(self, desk: _Desk, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+        """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
+
+        def judged_closure() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if isinstance(loss, Tensor) and loss.numel() == 1:
+                self._loss = loss.detach()
+            if self._judged(desk):
+                desk.begin_update()
+            else:
+                for parameter in desk.parameters:
+                    parameter.grad = None
+            return loss
+
+        rest = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0],), {**rest, "closure": judged_closure}
+
+    def _after_step(self, desk: _Desk, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        desk.end_update()
+        if id(desk) not in self._refused:
+            self._entry = None
+        self._loss = None
+        if self._halt is not None:
+            raise TrainingHalted(f"Training was halted at step {self._halt.step}: {self._halt.reason}.")
+
+    # -- judging
+
+    def _judged(self, desk: _Desk) -> bool:
+        """Whether this update may land. One host read. A fault of ours lets only a finite gradient through."""
+        self._refused.discard(id(desk))
+        step, self._step = self._step, self._step + 1
+        with self._shield("guard", desk.finite_or_nothing) as answer:
+            good = self._judge(desk, step)
+            answer.value = lambda: good
+        return answer.value()
+
+    def _judge(self, desk: _Desk, step: int) -> bool:
+        reading = desk.read(step, self._loss)
+        can = Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
+        findings = desk.books.judge(reading)
+        if not (self.policy.acts and must_refuse(reading)):
+            decision = desk.books.decide(reading, findings, can)
+            desk.books.enter(reading, decision, applied=True, loss_seen=self._loss is not None)
+            return True
+        self._refused.add(id(desk))
+        if self._entry is not None:
+            self._forward.restore(self._entry)
+        reading = replace(reading, refused=True, **bad_state(self._state))
+        findings = desk.books.judge(reading)
+        decision = desk.books.decide(reading, findings, can)
+        desk.books.enter(reading, decision, applied=False, loss_seen=self._loss is not None)
+        if Action.ROLLBACK in decision.actions:
+            decision = self._roll_back(decision)
+        if Action.HALT in decision.actions:
+            self._halt = decision
+        return False
+
+    def _roll_back(self, decision: Decision) -> Decision:
+        """Back to the newest good state. The batches since then are gone: this loop is not ours to run again."""
+        snapshot = self._ring.newest_good() if self._ring is not None else None
+        if snapshot is None:
+            return replace(
+                decision, actions=(*decision.actions, Action.HALT), reason=f"{decision.reason}; no good state"
+            )
+        self._state.restore(snapshot.tree)
+        self._journal.event("rolled_back", to=snapshot.step, batches_run_again=0)
+        return decision
+
+    def _hold_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`scheduler.step()` right after a refused update does nothing."""
+        if self._refused:
+            self._refused.clear()
+            return None
+        return original(*args, **kwargs)
+
+    def _watch_scaler(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """GradScaler drops a step by not calling the optimizer: no hook of ours runs, so look at the count."""
+        before = self._step
+        result = original(optimizer, *args, **kwargs)
+        desk = next((desk for desk in self._desks if desk.optimizer is optimizer), None)
+        if desk is not None and self._step == before:
+            self._refused.add(id(desk))
+            with self._shield("forward_state", None):
+                if self._entry is not None:
+                    self._forward.restore(self._entry)
+                desk.books.journal.event("loss_scale_overflow", step=before)
+                desk.count_overflow(before)
+            self._step += 1
+        return result
+
+
+class _Desk:
+    """One attached optimizer: its parameters, its readout, its books."""
+
+    def __init__(
+        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters_of(optimizer)
+        self.books = Books(policy, journal, shield, run=journal.run_id)
+        self._readout = Readout([names[id(p)] for p in self.parameters], self.parameters[0].device)
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+
+    def read(self, step: int, loss: Tensor | None) -> Reading:
+        """The gradients' numbers on the host, unscaled. One host read."""
+        gradients = self._measure()
+        scale = getattr(self.optimizer, "grad_scale", None)
+        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
+        row = self._readout.pack(gradients, [{"loss": shown}], scale)
+        values = row.values.tolist()
+        limits = self.books.limits(None)
+        reading = reading_of(values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None)
+        if scale is not None and reading.loss_scale:
+            factor = 1.0 / reading.loss_scale
+            reading = replace(
+                reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
+            )
+        return replace(reading, grad_norm_limit=limits.grad_norm, loss_limit=limits.loss)
+
+    def _measure(self) -> Gradients | None:
+        try:
+            return measure_gradients(self.parameters)
+        except SparseGradientNotCoalesced:
+            coalesce_sparse(self.parameters)
+            return measure_gradients(self.parameters)
+
+    def finite_or_nothing(self) -> bool:
+        """The bare check that is left when the guard itself has failed."""
+        return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
+
+    def begin_update(self) -> None:
+        """Put a backed-off learning rate in force for this update; repair a summed `found_inf`."""
+        found = getattr(self.optimizer, "found_inf", None)
+        if isinstance(found, Tensor):
+            # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
+            self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]
+        factor = self.books.ledger.lr_factor
+        if factor != 1.0:
+            self._rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
+            for group, rate in self._rates:
+                group["lr"] = rate * factor
+
+    def end_update(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
+
+    def count_overflow(self, step: int) -> None:
+        """Enter a step that the user's GradScaler dropped."""
+        self.books.ledger = replace(
+            self.books.ledger,
+            steps=self.books.ledger.steps + 1,
+            skipped=self.books.ledger.skipped + 1,
+            overflows=self.books.ledger.overflows + 1,
+        )
+
+
+def _names(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
+    named = {id(p): setup.clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
+    for number, optimizer in enumerate(optimizers):
+        for place, parameter in enumerate(parameters_of(optimizer)):
+            named.setdefault(id(parameter), f"optimizer{number}.{place}")
+    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}
+
+
+def _shell_of(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with no parameters: its `step` has nothing to do."""
+    shell: Optimizer = object.__new__(type(optimizer))
+    shell.__dict__ = {**optimizer.__dict__, "param_groups": []}
+    return shell
+
+
+def _outside_of_compile(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled `optimizer.step` must break its graph here; loading dynamo where nobody uses it would cost seconds."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return hook if dynamo is None else dynamo.disable(lambda *args: hook(*args))
+
+
+def _wrap(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around(original, ...)` before `thing.name`; returns what undoes it.
+
+    By a subclass and not by an attribute: schedulers write all their attributes into their state_dict.
+    """
+    kind = type(thing)
+    original = getattr(kind, name)
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(functools.partial(original, self), *args, **kwargs)
+
+    thing.__class__ = type(
+        kind.__name__, (kind,), {name: functools.wraps(original)(wrapped), "__module__": kind.__module__}
+    )
+
+    def undo() -> None:
+        thing.__class__ = kind
+
+    return undo

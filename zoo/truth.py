@@ -1,0 +1,107 @@
+"""Comparing an answer with a case's truth, field by field. Only this file and the report know what the truth is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FIELDS = ("detected", "phase", "op", "module", "line", "rows", "cause", "remedy", "honest")
+"""`honest` is lost when a remedy is called verified that is known not to work."""
+
+# What a case calls its own repair, and the generic remedies that do the same to the arithmetic.
+SAME_ARITHMETIC = {
+    "biased": {"guard"},
+    "zero_infinity": {"guard"},
+    "log_softmax": {"eps", "clamp", "finfo_min"},
+    "xlogy": {"eps", "double_where"},
+    "mask_terms": {"double_where", "finfo_min"},
+    "two_pass": {"clamp", "eps", "fp32", "upcast_module"},
+    "survival_directly": {"clamp", "eps"},
+    "snr_plus_one": {"eps"},
+    "gather_weight": {"eps"},
+    "vector_norm": {"eps", "double_where"},
+    "clamp_inside": {"clamp"},
+    "soft_clamp": {"clamp"},
+    "library_softplus": {"double_where", "clamp"},
+    "right_padding": {"finfo_min"},
+    "sink_token": {"finfo_min"},
+    "divide_first": {"upcast_module", "fp32"},
+    "scale_query_first": {"upcast_module"},
+    "back_off": {"scale_down"},
+    "unscale_once": {"unscale_first"},
+    "add_param_group": {"rebuild_optimizer"},
+    "nan_to_num_input": {"drop_rows"},
+    "schedule_per_epoch": {"lr_down"},
+    "warmup": {"lr_down"},
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a tool said of one case. `lines` are source places, innermost first; `rows` None where it says none."""
+
+    alarm_step: int | None = None
+    symptom: str | None = None
+    phase: str | None = None
+    op: str | None = None
+    module: str | None = None
+    lines: list[str] = field(default_factory=list)
+    rows: list[int] | None = None
+    cause: str | None = None
+    verified: list[str] = field(default_factory=list)
+    because: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+def bare(op: str | None) -> str | None:
+    return op.strip("_") if op else op
+
+
+def marked_line(path: Path, marker: str | None) -> int | None:
+    """The number of the line that ends with the marker."""
+    if not marker:
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if line.rstrip().endswith(marker)), None)
+
+
+def case_line(answer: Answer, path: Path) -> int | None:
+    """The innermost line of the answer that lies in the case's own file."""
+    for place in answer.lines:
+        file, _, number = place.rpartition(":")
+        if Path(file).name == path.name:
+            return int(number)
+    return None
+
+
+def on_time(step: int | None, truth: dict[str, Any]) -> bool:
+    if step is None:
+        return False
+    first = truth["first_bad_step"]
+    earliest = truth.get("latent_from", first)
+    slack = 3 if truth["symptom"] in ("silent", "spike") else 0
+    return min(earliest, first) - (1 if truth["symptom"] == "spike" else 0) <= step <= first + slack
+
+
+def judge(answer: Answer, truth: dict[str, Any], path: Path) -> dict[str, bool | None]:
+    """True, False or None (not asked) for every field of a failure."""
+    works = set(truth["fixes_that_work"])
+    works |= {slug for name in works for slug in SAME_ARITHMETIC.get(name, ())}
+    fails = set(truth["fixes_that_do_not"])
+    ops = {bare(op) for op in [truth["op"], *truth.get("op_also", [])] if op}
+    modules = [truth["module"], *truth.get("module_also", [])]
+    line = marked_line(path, truth["line_marker"])
+    verified = set(answer.verified)
+    return {
+        "detected": on_time(answer.alarm_step, truth),
+        "phase": answer.phase == truth["phase"],
+        "op": bare(answer.op) in ops if truth["op"] else None,
+        "module": answer.module in modules,
+        "line": case_line(answer, path) == line if line is not None else None,
+        "rows": answer.rows == truth["bad_rows"],
+        "cause": answer.cause == truth["cause"],
+        "remedy": bool(verified & works) if works else None,
+        "honest": not verified & (fails - works),
+    }

@@ -61,7 +61,7 @@ def watch(
         after()
         if due:
             vitals.after_update()
-            found += vitals.findings(step)
+            found += vitals.findings(step, loss=float(loss.detach()))
     return found
 
 
@@ -192,6 +192,13 @@ class TestSilentFailures:
 
         assert watch(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss_fn, autocast=torch.bfloat16) == []
 
+    def test_a_loss_whose_every_gradient_flushes_to_zero_is_named(self) -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        found = watch(model, optimizer, lambda m, b: 1e-9 * square(m, b), autocast=torch.float16)
+        assert codes(found) == ["SY401"]
+        assert found[0].evidence["num_names"] == 4
+
     def test_updates_lost_to_bfloat16_weights_are_named(self) -> None:
         model = mlp().to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
@@ -259,6 +266,13 @@ class TestSilentFailures:
         found = watch(model, optimizer)
         assert found[0].code == "SY405"
         assert found[0].evidence["names"] == ["2.weight", "2.bias"]
+
+    def test_a_stale_parameter_left_in_the_optimizer_is_only_a_note(self) -> None:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model[2] = nn.Linear(16, 1)
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        assert codes(watch(model, optimizer)) == []
 
     def test_weights_that_something_resets_are_named(self) -> None:
         model = mlp()

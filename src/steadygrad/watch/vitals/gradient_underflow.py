@@ -1,9 +1,9 @@
 """Gradients vanish into float16's zero.
 
 What it sees
-    Something runs in float16, and in three samplings in a row a tensor's gradient is exactly zero throughout, or
-    mostly zero with the rest below the smallest normal float16 (6e-5, loss scale included), while other tensors
-    have gradients.
+    Something runs in float16, and in three samplings in a row a tensor's gradient is exactly zero throughout,
+    or mostly zero with the rest below the smallest normal float16 (6e-5, loss scale included), while other
+    tensors have gradients. Where none has, the loss must not be zero.
 
 Why it hurts
     Below 6e-8 float16 knows only zero. The part of the model behind it silently stops learning; loss and norm look
@@ -57,7 +57,7 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
 def _is_starved(tensor: TensorVitals, sampling: Sampling) -> bool:
     if not (sampling.uses_fp16 and tensor.trainable and tensor.has_gradient and tensor.num_sampled):
         return False
-    if sampling.loudest == 0.0:
+    if sampling.loudest == 0.0 and not sampling.loss:
         return False  # a batch with nothing left to teach
     if tensor.grad_absmax == 0.0:
         return True

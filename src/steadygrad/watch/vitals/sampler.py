@@ -45,6 +45,7 @@ class _Watched:
     optimizer: Optimizer | None
     group: int
     lr: float = 0.0
+    in_model: bool = True
 
 
 @dataclass(slots=True)
@@ -113,7 +114,9 @@ class Vitals:
         self._open = None
         self._waiting.clear()
 
-    def findings(self, step: int, *, applied: bool = True, loss_scale: float | None = None) -> tuple[Finding, ...]:
+    def findings(
+        self, step: int, *, applied: bool = True, loss: float | None = None, loss_scale: float | None = None
+    ) -> tuple[Finding, ...]:
         """What the oldest waiting sampling, of this step, and those before it show; () if its update was refused.
 
         Waits for the sampling's one host read. The same finding about the same tensor is said once in a run.
@@ -136,6 +139,7 @@ class Vitals:
             tensors=tuple(self._describe(entry, measured.get(i), ran) for i, entry in enumerate(waiting.watched)),
             activations=() if seen is None else seen.vitals(values[num_tables:]),
             loss_scale=loss_scale,
+            loss=loss,
         )
         self._samplings.append(sampling)
         return self._new(judge_samplings(tuple(self._samplings), self._policy))
@@ -171,7 +175,7 @@ class Vitals:
                     if id(parameter) not in seen:
                         seen.add(id(parameter))
                         name = f"optimizer {number}, group {index}, parameter {place}"
-                        watched.append(_Watched(name, parameter, optimizer, index, _lr(options)))
+                        watched.append(_Watched(name, parameter, optimizer, index, _lr(options), in_model=False))
         return watched
 
     def _describe(self, entry: _Watched, numbers: Measured | None, ran: frozenset[str] | None = None) -> TensorVitals:
@@ -196,7 +200,7 @@ class Vitals:
             eps=eps if isinstance(eps, float) else None,
             state_dtypes=tuple(sorted({_word(value.dtype) for value in moments.values()})),
             has_gradient=id(entry.tensor) in self._had_gradient,
-            module_ran=None if ran is None else entry.name.rpartition(".")[0] in ran,
+            module_ran=None if ran is None else entry.in_model and entry.name.rpartition(".")[0] in ran,
             grad_absmax=numbers.grad_absmax if numbers else 0.0,
             weight_norm=numbers.weight_norm if numbers else 0.0,
             update_norm=numbers.update_norm if numbers else 0.0,

@@ -67,6 +67,7 @@ class Sampling:
     tensors: tuple[TensorVitals, ...] = ()
     activations: tuple[ActivationVitals, ...] = ()
     loss_scale: float | None = None
+    loss: float | None = None
     measured: bool = True
 
     @property

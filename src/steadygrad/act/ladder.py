@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..records import Action
+from .presets import Capabilities, Policy
 
 APPLIED, SKIPPED, OVERFLOWED = "a", "s", "o"
+_MAX_BACKOFF = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +128,50 @@ def step_down(ledger: Ledger, *, step: int) -> Ledger:
         healthy_steps=0,
         last_recovery_step=step,
     )
+
+
+def healthy_stretch(policy: Policy, ledger: Ledger) -> int:
+    """How many healthy steps take one rung off. A remedy that was taken off too early is kept twice as long."""
+    return policy.recovery_steps * int(2 ** min(ledger.relapses, _MAX_BACKOFF))
+
+
+def try_remedy(policy: Policy, ledger: Ledger, action: Action, step: int, can: Capabilities) -> Ledger | None:
+    """The ledger with that remedy in force, or None where it is not possible."""
+    if action is Action.TIGHTEN_CLIP and can.clip:
+        tighter = [factor for factor in policy.clip_ladder if factor < ledger.clip_factor]
+        return climb(ledger, action, step=step, clip_factor=tighter[0]) if tighter else None
+    if action is Action.SCALE_LR and can.lr:
+        factor = ledger.lr_factor * policy.lr_factor
+        return climb(ledger, action, step=step, lr_factor=factor) if factor >= policy.min_lr_factor else None
+    if action is Action.ROLLBACK and can.rollback and ledger.rollbacks < policy.max_rollbacks:
+        return ledger
+    if action is Action.DROP_TERM:
+        left = set(can.terms) - set(ledger.dropped_terms)
+        drop = tuple(term for term in ledger.failing_terms if term in left)
+        return climb(ledger, action, step=step, drop=drop) if drop and left - set(drop) else None
+    if action is Action.WIDEN_PRECISION and can.widen and not ledger.widened:
+        return climb(ledger, action, step=step, widen=True)
+    return None
+
+
+def note_relapse(policy: Policy, ledger: Ledger, step: int) -> Ledger:
+    """The ledger, which notes a relapse if a rung was taken off only lately."""
+    last = ledger.last_recovery_step
+    if last is None or step - last > healthy_stretch(policy, ledger):
+        return ledger
+    return ledger.but(relapses=ledger.relapses + 1, last_recovery_step=None)
+
+
+def in_words(action: Action, ledger: Ledger) -> str:
+    """What was done, as the beginning of a reason."""
+    match action:
+        case Action.TIGHTEN_CLIP:
+            return f"batch skipped, clip tightened to x{ledger.clip_factor:g}"
+        case Action.SCALE_LR:
+            return f"batch skipped, learning rate x{ledger.lr_factor:g}"
+        case Action.DROP_TERM:
+            return f"batch skipped, loss without {', '.join(ledger.dropped_terms)} from here"
+        case Action.WIDEN_PRECISION:
+            return "batch skipped, wider precision from here"
+        case _:
+            return "batch skipped"

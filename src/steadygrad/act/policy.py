@@ -21,7 +21,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..records import Action, Decision, Finding, Reading, Severity
-from .ladder import APPLIED, OVERFLOWED, SKIPPED, Ledger, climb, step_down
+from .ladder import (
+    APPLIED,
+    OVERFLOWED,
+    SKIPPED,
+    Ledger,
+    healthy_stretch,
+    in_words,
+    note_relapse,
+    step_down,
+    try_remedy,
+)
 from .ladder import Rung as Rung
 from .presets import PRESETS as PRESETS
 from .presets import Capabilities as Capabilities
@@ -31,7 +41,6 @@ from .presets import Suggested as Suggested
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
 _SPIKES = frozenset({"SY201", "SY202", "SY204"})
 _TERM, _DIVERGENCE, _COLLAPSE, _OVERFLOW = "SY102", "SY203", "SY301", "SY304"
-_MAX_BACKOFF = 5
 
 
 def decide(
@@ -101,7 +110,7 @@ def _proceed(
         healthy_steps=healthy,
         healthy_since=step if ledger.healthy_since is None else ledger.healthy_since,
     )
-    if (ledger.rungs or ledger.relapses or ledger.rollbacks) and healthy >= _stretch(policy, ledger):
+    if (ledger.rungs or ledger.relapses or ledger.rollbacks) and healthy >= healthy_stretch(policy, ledger):
         if ledger.rungs:
             undone = ledger.rungs[-1].action
             ledger = step_down(ledger, step=step)
@@ -110,11 +119,6 @@ def _proceed(
         else:
             ledger = ledger.but(relapses=0, rollbacks=0, healthy_steps=0)
     return _decision(policy, ledger, step, (Action.PROCEED,), findings, reason), ledger
-
-
-def _stretch(policy: Policy, ledger: Ledger) -> int:
-    """How many healthy steps take one rung off. A remedy that was taken off too early is kept twice as long."""
-    return policy.recovery_steps * int(2 ** min(ledger.relapses, _MAX_BACKOFF))
 
 
 def _observe(
@@ -245,40 +249,14 @@ def _remedy(
             # Where the clip cannot be tightened any more, the next rung is due instead.
             wanted = (Action.TIGHTEN_CLIP, Action.SCALE_LR)
     for action in wanted:
-        if (climbed := _climb(policy, ledger, action, step, can)) is None:
+        if (climbed := try_remedy(policy, ledger, action, step, can)) is None:
             continue
-        ledger = _relapse(policy, climbed, step)
+        ledger = note_relapse(policy, climbed, step)
         if action is Action.ROLLBACK:
             return _rollback(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row: {what}")
-        reason = f"{_said(action, ledger)}: {what}"
+        reason = f"{in_words(action, ledger)}: {what}"
         return _decision(policy, ledger, step, (Action.SKIP, action), findings, reason), ledger
     return _decision(policy, ledger, step, (Action.SKIP,), findings, f"batch skipped: {what}"), ledger
-
-
-def _climb(policy: Policy, ledger: Ledger, action: Action, step: int, can: Capabilities) -> Ledger | None:
-    """The ledger with that remedy in force, or None where it is not possible."""
-    if action is Action.TIGHTEN_CLIP and can.clip:
-        tighter = [factor for factor in policy.clip_ladder if factor < ledger.clip_factor]
-        return climb(ledger, action, step=step, clip_factor=tighter[0]) if tighter else None
-    if action is Action.SCALE_LR and can.lr:
-        factor = ledger.lr_factor * policy.lr_factor
-        return climb(ledger, action, step=step, lr_factor=factor) if factor >= policy.min_lr_factor else None
-    if action is Action.ROLLBACK and can.rollback and ledger.rollbacks < policy.max_rollbacks:
-        return ledger
-    if action is Action.DROP_TERM:
-        left = set(can.terms) - set(ledger.dropped_terms)
-        drop = tuple(term for term in ledger.failing_terms if term in left)
-        return climb(ledger, action, step=step, drop=drop) if drop and left - set(drop) else None
-    if action is Action.WIDEN_PRECISION and can.widen and not ledger.widened:
-        return climb(ledger, action, step=step, widen=True)
-    return None
-
-
-def _relapse(policy: Policy, ledger: Ledger, step: int) -> Ledger:
-    last = ledger.last_recovery_step
-    if last is None or step - last > _stretch(policy, ledger):
-        return ledger
-    return ledger.but(relapses=ledger.relapses + 1, last_recovery_step=None)
 
 
 def _rollback(
@@ -302,7 +280,7 @@ def _diverged(
 ) -> tuple[Decision, Ledger]:
     """Back to a good state, with a smaller learning rate: with the same one the run would diverge again."""
     step, what = reading.step, "; ".join(found.detail for found in live)
-    slower = _climb(policy, before, Action.SCALE_LR, step, can)
+    slower = try_remedy(policy, before, Action.SCALE_LR, step, can)
     if can.rollback:
         ledger = _counted(policy, slower or before, reading, live)
         if before.rollbacks >= policy.max_rollbacks:
@@ -314,17 +292,3 @@ def _diverged(
     decision, ledger = _proceed(policy, slower.but(healthy_steps=0), reading, findings, "")
     reason = f"learning rate x{ledger.lr_factor:g}, nothing to go back to: {what}"
     return replace(decision, actions=(Action.SCALE_LR,), reason=reason), ledger
-
-
-def _said(action: Action, ledger: Ledger) -> str:
-    match action:
-        case Action.TIGHTEN_CLIP:
-            return f"batch skipped, clip tightened to x{ledger.clip_factor:g}"
-        case Action.SCALE_LR:
-            return f"batch skipped, learning rate x{ledger.lr_factor:g}"
-        case Action.DROP_TERM:
-            return f"batch skipped, loss without {', '.join(ledger.dropped_terms)} from here"
-        case Action.WIDEN_PRECISION:
-            return "batch skipped, wider precision from here"
-        case _:
-            return "batch skipped"

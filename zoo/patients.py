@@ -25,6 +25,8 @@ from .snapshots import Snapshot
 
 # Past this many saved values only the latest moments are kept.
 SNAPSHOT_BUDGET = 60_000_000
+# So many batches in a row may a loop's own policy refuse before it is standing still.
+HANDLED_IN_A_ROW = 3
 
 
 class CasePatient:
@@ -187,6 +189,7 @@ class _Run:
     def go(self, *, depth: str) -> Sighting:
         vigil = Vigil(trusts=self._overflow_is_the_scalers, reads=self._parameters_read)
         suspicion: Suspicion | None = None
+        handled: list[Suspicion] = []
         for index in range(len(self.case.batches)):
             self.snapshots[index] = Snapshot(self.case)
             self.snapshots.pop(index - self.keep, None)
@@ -194,14 +197,27 @@ class _Run:
             seen = replay(patient, restore=False)
             self.history.append(_record(index, seen, self.case))
             suspicion = vigil.look(index, seen, patient)
+            if suspicion is not None and self._refused(seen, index) and len(handled) < HANDLED_IN_A_ROW:
+                # The loop's own policy refused the batch and nothing was harmed: told only if it goes on and on.
+                handled.append(suspicion)
+                suspicion = None
+                continue
             if suspicion is not None:
+                suspicion = handled[0] if handled and self._refused(seen, index) else suspicion
                 break
+            handled.clear()
         suspicion = suspicion or vigil.conclude()
         if suspicion is None:
             return Sighting()
         at = suspicion.step if suspicion.step in self.snapshots else max(self.snapshots)
         patient = self.patient(at, suspicion.symptom)
         return Sighting(suspicion, diagnose(patient, depth=depth, suspicion=suspicion))
+
+    def _refused(self, seen: StepSeen, index: int) -> bool:
+        """Whether the loop itself took no step for a bad batch, and left no bad state behind."""
+        if self.case.skip_nonfinite is None or seen.stepped or seen.bad_after:
+            return False
+        return not seen.bad_before and (index + 1) % self.case.accumulation == 0
 
     def _parameters_read(self, patient: Any) -> frozenset[str]:
         with patient.examining():

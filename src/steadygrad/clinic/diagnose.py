@@ -8,14 +8,14 @@ from ..errors import UsageError
 from ..records import Diagnosis, Origin
 from .causes import name_cause
 from .evidence import Evidence
-from .exam import Examination, examine, locate, scrubbed
+from .exam import Examination, examine, locate, scrubbed, tampered_with
 from .gather import gather, gather_silent, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, find_rows, num_rows
 from .trial import try_all
-from .vigil import Suspicion
+from .vigil import Suspicion, grown_gradients
 from .ward import Ward
 
 REPLAYS_FOR_DOUBT = 2
@@ -88,6 +88,12 @@ class _Case:
         self.exam = exam
         if exam.seen.finite and not exam.seen.bad_before:
             return self._does_not_reproduce(exam)
+        grown = grown_gradients(exam.seen) or tampered_with(exam)
+        if grown:
+            tampered = Suspicion(
+                symptom="nan_grad", step=self.patient.facts.step, kind="tampered_gradient", names=grown
+            )
+            return gather_silent(self.patient, tampered)
         if scrubbed(exam):
             born = locate(exam)
             self.notes.append(

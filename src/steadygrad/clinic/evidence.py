@@ -1,4 +1,4 @@
-"""What the judges see: plain data about one failing step. Causes and remedies are functions of this and nothing else."""
+"""What the judges see: plain data about one failing step. Causes are functions of this and nothing else."""
 
 from __future__ import annotations
 

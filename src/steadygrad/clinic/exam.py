@@ -76,7 +76,7 @@ def examine(patient: Patient, *, depth: str = "full") -> Examination:
 
 def choose_sinks(seen: StepSeen) -> list[tuple[str, str]]:
     """The bad values that matter most: the loss before gradients, gradients before weights, weights before states."""
-    for kind in ("loss", "grad", "parameter", "optimizer", "buffer"):
+    for kind in ("loss", "grad", "entering", "parameter", "optimizer", "buffer"):
         chosen = [key for key in seen.sinks if key[0] == kind]
         if chosen:
             return chosen
@@ -227,6 +227,16 @@ def scrubbed(exam: Examination) -> bool:
         if bad_in and floats and not any(is_bad(exam.trace.value(touch)) for touch in floats):
             return True
     return False
+
+
+def tampered_with(exam: Examination) -> tuple[str, ...]:
+    """Gradients that backward had left sound and that something of the user's, not an optimizer's, made bad."""
+    names = tuple(name for kind, name in choose_sinks(exam.seen) if kind == "entering")
+    record = exam.birth.record if names and exam.birth is not None else None
+    if exam.birth is None or record is None:
+        return ()
+    by_user = record.stage == "commit" and any(not frame.library for frame in record.stack.frames)
+    return names if exam.birth.bits or by_user else ()
 
 
 def tiny_scalar_in_half(exam: Examination) -> bool:

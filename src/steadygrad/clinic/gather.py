@@ -30,7 +30,32 @@ from .vigil import Suspicion
 OUTLIER = 1e6
 """A batch entry this many times the usual size of its tensor is an outlier."""
 OVERFLOWING = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "pow", "add", "sub", "sum", "mean", "var", "mse_loss", "native_layer_norm"]
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "mul",
+        "pow",
+        "add",
+        "sub",
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "mse_loss",
+        "native_layer_norm",
+        "native_batch_norm",
+        "native_group_norm",
+        "linalg_vector_norm",
+        "norm",
+        "cumsum",
+        "dot",
+        "addcmul",
+        "smooth_l1_loss",
+        "huber_loss",
+    }
 )
 
 

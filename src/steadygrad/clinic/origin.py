@@ -16,7 +16,34 @@ from .trace import OpRecord, Touch, Trace, is_bad
 
 # Ops that write a constant somewhere. An infinity they bring was asked for.
 WRITES_CONSTANTS = frozenset(
-    ["full", "full_like", "fill", "fill_scalar", "masked_fill", "index_fill", "index_put", "scatter", "where", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "new_full", "constant_pad_nd", "ones", "zeros", "ones_like", "zeros_like", "copy", "masked_scatter", "slice_scatter", "select_scatter", "diagonal_scatter", "index_copy", "tril", "triu"]
+    {
+        "constant_pad_nd",
+        "copy",
+        "diagonal_scatter",
+        "fill",
+        "fill_scalar",
+        "full",
+        "full_like",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "masked_fill",
+        "masked_scatter",
+        "new_full",
+        "ones",
+        "ones_like",
+        "scalar_tensor",
+        "scatter",
+        "select_scatter",
+        "slice_scatter",
+        "tril",
+        "triu",
+        "where",
+        "zeros",
+        "zeros_like",
+    }
 )
 UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize"})
 SOFTMAX = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "safe_softmax", "logsumexp"})
@@ -111,6 +138,10 @@ class _Search:
         infs = [touch for touch in record.reads if math.isinf(value(touch))]
         if record.op in UNINITIALISED:
             return [], [Birth(record=record, is_nan=made_nan)]
+        if record.backward and self.forward_is_clean:
+            # What forward saved did no harm on its way to a finite loss; only what backward made is followed.
+            nans = [touch for touch in nans if self._made_in_backward(touch)]
+            infs = [touch for touch in infs if made_nan or self._made_in_backward(touch)]
         if made_nan and nans:
             return nans, []
         if made_nan and infs:
@@ -121,6 +152,12 @@ class _Search:
             return infs, []
         intended = record.op in WRITES_CONSTANTS
         return [], [Birth(record=record, is_nan=False, intended=intended)]
+
+    def _made_in_backward(self, touch: Touch) -> bool:
+        maker = producer(self.trace, touch)
+        if maker is None:
+            return self.trace.label(touch)[0] == "grad"
+        return maker.backward or maker.stage != "forward"
 
     def _nan_from_infinities(self, record: OpRecord, infs: list[Touch]) -> list[Birth]:
         sources: list[Birth] = []

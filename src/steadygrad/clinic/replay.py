@@ -184,7 +184,7 @@ def replay(
     ]
     with ExitStack() as stack:
         stack.enter_context(change.around())
-        entered = stack.enter_context(_entering(patient, seen))
+        entered = stack.enter_context(_entering(patient, seen, tracer))
         for batch in patient.batches if batches is None else batches:
             batch = change.batch(patient, batch)
             if tracer is not None:
@@ -264,18 +264,30 @@ class _Armed:
 
 
 @contextmanager
-def _entering(patient: Patient, seen: StepSeen) -> Iterator[_Armed]:
+def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterator[_Armed]:
     """Look at the gradients in the moment an optimizer takes its step: after unscaling, clipping and the like."""
     armed = _Armed()
 
     def look(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if armed.armed:
-            seen.stepped = True
-            names = parameter_names(patient)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        seen.entering[names.get(id(parameter), "?")] = float(parameter.grad.to(torch.float32).norm())
+        if not armed.armed:
+            return
+        seen.stepped = True
+        names = parameter_names(patient)
+        if tracer is not None:
+            tracer.paused = True
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                name = names.get(id(parameter), "?")
+                dense = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+                seen.entering[name] = float(dense.to(torch.float32).norm())
+                if tracer is not None and not math.isfinite(seen.entering[name]):
+                    touch = tracer.sink(dense)
+                    if touch is not None:
+                        seen.sinks["entering", name] = touch
+        if tracer is not None:
+            tracer.paused = False
 
     handles = [optimizer.register_step_pre_hook(look) for optimizer in patient.optimizers]
     try:

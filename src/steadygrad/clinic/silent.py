@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import os.path
 from collections.abc import Sequence
 
 import torch
@@ -26,8 +26,14 @@ def common_module(names: Sequence[str]) -> str | None:
     owners = [name.partition("/")[0].rpartition(".")[0].split(".") for name in names]
     if not owners:
         return None
-    prefix = os.path.commonprefix(owners)
-    return ".".join(prefix) if prefix and prefix != [""] else ("" if len(names) == 1 else None)
+    prefix = list(itertools.takewhile(lambda part: part is not None, map(_shared, zip(*owners, strict=False))))
+    if not prefix or prefix == [""]:
+        return "" if len(names) == 1 else None
+    return ".".join(str(part) for part in prefix)
+
+
+def _shared(parts: tuple[str, ...]) -> str | None:
+    return parts[0] if len(set(parts)) == 1 else None
 
 
 def gradient_survives_in_float32(patient: Patient, names: Sequence[str]) -> bool:

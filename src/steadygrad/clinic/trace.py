@@ -178,6 +178,7 @@ class Tracer:
         self.owners = owners
         self.watch = dict(watch or {})
         self.deaf = deaf
+        self.paused = False
         self._count = 0
         self._names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._modules: list[str | None] = []
@@ -352,7 +353,7 @@ class _Dispatch(TorchDispatchMode):
         self.tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not hasattr(func, "_schema"):
+        if self.tracer.paused or not hasattr(func, "_schema"):
             return func(*args, **(kwargs or {}))
         return self.tracer.dispatched(func, args, kwargs or {})
 

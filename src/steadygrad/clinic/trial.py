@@ -125,7 +125,9 @@ class _Judge:
     def __init__(self, ward: Ward, change: Change) -> None:
         self.ward, self.change, self.why = ward, change, ""
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
-        self.ceiling = max(losses, default=0.0)
+        # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
+        now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]
+        self.ceiling = max([*losses, *(loss for loss in now if math.isfinite(loss))], default=0.0)
 
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
         if isinstance(self.change, SkipBatch):

@@ -7,13 +7,14 @@ size than the loss gave them, a loss that jumps and stays up. Pure functions ove
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from .patient import Patient
-from .replay import StepSeen
+from .replay import StepSeen, parameter_names
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -25,6 +26,7 @@ SIZE_MISMATCH = 4.0
 """Gradients entering the optimizer this many times too small or too large were scaled wrongly."""
 LONG_STRIDE = 0.2
 """An update longer than this share of the weights' own norm is no small step."""
+TAMPERED = 1e3
 SCALER_PATIENCE = 12
 """Overflows in a row a dynamic scaler may need to find its scale."""
 
@@ -47,6 +49,7 @@ class _Row:
     rate: float
     loss_scale: float | None
     max_grad_norm: float | None
+    rated: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -64,7 +67,10 @@ class Vigil:
         """Judge one more step; a suspicion at once, or None for now."""
         rate = max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
         facts = patient.facts
-        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm))
+        names = parameter_names(patient)
+        groups = [group for optimizer in patient.optimizers for group in optimizer.param_groups if group["lr"] > 0]
+        rated = frozenset(names.get(id(p), "?") for group in groups for p in group["params"])
+        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated))
         return (
             self._neutralised(step, seen)
             or self._non_finite(step, seen, patient)
@@ -73,6 +79,7 @@ class Vigil:
             or self._mis_sized()
             or self._unmoved()
             or self._spike()
+            or self._rising()
             or self._diverged()
         )
 
@@ -93,7 +100,10 @@ class Vigil:
                 return Suspicion(symptom="nan_grad", step=step, kind="non_finite", names=tuple(seen.bad_gradients))
             return None
         if seen.bad_entering:
-            return Suspicion(symptom="nan_grad", step=step, kind="tampered_gradient", names=tuple(seen.bad_entering))
+            return Suspicion(symptom="nan_grad", step=step, kind="non_finite", names=tuple(seen.bad_entering))
+        grown = grown_gradients(seen)
+        if grown:
+            return Suspicion(symptom="spike", step=step, kind="tampered_gradient", names=grown)
         before = set(seen.bad_before)
         for kind, symptom in (("parameter", "nan_param"), ("optimizer", "nan_state"), ("buffer", "nan_state")):
             names = tuple(name for k, name in seen.bad_after if k == kind)
@@ -159,7 +169,7 @@ class Vigil:
 
     def _mis_sized(self) -> Suspicion | None:
         """Compare the gradient the loss gave (scale removed, then clipped) with the one the optimizer received."""
-        rows = [row for row in self._recent(2) if row.seen.stepped and row.seen.entering]
+        rows = [row for row in self.rows if row.seen.stepped and row.seen.entering][-2:]
         if len(rows) < 2:
             return None
         ratios = []
@@ -185,11 +195,13 @@ class Vigil:
         rows = [row for row in self.rows if row.seen.stepped and row.rate > 0]
         if len(rows) < PATIENCE:
             return None
+        moving = set.intersection(*(set(row.rated) for row in rows))
         held = [name for name in rows[0].seen.updates if rows[0].seen.entering.get(name, 0.0) > 0]
         still = tuple(
             name
             for name in held
-            if all(row.seen.updates.get(name, 1.0) == 0.0 and row.seen.entering.get(name, 0.0) > 0 for row in rows)
+            if name in moving
+            and all(row.seen.updates.get(name, 1.0) == 0.0 and row.seen.entering.get(name, 0.0) > 0 for row in rows)
         )
         if not still:
             return None
@@ -209,6 +221,8 @@ class Vigil:
         if at < STEPS_BEFORE_SPIKE or not all(math.isfinite(loss) for loss in losses):
             return None
         ceiling = max(losses[:at])
+        if any(row.seen.loss < 0 for row in self.rows):
+            ceiling *= 10  # a loss that crosses zero has no scale of its own
         if ceiling <= 0 or losses[at] <= JUMP * ceiling or (not ended and losses[-1] <= JUMP / 2 * ceiling):
             return None
         # The loss shows a step late what an update did: blame the step whose update was out of line, if one was.
@@ -220,6 +234,19 @@ class Vigil:
         return Suspicion(
             symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}"
         )
+
+    def _rising(self) -> Suspicion | None:
+        """The loss has doubled, and doubled again, and again."""
+        rows = self._recent(PATIENCE + 1)
+        losses = [row.seen.loss for row in rows]
+        if not rows or not all(math.isfinite(row.seen.loss) and row.seen.loss > 0 for row in self.rows):
+            return None
+        doubled = all(after > 2 * before for before, after in itertools.pairwise(losses))
+        if doubled and losses[-1] > 2 * JUMP * self.rows[0].seen.loss:
+            return Suspicion(
+                symptom="spike", step=rows[0].step, kind="spike", detail=f"{losses[0]:.3g} to {losses[-1]:.3g}"
+            )
+        return None
 
     def _diverged(self) -> Suspicion | None:
         """Steps as long as the weights themselves, and a loss that went up and stayed up."""
@@ -235,6 +262,17 @@ class Vigil:
                 symptom="spike", step=first.step, kind="spike", detail=f"one update moved the weights by {stride:.0%}"
             )
         return None
+
+
+def grown_gradients(seen: StepSeen) -> tuple[str, ...]:
+    """Gradients that were a thousand times larger when the optimizer took them than when backward had made them."""
+    scale = seen.loss_scale or 1.0
+    total = seen.grad_norm / scale
+    if not math.isfinite(total) or total <= 0:
+        return ()
+    grown = [n for n, size in seen.entering.items() if size > TAMPERED * max(total, 1e-12) and n in seen.gradients]
+    # A scale that was never removed lifts all of them alike; a fault lifts one.
+    return tuple(grown) if 2 * len(grown) < len(seen.entering) else ()
 
 
 def _owner(name: str) -> str:

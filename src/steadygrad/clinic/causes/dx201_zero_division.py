@@ -28,12 +28,23 @@ from ..opfacts import DIVISIONS
 from .match import Match
 
 RULE = Rule("DX201", "zero_division", "A division met an exact zero.")
+NORMALISATIONS = frozenset(
+    {
+        "native_layer_norm",
+        "native_batch_norm",
+        "native_group_norm",
+        "rms_norm",
+        "fused_rms_norm",
+    }
+)
 
 
 def match(e: Evidence) -> Match | None:
     if e.op is None or e.phase == "optimizer" or e.kind != "non_finite":
         return None
     divides = e.op in DIVISIONS or e.op == "pow"
+    if e.op in NORMALISATIONS and not e.backward and not any(d.num_nan or d.num_inf for d in e.inputs) and not e.half:
+        return Match(0.7, f"{e.op} of values without any spread, with no eps to speak of")
     if e.facts.denominator_zero and e.op in DIVISIONS:
         return Match(0.9, f"{e.op} by an exact zero")
     if divides and e.facts.argument_zero and not e.backward:

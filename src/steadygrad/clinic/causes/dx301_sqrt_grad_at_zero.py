@@ -28,7 +28,20 @@ from .match import Match
 
 RULE = Rule("DX301", "sqrt_grad_at_zero", "A root, norm or fractional power was differentiated at zero.")
 
-ROOTS = frozenset(["sqrt", "pow", "norm", "linalg_vector_norm", "cdist", "cdist_forward", "std", "hypot", "pdist_forward", "renorm", "prod"])
+ROOTS = frozenset(
+    {
+        "sqrt",
+        "pow",
+        "norm",
+        "linalg_vector_norm",
+        "cdist",
+        "cdist_forward",
+        "std",
+        "hypot",
+        "pdist_forward",
+        "renorm",
+    }
+)
 
 
 def match(e: Evidence) -> Match | None:

@@ -28,7 +28,29 @@ from .match import Match
 
 RULE = Rule("DX302", "domain_edge_grad", "A function was differentiated at the edge of its domain.")
 
-EDGES = frozenset(["acos", "asin", "acosh", "atanh", "logsumexp", "erfinv", "logcumsumexp", "special_logit", "logit", "atan2", "log1p", "xlogy"])
+EDGES = frozenset(
+    {
+        "acos",
+        "asin",
+        "acosh",
+        "atanh",
+        "logsumexp",
+        "erfinv",
+        "logcumsumexp",
+        "special_logit",
+        "logit",
+        "atan2",
+        "log1p",
+        "xlogy",
+        "linalg_svd",
+        "linalg_eigh",
+        "linalg_eig",
+        "linalg_qr",
+        "linalg_cholesky_ex",
+        "linalg_det",
+        "linalg_slogdet",
+    }
+)
 
 
 def match(e: Evidence) -> Match | None:
@@ -36,6 +58,6 @@ def match(e: Evidence) -> Match | None:
         return None
     if e.backward:
         return Match(0.96, f"the derivative of {e.op} is undefined at the edge of its domain")
-    if e.facts.argument_at_edge and e.is_nan:
-        return Match(0.6, f"{e.op} of an argument just outside its domain")
+    if e.facts.argument_at_edge and e.op not in ("log1p", "logit", "special_logit", "xlogy"):
+        return Match(0.6, f"{e.op} of an argument at or outside the edge of its domain")
     return None

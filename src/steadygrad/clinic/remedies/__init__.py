@@ -1,4 +1,4 @@
-"""The remedies, one file each. A remedy proposes a change where the evidence makes it worth a trial; it never applies it."""
+"""The remedies, one file each. A remedy proposes a change where it is worth a trial; it never applies it."""
 
 from __future__ import annotations
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..patient import Patient
-from ..replay import Change, StepSeen
+from ..replay import Change, StepSeen, absmax
 from ..rows import num_rows
 
 MAX_SKIPS = 3
@@ -38,11 +40,37 @@ class SkipBatch(Change):
 
     def commit(self, patient: Patient, seen: StepSeen) -> None:
         if seen.loss_finite and not seen.bad_gradients:
-            patient.commit()
+            with self._refusing(patient):
+                patient.commit()
             return
         self.num_skipped += 1
         for optimizer in patient.optimizers:
             optimizer.zero_grad()
+
+    @contextmanager
+    def _refusing(self, patient: Patient) -> Iterator[None]:
+        """Optimizers refuse a step whose gradients went bad after backward (a hook, a clip, a flipped bit)."""
+        before = [(optimizer, optimizer.__dict__.get("step")) for optimizer in patient.optimizers]
+        for optimizer, _ in before:
+            optimizer.step = self._refuser(optimizer, optimizer.step)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for optimizer, own in before:
+                if own is None:
+                    del optimizer.step
+                else:
+                    optimizer.step = own  # type: ignore[method-assign]
+
+    def _refuser(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
+        def refusing(*args: Any, **kwargs: Any) -> Any:
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            if all(math.isfinite(absmax(grad)) for grad in grads):
+                return step(*args, **kwargs)
+            self.num_skipped += 1
+            return None
+
+        return refusing
 
 
 class TrueSkip(SkipBatch):

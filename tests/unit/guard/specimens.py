@@ -105,6 +105,13 @@ def run_guarded(data: Sequence[Tensor], *, clip_norm: float | None = 1.0, make: 
     return it
 
 
+def make_guard(model: nn.Module, optimizer: Any, loss_fn: Any, **options: Any) -> sg.Guard:
+    """A guard that skips and does nothing else, with no diagnosis: for tests of what a skip leaves behind."""
+    options.setdefault("policy", SKIP_ONLY)
+    options.setdefault("diagnose", "off")
+    return sg.Guard(model, optimizer, loss_fn, **options)
+
+
 def state_of(it: Setup) -> dict[str, Any]:
     """Everything that must agree, by name."""
     state: dict[str, Any] = {f"model.{k}": v for k, v in it.model.state_dict().items()}
@@ -124,8 +131,13 @@ def state_of(it: Setup) -> dict[str, Any]:
 
 
 def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """Names of entries that are not equal bit for bit."""
+    """Names of entries of two `state_of` that are not equal bit for bit."""
     assert len(a) > 10
+    return same_bits(a, b)
+
+
+def same_bits(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Names of entries that are not equal bit for bit; a tensor is compared by its bytes, so a NaN equals itself."""
     wrong = sorted(set(a) ^ set(b))
     for name in set(a) & set(b):
         x, y = a[name], b[name]

@@ -67,6 +67,7 @@ class Guard:
         snapshots: "auto", "host", "device" or "off": where the ring of last good states lives.
         checkpoint_every: steps between checkpoints in `run_dir/snapshots`; None writes none.
         resume: continue from the last good checkpoint in `run_dir`, if there is one.
+        diagnose: "auto" (the first incidents of a kind, on the spot), "origin" (without trying remedies), or "off".
         batch_key: `batch_key(batch)` names a batch in the journal; by default batches are counted.
         extra_state: name -> (take, put) for state the guard cannot see, such as your own generator.
     """
@@ -91,13 +92,14 @@ class Guard:
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 3,
         resume: bool = False,
+        diagnose: str = "auto",
         batch_key: Callable[[Any], str] | None = None,
         extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
     ) -> None:
         setup.check_arguments(
             model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision=precision,
             scaler=scaler, accumulate=accumulate, clip=clip, settle=settle, snapshots=snapshots,
-            checkpoint_every=checkpoint_every, run_dir=run_dir,
+            checkpoint_every=checkpoint_every, run_dir=run_dir, diagnose=diagnose,
         )  # fmt: skip
         self.policy = Policy.named(policy)
         self.model = model
@@ -138,6 +140,8 @@ class Guard:
             store=setup.make_store(self._journal.path, self._state, checkpoint_every, keep_checkpoints, resume),
             can_clip=max_grad_norm is not None,
         )  # fmt: skip
+        self._names = {id(p): name for name, p in zip(names, parameters, strict=True)}
+        self._diagnose = diagnose
         self._window = Window()
         self._pending: Flight | None = None
         self._step = 0
@@ -148,7 +152,7 @@ class Guard:
         self._closed = False
         self._inside = False
         setup.claim(self.optimizers, weakref.ref(self))
-        setup.settle_before_others_look(model, weakref.ref(self))
+        setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
         if resume and (found := self._recovery.resume()) is not None:
             self._step, self._batches_seen = found
         self._clerk.inspect_setup()
@@ -183,7 +187,7 @@ class Guard:
             self._inside = True
             try:
                 if self._pending is not None:
-                    self._settle_pending(list(zip(self._window.batches, self._window.keys, strict=True)))
+                    self._settle_pending(self._window.fed)
                 if len(self._window):
                     self._tidy_window()
             except TheirFault as fault:
@@ -258,10 +262,14 @@ class Guard:
 
     def _guarded_step(self, batch: Any, key: str) -> Outcome:
         try:
+            late = self._late()
+            if self._pending is not None and not late:
+                # The optimizer was fused when that step was committed and is so no longer.
+                self._settle_pending(self._window.fed)
             if not len(self._window):
                 self._keep_state()
             self._recovery.tape(self._step, batch, key)
-            outcome = self._feed(batch, key, late=self._late())
+            outcome = self._feed(batch, key, late=late)
         except (TheirFault, SteadyError):
             raise
         except Exception as fault:
@@ -317,10 +325,8 @@ class Guard:
 
     def _commit_late(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
         """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
-        if self._pending is not None:
-            current = self._window
-            if self._settle_pending(list(zip(current.batches, current.keys, strict=True)), outcome):
-                return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
+        if self._pending is not None and self._settle_pending(self._window.fed, outcome):
+            return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         limits = self._limits()
         flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
         if not self.policy.acts:
@@ -441,6 +447,8 @@ class Guard:
         decision = self._books.decide(reading, findings, self._recovery.capabilities())
         self._books.enter(reading, decision, applied=False, attempt=attempt)
         self._recovery.quarantine(reading, window, kept)
+        if not reading.scale_to_blame and not reading.undone:
+            self._call_the_clinic(reading, decision, window)
         self._recovery.apply(decision)
         outcome.resolve(decision=decision, reading=reading, applied=False)
         if Action.HALT in decision.actions:
@@ -450,6 +458,22 @@ class Guard:
             outcome.rolled_back_to = self._recovery.roll_back(decision, next_outcome)
             return
         self._run_again([*kept, *behind], next_outcome)
+
+    def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:
+        """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
+        depth = self._books.diagnosis_due(self._diagnose)
+        if depth is None:
+            return
+        with self._shield("clinic", None):
+            from .clinic.bedside import GuardPatient
+            from .clinic.diagnose import diagnose
+
+            patient = GuardPatient(
+                program=self._program, forward=self._forward, state=self._state, window=window, step=reading.step,
+                symptom=self._books.incidents[-1].symptom, findings=decision.findings, history=self._books.recent,
+                names=self._names, max_grad_norm=self._max_grad_norm,
+            )  # fmt: skip
+            self._books.enter_diagnosis(diagnose(patient, depth=depth))
 
     def _run_again(self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> None:
         """Feed batches again, each judged before it lands; the last one's outcome answers for `outcome`."""

@@ -35,6 +35,11 @@ class Window:
         return len(self.batches)
 
     @property
+    def fed(self) -> list[tuple[Any, str]]:
+        """Its micro-batches with their keys, to be fed again."""
+        return list(zip(self.batches, self.keys, strict=True))
+
+    @property
     def key(self) -> str:
         return "+".join(self.keys)
 

@@ -32,7 +32,7 @@ _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKe
 
 def check_arguments(
     *, model: Any, loss_fn: Any, max_grad_norm: Any, scheduler: Any, precision: Any, scaler: Any, accumulate: Any,
-    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, run_dir: Any,
+    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, run_dir: Any, diagnose: Any,
 ) -> None:  # fmt: skip
     """One clear sentence for each argument that cannot work."""
     if not isinstance(model, nn.Module):
@@ -50,6 +50,7 @@ def check_arguments(
     _one_of("clip", clip, ("exact", "folded"))
     _one_of("settle", settle, ("auto", "late", "now"))
     _one_of("snapshots", snapshots, ("auto", "host", "device", "off"))
+    _one_of("diagnose", diagnose, ("auto", "origin", "off"))
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise UsageError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
     if not isinstance(accumulate, int) or accumulate < 1:
@@ -153,16 +154,21 @@ def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
     raise UsageError(f"ema must have update_parameters(model) or update(), or be callable; got {type(ema).__name__}.")
 
 
-def settle_before_others_look(model: nn.Module, owner: weakref.ref[Any]) -> None:
-    """Whoever saves or evaluates the model between steps must see the last step settled: its buffers may still hold
-    what a refused forward wrote. Costs one host call per state_dict or outside forward, none inside a step."""
+def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer], owner: weakref.ref[Any]) -> None:
+    """Whoever saves, loads or evaluates between steps must see the last step settled: buffers may still hold what a
+    refused forward wrote, and fused SGD's momentum what a refused first step left there. Costs one host call per
+    state_dict or outside forward, none inside a step."""
 
     def settle(*_: Any, **__: Any) -> None:
         guard = owner()
         if guard is not None:
             guard.settle()
 
-    model.register_state_dict_pre_hook(settle)
+    model.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.register_state_dict_pre_hook(settle)
+        optimizer.register_load_state_dict_pre_hook(settle)
     if any(True for _ in model.buffers()):
         model.register_forward_pre_hook(settle)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..journal import Journal
-from ..records import Action, Decision, Finding, Incident, Reading, Severity, StepRecord
+from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
 from ..watch.history import History, Limits
 from ..watch.judge import judge
 from .ladder import Ledger
@@ -25,6 +25,7 @@ logger = logging.getLogger("steadygrad")
 
 _SYMPTOMS = {"SY103": "nan_grad", "SY104": "nan_grad", "SY105": "nan_param", "SY106": "nan_state", "SY107": "nan_state"}
 _SHOWN_PER_SYMPTOM = 3
+_DIAGNOSED_PER_SYMPTOM = 3
 
 
 class Books:
@@ -134,6 +135,31 @@ class Books:
             self.incidents.append(incident)
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+
+    def diagnosis_due(self, wish: str) -> str | None:
+        """How deep to diagnose the newest incident: the first of a kind in full, a few more for their origin."""
+        if wish == "off" or not self.incidents or self.incidents[-1].diagnosis is not None:
+            return None
+        kind = self.incidents[-1].symptom
+        before = sum(1 for incident in self.incidents[:-1] if incident.symptom == kind and incident.diagnosis)
+        if before >= _DIAGNOSED_PER_SYMPTOM:
+            return None
+        return "full" if wish == "auto" and before == 0 else "origin"
+
+    def enter_diagnosis(self, diagnosis: Diagnosis) -> None:
+        """Keep the clinic's answer with the newest incident and say it in a line."""
+        incident = replace(self.incidents[-1], diagnosis=diagnosis)
+        self.incidents[-1] = incident
+        self.journal.incident(incident)
+        cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause else "cause not recognised"
+        origin = diagnosis.origin
+        where = (
+            " ".join(x for x in (origin.op, f"in {origin.module}" if origin.module else "", origin.source) if x)
+            if origin
+            else ""
+        )
+        best = f"; {diagnosis.remedies[0].remedy.change} helps" if diagnosis.remedies else ""
+        self.show(f"incident {incident.number}: {cause}, born in {where or diagnosis.phase}{best}", kind="diagnosis")
 
     def tell_vital(self, found: Finding) -> None:
         """Keep what a sampled check found; it names silent trouble and refuses nothing."""

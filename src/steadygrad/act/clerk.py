@@ -70,7 +70,7 @@ class Clerk:
         if self._vitals is not None and self._waiting and self._waiting[0] == reading.step:
             with self._vitals_shield():
                 self._waiting.pop(0)
-                self._tell(self._vitals.findings(reading.step, loss_scale=reading.loss_scale))
+                self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))
 
     def after_refusal(self) -> None:
         """A refused step was no sample of anything; take the hooks off."""

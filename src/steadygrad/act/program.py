@@ -74,8 +74,8 @@ class StepProgram:
             return None
         terms = named_terms(answer)
         if self.dropped_terms:
-            kept = [value for name, value in terms.items() if name != "loss" and name not in self.dropped_terms]
-            terms = {**terms, "loss": torch.stack([value.float() for value in kept]).sum()}
+            kept = {k: value for k, value in terms.items() if k != "loss" and k not in self.dropped_terms}
+            terms = {"loss": torch.stack([value.float() for value in kept.values()]).sum(), **kept}
         return terms
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:

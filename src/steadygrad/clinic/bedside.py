@@ -1,7 +1,7 @@
 """The guard's failing step as a patient: the state is still the one from before the step, so no snapshot is needed.
 
-A replay of forward and backward moves only what forward moves, and that is put back cheaply. Only when a replay goes
-on into the optimizer is everything else copied, once, and put back after.
+One copy of the state is kept while the clinic works, because surgery may change anything; it is put back before every
+replay and after the last one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
 from ..act.program import PRECISIONS, StepProgram
-from ..act.training_state import TrainingState, Tree, copy_tree
+from ..act.tape import tensors_in
+from ..act.training_state import TrainingState
 from ..records import Finding, StepRecord
 from ..watch.gradients import clip_exact, measure_gradients
+from .keepsake import Keepsake
 from .patient import StepFacts
 
 _SAMPLE_ID_KEYS = ("sample_id", "sample_ids", "example_id", "id", "index", "idx", "indices", "uid")
@@ -46,12 +48,11 @@ class GuardPatient:
         self._forward_state = forward
         self._state = state
         self._entry = window.entry
-        self._copy: Tree | None = None
-        self._committed = False
+        self._keepsake: Keepsake | None = None
         self._max_grad_norm = max_grad_norm
         self.model = program.model
         self.optimizers = program.optimizers
-        self.batches = list(window.batches)
+        self.batches: Sequence[Any] = list(window.batches)
         scaler = program.scaler
         self.facts = StepFacts(
             step=step,
@@ -64,15 +65,15 @@ class GuardPatient:
             accumulation=program.accumulate,
             device_type=program.device.type,
             sample_ids=sample_ids_of(window.batches[-1]) if window.batches else None,
+            select_rows=select_rows,
             parameter_names=names,
             dynamic_scale=scaler is not None,
         )
 
     def restore(self) -> None:
-        """Back to the moment before the step. Cheap unless the optimizer has run since."""
-        if self._committed and self._copy is not None:
-            self._state.restore(self._copy)
-            self._committed = False
+        """Back to the moment before the step, bit for bit."""
+        if self._keepsake is not None:
+            self._keepsake.restore()
         assert self._entry is not None
         self._forward_state.restore(self._entry)
         self._program.zero_grad()
@@ -89,10 +90,7 @@ class GuardPatient:
         self._program.backward(terms)
 
     def commit(self) -> None:
-        """Unscale, clip, step, after keeping a copy of what the step changes."""
-        if self._copy is None:
-            self._copy = copy_tree(self._state.live(), torch.clone)
-        self._committed = True
+        """Unscale, clip, step, as the run does."""
         self._program.unscale()
         if self._max_grad_norm is not None and (gradients := measure_gradients(self._program.parameters)) is not None:
             clip_exact(gradients, self._max_grad_norm)
@@ -105,11 +103,32 @@ class GuardPatient:
         with ExitStack() as stack:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            self._keepsake = Keepsake(self.model, self.optimizers, self._state)
             try:
                 yield
             finally:
                 self.restore()
-                self._copy = None
+                self._keepsake = None
+
+
+def select_rows(batch: Any, rows: Sequence[int]) -> Any:
+    """The batch with these rows only: every tensor and list as long as the batch is narrowed along its first side."""
+    size = next((t.shape[0] for t in tensors_in(batch) if t.dim()), None)
+    return batch if size is None else _narrow(batch, list(rows), size)
+
+
+def _narrow(value: Any, rows: list[int], size: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[rows] if value.dim() and value.shape[0] == size else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_narrow(item, rows, size) for item in value))
+    if isinstance(value, list | tuple):
+        if len(value) == size and not any(isinstance(item, Tensor) for item in value):
+            return type(value)(value[row] for row in rows)
+        return type(value)(_narrow(item, rows, size) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _narrow(item, rows, size) for key, item in value.items()}
+    return value
 
 
 def sample_ids_of(batch: Any) -> list[Any] | None:

@@ -93,6 +93,7 @@ def run_plain(data: Sequence[Tensor], *, accumulate: int = 1, clip: float | None
 def run_guarded(data: Sequence[Tensor], *, clip_norm: float | None = 1.0, make: Any = None, **options: Any) -> Setup:
     it = setup(make)
     options.setdefault("policy", SKIP_ONLY)
+    options.setdefault("diagnose", "off")
     guard = sg.Guard(
         it.model, it.optimizer, it.loss_fn, max_grad_norm=clip_norm, scheduler=it.scheduler, ema=it.ema, **options
     )
@@ -108,6 +109,7 @@ def run_guarded(data: Sequence[Tensor], *, clip_norm: float | None = 1.0, make: 
 def make_guard(model: nn.Module, optimizer: Any, loss_fn: Any, **options: Any) -> sg.Guard:
     """A guard that skips and does nothing else, with no diagnosis: for tests of what a skip leaves behind."""
     options.setdefault("policy", SKIP_ONLY)
+    options.setdefault("diagnose", "off")
     options.setdefault("diagnose", "off")
     return sg.Guard(model, optimizer, loss_fn, **options)
 

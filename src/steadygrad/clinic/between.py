@@ -85,9 +85,12 @@ def huge_state(patient: Patient) -> tuple[str, float, int] | None:
         size = torch.nan_to_num(size, nan=math.inf, posinf=math.inf)
         top = torch.topk(size, min(8, size.numel())).values
         usual = float(size.median()) or float(top[-1])
-        if usual <= 0 or float(top[0]) < 1e10 or float(top[0]) < 1e10 * max(usual, 1e-6):
+        if float(top[0]) < 1e15 and (usual <= 0 or float(top[0]) < 1e10 * max(usual, 1.0)):
             continue
-        few = int((size > 1e6 * max(float(top[-1]), usual)).sum()) if float(top[-1]) < 1e8 else size.numel()
+        if float(top[-1]) >= 1e8 or float(size.median()) >= 1e8:
+            worst = worst or (name, float(top[0]), size.numel())
+            continue
+        few = int((size > 1e6 * max(float(top[-1]), usual)).sum())
         if few and few <= 4 and (worst is None or float(top[0]) > worst[1]):
             worst = (name, float(top[0]), few)
     return worst

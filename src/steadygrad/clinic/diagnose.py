@@ -52,6 +52,9 @@ class _Case:
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
         cause, match, also = name_cause(evidence)
+        if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.phase != "optimizer":
+            self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
+            origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)
         rows = self._rows(evidence, origin, cause.slug if cause else "", depth)
         self.notes += [f"also considered: {slug} ({sure:.2f})" for slug, sure in also[1:4]]
         diagnosis = Diagnosis(

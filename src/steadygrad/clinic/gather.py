@@ -159,7 +159,7 @@ def _blame_state(patient: Patient, exam: Examination, evidence: Evidence, origin
         patient.restore()
         patient.prepare()
         huge = huge_state(patient)
-        if huge is not None:
+        if huge is not None and not (huge[2] > 4 and evidence.blew_up):
             evidence = replace(evidence, huge_state=huge)
             return _as_state(evidence, origin, ("parameter", huge[0]))
     return evidence, origin
@@ -221,7 +221,7 @@ def _bad_since_start(patient: Patient, leaf: tuple[str, str]) -> bool:
     if first is None:
         return False
     first.restore()
-    bad = any((k, n) == leaf and not math.isfinite(absmax(t)) for k, n, t in named_state(first))
+    bad = any((k, n) == leaf and not absmax(t) < 1e15 for k, n, t in named_state(first))
     patient.restore()
     return bad
 

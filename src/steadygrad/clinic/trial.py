@@ -36,7 +36,8 @@ class Reference:
 def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[Trial, ...]:
     """Every proposal on its own; verified ones first, and among them those that change least."""
     reference = float64_reference(ward)
-    trials = [attempt(ward, proposal, reference) for proposal in proposals]
+    peak = untreated_peak(ward)
+    trials = [attempt(ward, proposal, reference, peak) for proposal in proposals]
     return tuple(sorted(trials, key=_rank))
 
 
@@ -49,7 +50,7 @@ def _rank(trial: Trial) -> tuple[bool, int, float, float]:
     return (not trial.verified, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
 
 
-def attempt(ward: Ward, proposal: Proposal, reference: Reference | None) -> Trial:
+def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: float = math.inf) -> Trial:
     """One trial. An error in the user's code under the change is a verdict, not a failure of the clinic."""
     remedy = Remedy(
         code=proposal.code,
@@ -61,7 +62,7 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None) -> Tria
     change: Change | None = None
     try:
         change = proposal.make()
-        finite, steps, verdict = _run(ward, proposal, change)
+        finite, steps, verdict = _run(ward, proposal, change, peak)
     except _CANNOT_RUN as error:
         return Trial(
             remedy=remedy, finite=False, verdict=f"cannot be tried here: {type(error).__name__}: {error}"[:200]
@@ -83,7 +84,22 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None) -> Tria
     )
 
 
-def _run(ward: Ward, proposal: Proposal, change: Change) -> tuple[bool, int, str]:
+def untreated_peak(ward: Ward) -> float:
+    """How high the loss climbs when nothing is done; inf where it does not stay finite."""
+    if ward.evidence.kind != "spike":
+        return math.inf
+    patient, worst = ward.patient, abs(replay(ward.patient).loss)
+    following = getattr(patient, "following", None)
+    for ahead in range(1, FOLLOW_STEPS + 1):
+        batches = following(ahead) if following is not None else None
+        if batches is None:
+            break
+        seen = replay(patient, restore=False, batches=batches, prepare=_preparing(patient, ahead))
+        worst = max(worst, abs(seen.loss)) if math.isfinite(seen.loss) else math.inf
+    return worst
+
+
+def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[bool, int, str]:
     patient, start = ward.patient, 0
     if proposal.rewind and patient.facts.earlier is not None:
         for back in range(min(REWIND_STEPS, patient.facts.step), 0, -1):
@@ -91,7 +107,7 @@ def _run(ward: Ward, proposal: Proposal, change: Change) -> tuple[bool, int, str
             if earlier is not None:
                 patient, start = earlier, back
                 break
-    judge = _Judge(ward, change)
+    judge = _Judge(ward, change, peak)
     seen = replay(patient, change=change)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
@@ -122,12 +138,14 @@ def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
 class _Judge:
     """What counts as cured depends on what was wrong."""
 
-    def __init__(self, ward: Ward, change: Change) -> None:
+    def __init__(self, ward: Ward, change: Change, peak: float) -> None:
         self.ward, self.change, self.why = ward, change, ""
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]
         self.ceiling = max([*losses, *(loss for loss in now if math.isfinite(loss))], default=0.0)
+        # Calm lies well below the peak that comes without a remedy, and never above three times what was usual.
+        self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling
 
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
         if isinstance(self.change, SkipBatch):
@@ -152,7 +170,7 @@ class _Judge:
         return not (at_failure and self.ward.silent) or self._cured(seen)
 
     def _calm(self, seen: StepSeen) -> bool:
-        if not math.isfinite(seen.loss) or (self.ceiling and abs(seen.loss) > 1.5 * self.ceiling):
+        if not math.isfinite(seen.loss) or (self.ceiling and abs(seen.loss) > self.calm):
             self.why = f"the loss still rises to {seen.loss:.3g}"
             return False
         return True
@@ -168,7 +186,8 @@ class _Judge:
                 )
                 self.why = "" if cured else "parameters still receive no gradient"
             case "unmoved" | "outside_optimizer":
-                cured = all(seen.updates.get(name, 0.0) > 0 for name in names)
+                moved = sum(1 for name in names if seen.updates.get(name, 0.0) > 0)
+                cured = 2 * moved > len(names)
                 self.why = "" if cured else "weights still do not move"
             case "mis_sized":
                 ratio = _size_ratio(self.ward.patient, seen)

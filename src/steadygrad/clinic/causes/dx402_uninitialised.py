@@ -31,6 +31,9 @@ RULE = Rule("DX402", "uninitialised", "A parameter or buffer was read before it 
 def match(e: Evidence) -> Match | None:
     if e.op in ("empty", "empty_like", "new_empty", "empty_strided", "resize"):
         return Match(0.95, f"memory from {e.op} was read before anything was written to it")
+    huge = e.huge_state is not None and e.bad_since_start
+    if e.phase == "state" and huge and e.huge_state is not None:
+        return Match(0.96, f"{e.huge_state[0]} has held {e.huge_state[1]:.3g} since before the first step")
     if e.phase == "state" and e.bad_since_start and e.leaf is not None and e.leaf[0] in ("parameter", "buffer"):
         return Match(0.96, f"{e.leaf[1]} has been bad since before the first step")
     return None

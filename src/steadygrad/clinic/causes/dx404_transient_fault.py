@@ -44,7 +44,7 @@ def match(e: Evidence) -> Match | None:
                     0.95,
                     f"{change.num_changed} entry of {change.name} jumped to {change.absmax_after:.3g} between steps",
                 )
-        if e.huge_state is not None:
+        if e.huge_state is not None and e.huge_state[2] <= 4 and not e.bad_since_start:
             name, size, count = e.huge_state
             return Match(0.9, f"{count} entry of {name} stands at {size:.3g}, far beyond all others")
     return None

@@ -72,7 +72,7 @@ class Initialise(Change):
             random = torch.Generator().manual_seed(0)
             fresh = torch.randn(tensor.shape, generator=random).to(tensor) * 0.02
             with torch.no_grad():
-                tensor.data.copy_(torch.where(torch.isfinite(tensor), tensor, fresh))
+                tensor.data.copy_(torch.where(tensor.abs() < 1e15, tensor, fresh))
 
 
 class TameOutliers(Change):

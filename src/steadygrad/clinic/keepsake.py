@@ -39,7 +39,7 @@ class Keepsake:
             for now, then in ((module._parameters, parameters), (module._buffers, buffers), (module._modules, modules)):
                 if list(map(id, now.values())) != list(map(id, then.values())):
                     now.clear()
-                    now.update(then)  # type: ignore[call-overload]
+                    now.update(then)  # type: ignore[arg-type]
             module.training = training
         for tensor, storage, requires_grad in self._tensors:
             if tensor.data_ptr() != storage.data_ptr() or tensor.dtype != storage.dtype:

@@ -97,8 +97,8 @@ def absmax(tensor: Tensor) -> float:
 def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
     """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
     names = parameter_names(patient)
-    for name, parameter in patient.model.named_parameters():
-        yield "parameter", name, parameter
+    for name, weight in patient.model.named_parameters():
+        yield "parameter", name, weight
     for name, buffer in patient.model.named_buffers():
         yield "buffer", name, buffer
     for optimizer in patient.optimizers:

@@ -116,14 +116,14 @@ class Trace:
         storage = tensor.untyped_storage()
         key: Key = storage._cdata
         if key not in self._alive:
-            self._alive[key] = StorageWeakRef(storage)
+            self._alive[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return key
 
     def name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
         """Say what a tensor is that exists before the step: a parameter, a buffer, a batch entry ..."""
         if _plain(tensor):
             key = self.key_of(tensor)
-            self.labels.setdefault((key, tensor.storage_offset()), (kind, name))
+            self.labels.setdefault((key, int(tensor.storage_offset())), (kind, name))
             self.storage_labels.setdefault(key, (kind, name))
 
 
@@ -152,7 +152,8 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.dtype.itemsize == 1:
         tensor = tensor.to(torch.float32)
-    return torch.linalg.vector_norm(tensor.detach(), float("inf"))
+    size: torch.Tensor = torch.linalg.vector_norm(tensor.detach(), float("inf"))
+    return size
 
 
 def op_name(func: Any) -> str:
@@ -243,7 +244,7 @@ class Tracer:
         tensors = [item for item in flat if _plain(item)]
         ordinal = len(trace.records)
         stack = current_stack(owners=self.owners)
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         record = OpRecord(
             ordinal=ordinal,
             op=op_name(func),
@@ -330,7 +331,9 @@ class Tracer:
                 reading = len(self.trace.readings)
                 self.trace.readings.append(number)
             self._cache[cached] = reading
-        return Touch(key, tensor.storage_offset(), shape, str(tensor.dtype).removeprefix("torch."), reading, writes)
+        return Touch(
+            key, int(tensor.storage_offset()), shape, str(tensor.dtype).removeprefix("torch."), reading, writes
+        )
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -343,13 +346,13 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     return found
 
 
-class _Dispatch(TorchDispatchMode):
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees ops below autograd, in forward and backward."""
 
     supports_higher_order_operators = True
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

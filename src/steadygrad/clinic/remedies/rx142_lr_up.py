@@ -22,6 +22,8 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from operator import mul
 
 from ...rules import Rule
 from ..surgery.optimizer import Options
@@ -37,5 +39,5 @@ def propose(ward: Ward) -> Iterator[Proposal]:
                 code=RULE.code,
                 slug="lr_up",
                 change=f"learning rate times {factor:g}",
-                make=lambda factor=factor: Options(lr=lambda lr: lr * factor),
+                make=partial(Options, lr=partial(mul, factor)),
             )

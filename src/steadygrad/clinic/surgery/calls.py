@@ -53,7 +53,7 @@ class _Operating(TorchFunctionMode):
     def _backward(self, args: Any, kwargs: Any) -> Any:
         """Backward with this mode still in place, so that a recomputing checkpoint meets the changed line too."""
         if kwargs or len(args) > 1 or args[0].dim():
-            return torch.Tensor.backward(*args, **kwargs)
+            return torch.Tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         engine = torch.autograd.Variable._execution_engine
         with self:
             engine.run_backward(
@@ -71,12 +71,12 @@ def on_argument(index: int, repair: Callable[[torch.Tensor], torch.Tensor]) -> O
     """Repair the index-th argument if it is a tensor."""
 
     def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = list(args)
-        if index < len(args) and isinstance(args[index], torch.Tensor):
-            args[index] = repair(args[index])
+        given = list(args)
+        if index < len(given) and isinstance(given[index], torch.Tensor):
+            given[index] = repair(given[index])
         elif "input" in kwargs and index == 0:
             kwargs = {**kwargs, "input": repair(kwargs["input"])}
-        return func(*args, **kwargs)
+        return func(*given, **kwargs)
 
     return operate
 

@@ -38,7 +38,7 @@ class UpcastModule(Change):
             with torch.autocast(device, enabled=False):
                 return forward(*args, **kwargs)
 
-        module.forward = widened  # type: ignore[method-assign]
+        module.forward = widened
 
     def undo(self, patient: Patient) -> None:
         if self._module is not None:

@@ -75,7 +75,7 @@ def overridden_autocast(dtype: torch.dtype) -> Iterator[None]:
             self.fast_dtype = dtype
         else:
             self._enabled = False
-        return enter(self)
+        return enter(self)  # type: ignore[no-untyped-call]
 
     autocast.__enter__ = entering  # type: ignore[method-assign]
     try:

@@ -375,8 +375,13 @@ class Guard:
                 clip_exact(gradients, max_norm)
         self._recovery.before_update()
         self._clerk.before_update()
+        scaler = self._program.scaler
         with theirs(), scaled_learning_rate(self.optimizers, self._books.ledger.lr_factor):
-            if flag is not None:
+            if scaler is not None and not self.policy.acts:
+                # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
+                for optimizer in self.optimizers:
+                    scaler.step(optimizer)
+            elif flag is not None:
                 self._gate.step(flag, divisor)
             else:
                 for optimizer in self.optimizers:

@@ -1,0 +1,1 @@
+"""The demo: a small language model, real text, and a mistake that real data loaders make."""

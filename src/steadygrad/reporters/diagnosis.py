@@ -1,0 +1,125 @@
+"""A diagnosis on the terminal: where the bad value was born, from what, whose rows, why, and what was tried."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..records import Diagnosis, Incident, Origin, TensorDigest, Trial
+from .terminal import labelled, number, shown
+
+MAX_ROWS_SHOWN = 8
+
+
+def print_diagnosis(console: Console, incident: Incident) -> None:
+    """The incident's headline and, below it, all that the clinic found."""
+    headline = f"incident {incident.number}, {steps_of(incident)}: {shown(incident.headline or incident.symptom)}"
+    console.print(Text(headline, style="bold"))
+    if incident.diagnosis is None:
+        console.print(labelled("diagnosis", "none was made"))
+        return
+    print_findings_of_clinic(console, incident.diagnosis)
+
+
+def print_findings_of_clinic(console: Console, diagnosis: Diagnosis) -> None:
+    """The diagnosis alone, without a headline."""
+    for label, text in _lines(diagnosis):
+        console.print(labelled(label, text), soft_wrap=True)
+    if diagnosis.trials:
+        console.print(_trials(diagnosis.trials))
+    if diagnosis.cause is not None:
+        console.print(labelled("next", f"steady explain {shown(diagnosis.cause.code)}"))
+
+
+def steps_of(incident: Incident) -> str:
+    """step 12, or steps 12-15."""
+    if incident.first_step == incident.last_step:
+        return f"step {incident.first_step}"
+    return f"steps {incident.first_step}-{incident.last_step}"
+
+
+def _lines(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    if diagnosis.origin is not None:
+        lines.append(("born in", _where(diagnosis.origin)))
+        if diagnosis.origin.code_line:
+            lines.append(("", shown(diagnosis.origin.code_line.strip())))
+        if diagnosis.origin.inputs:
+            lines.append(("from", "; ".join(_digest(digest) for digest in diagnosis.origin.inputs[:3])))
+    if diagnosis.rows is not None:
+        lines.append(("rows", _rows(diagnosis)))
+    if diagnosis.cause is None:
+        lines.append(("cause", "not known"))
+    else:
+        again, tries = (*diagnosis.reproduced, 0, 0)[:2]
+        told = f", reproduced {again} of {tries}" if tries else ""
+        lines.append(("cause", f"{shown(diagnosis.cause.code)} {shown(diagnosis.cause.slug)}{told}"))
+    if diagnosis.because:
+        lines.append(("because", shown(diagnosis.because)))
+    lines += [("note", shown(note)) for note in diagnosis.notes]
+    return lines
+
+
+def _where(origin: Origin) -> str:
+    module = f"the {origin.phase}" if origin.module is None else origin.module or "the model itself"
+    parts = [module, origin.op or origin.tensor or "", _short_path(origin.source or "")]
+    return "   ".join(shown(part) for part in parts if part)
+
+
+def _short_path(source: str) -> str:
+    """A path below the current directory as seen from there, for it is shorter and still opens."""
+    here = os.getcwd() + os.sep
+    return source.removeprefix(here)
+
+
+def _digest(digest: TensorDigest) -> str:
+    shape = "x".join(str(size) for size in digest.shape) or "scalar"
+    counts = ((digest.num_nan, "nan"), (digest.num_inf, "inf"), (digest.num_zero, "zero"))
+    told = "".join(f", {count} {word}" for count, word in counts if count)
+    name = f"{shown(digest.name)} " if digest.name else ""
+    return f"{name}{shown(digest.dtype)} {shape}, largest {number(digest.absmax)}{told}"
+
+
+def _rows(diagnosis: Diagnosis) -> str:
+    if diagnosis.rows_coupled:
+        return "coupled: no row fails alone"
+    if not diagnosis.rows:
+        return "none could be told"
+    text = ", ".join(str(row) for row in diagnosis.rows[:MAX_ROWS_SHOWN])
+    text += f" and {len(diagnosis.rows) - MAX_ROWS_SHOWN} more" if len(diagnosis.rows) > MAX_ROWS_SHOWN else ""
+    if diagnosis.sample_ids:
+        text += f" (sample ids {', '.join(shown(sample) for sample in diagnosis.sample_ids[:MAX_ROWS_SHOWN])})"
+    return text
+
+
+def _trials(trials: tuple[Trial, ...]) -> Table:
+    table = Table(box=None, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("  remedies", no_wrap=True)
+    table.add_column("tried on this very step", overflow="fold")
+    table.add_column("finite")
+    table.add_column("loss moved", justify="right")
+    table.add_column("cosine", justify="right")
+    table.add_column("", no_wrap=True)
+    best = next((trial for trial in trials if trial.verified), None)
+    for trial in sorted(trials, key=lambda trial: not trial.verified):
+        what = shown(trial.remedy.change or trial.remedy.slug, limit=120)
+        if not trial.verified and trial.verdict:
+            what += f": {shown(trial.verdict, limit=80)}"
+        table.add_row(
+            f"            {shown(trial.remedy.code)}",
+            what,
+            Text("yes" if trial.finite else "no", style="green" if trial.verified else "red"),
+            _percent(trial.loss_gap),
+            "" if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
+            "<- least change" if trial is best else "",
+        )
+    return table
+
+
+def _percent(gap: float | None) -> str:
+    if gap is None:
+        return ""
+    return f"{100 * gap:.1f} %" if abs(gap) < 10 else "> 1000 %"

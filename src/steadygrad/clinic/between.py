@@ -11,14 +11,14 @@ from .patient import Patient
 from .replay import absmax, named_state
 
 
-def fingerprint(tensor: torch.Tensor) -> tuple[float, ...]:
-    """Cheap and order-aware enough to notice one flipped bit. One read from the device."""
+def fingerprint(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sums over the raw bits: one flipped bit changes them. Copies nothing; one read from the device."""
     raw = tensor.detach().contiguous().reshape(-1)
-    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(
-        torch.int64
+    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()])
+    sums = torch.stack(
+        [bits.sum(dtype=torch.int64), bits[::2].sum(dtype=torch.int64), bits[::3].sum(dtype=torch.int64)]
     )
-    weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
-    return (float(bits.numel()), float(bits.sum()), float(int((bits * weights).sum())))
+    return (bits.numel(), *(int(total) for total in sums.tolist()))
 
 
 def changes_between_steps(patient: Patient) -> tuple[StateChange, ...]:

@@ -13,7 +13,7 @@ from .gather import gather, gather_silent, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
-from .rows import Rows, bad_batch_rows, find_rows, num_rows
+from .rows import Rows, bad_batch_rows, find_rows, num_rows, read_rows
 from .trial import try_all
 from .vigil import Suspicion, grown_gradients
 from .ward import Ward
@@ -132,6 +132,8 @@ class _Case:
             return Rows(rows=bad_batch_rows(self.patient.batches[-1], origin.tensor or ""))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()
+        if depth == "origin":
+            return Rows(rows=read_rows(self.exam, num_rows(self.patient.batches[-1])))
         found = find_rows(self.patient, self.exam)
         if (
             cause == "empty_reduction"

@@ -13,7 +13,8 @@ from .origin import Birth, ancestors, find_birth
 from .patient import Patient
 from .replay import StepSeen, replay
 from .specimen import Specimen
-from .trace import OpRecord, Trace, Tracer, is_bad
+from .trace import Tracer
+from .tracelog import OpRecord, Trace, is_bad
 
 MAX_WATCHED = 24
 _MASKING = frozenset(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .trace import OpRecord, Touch, Trace, is_bad
+from .tracelog import OpRecord, Touch, Trace, is_bad
 
 # Ops that write a constant somewhere. An infinity they bring was asked for.
 WRITES_CONSTANTS = frozenset(

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from .patient import Patient
-from .trace import Touch, Tracer
+from .trace import Tracer
+from .tracelog import Touch
 
 Tensor = torch.Tensor
 

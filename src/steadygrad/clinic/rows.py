@@ -50,16 +50,11 @@ def bad_batch_rows(batch: Any, key: str) -> tuple[int, ...]:
 
 def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
     """The rows in which the origin's output is bad, if its leading dimension is the batch or the batch flattened."""
-    for out in exam.specimen.output_tensors:
-        if not out.is_floating_point() or not out.dim() or bool(torch.isfinite(out).all()):
-            continue
-        bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1)
-        if out.shape[0] == size:
-            return tuple(bad.nonzero().flatten().tolist())
-        if size and out.shape[0] % size == 0:
-            return tuple(bad.reshape(size, -1).any(1).nonzero().flatten().tolist())
+    bad = exam.specimen.bad_leading
+    if not bad or not size or len(bad) % size:
         return None
-    return None
+    share = len(bad) // size
+    return tuple(row for row in range(size) if any(bad[row * share : (row + 1) * share]))
 
 
 class _Subsets:

@@ -13,7 +13,8 @@ from .origin import ancestors
 from .patient import Patient
 from .replay import replay
 from .surgery.precision import Precision
-from .trace import OpRecord, Touch, Trace, Tracer
+from .trace import Tracer
+from .tracelog import OpRecord, Touch, Trace
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
 _FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})

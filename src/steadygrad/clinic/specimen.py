@@ -10,29 +10,40 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..records import TensorDigest
-from .trace import OpRecord, Watcher
+from .trace import Watcher
+from .tracelog import OpRecord
 
 MAX_ELEMENTS = 1 << 24
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
 
 
 def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
-    """A tensor in a line. Syncs with the host; magnitudes are taken over its finite entries, in float64."""
+    """A tensor in a line, read piece by piece. Syncs with the host; magnitudes are over its finite entries."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() == 0 or not tensor.is_floating_point():
         zeros = int((tensor == 0).sum()) if tensor.numel() and not tensor.is_complex() else 0
         return TensorDigest(name=name, shape=tuple(tensor.shape), dtype=kind, num_zero=zeros)
+    nan = inf = zero = 0
+    largest, smallest = 0.0, float("inf")
     flat = tensor.detach().reshape(-1)
-    finite = flat[torch.isfinite(flat)].to(torch.float64).abs()
+    for start in range(0, flat.numel(), MAX_ELEMENTS):
+        part = flat[start : start + MAX_ELEMENTS]
+        finite = torch.isfinite(part)
+        size = part.abs().to(torch.float32 if part.dtype.itemsize < 4 else part.dtype)
+        largest = max(largest, float(torch.where(finite, size, 0.0).max()))
+        smallest = min(smallest, float(torch.where(finite, size, float("inf")).min()))
+        nan += int(torch.isnan(part).sum())
+        inf += int(torch.isinf(part).sum())
+        zero += int((part == 0).sum())
     return TensorDigest(
         name=name,
         shape=tuple(tensor.shape),
         dtype=kind,
-        absmax=float(finite.max()) if finite.numel() else 0.0,
-        absmin=float(finite.min()) if finite.numel() else 0.0,
-        num_nan=int(torch.isnan(flat).sum()),
-        num_inf=int(torch.isinf(flat).sum()),
-        num_zero=int((flat == 0).sum()),
+        absmax=largest,
+        absmin=smallest if smallest != float("inf") else 0.0,
+        num_nan=nan,
+        num_inf=inf,
+        num_zero=zero,
     )
 
 
@@ -47,6 +58,8 @@ class Specimen:
     inputs: tuple[TensorDigest, ...] = ()
     outputs: tuple[TensorDigest, ...] = ()
     output_tensors: tuple[torch.Tensor, ...] = ()
+    bad_leading: tuple[bool, ...] = ()
+    """For each index of dimension 0 of the first bad output: does it hold a bad value?"""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -65,6 +78,7 @@ class Specimen:
                 outputs = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
                 self.outputs = tuple(digest(tensor) for tensor in outputs)
                 self.output_tensors = tuple(item for item in map(_copy, outputs) if item is not None)
+                self.bad_leading = _bad_leading(outputs)
 
         return watch
 
@@ -73,3 +87,14 @@ def _copy(item: Any) -> Any:
     if not isinstance(item, torch.Tensor):
         return item
     return item.detach().clone() if item.numel() <= MAX_ELEMENTS else None
+
+
+def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
+    for out in outputs:
+        if out.is_floating_point() and out.dim() and out.numel():
+            bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
+            if not bad:
+                bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1).tolist()
+            if any(bad):
+                return tuple(bad)
+    return ()

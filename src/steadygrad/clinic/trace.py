@@ -1,145 +1,25 @@
 """The tracer: every aten op of a replayed step, who read what, who wrote what, and where it stands in the user's code.
 
-All private torch interfaces the clinic needs live in this file: the dispatch mode that sees ops below autograd, the
-function mode that sees calls above it, the running autograd node, and the weak reference to a storage. Nothing here
-keeps a tensor alive: a record holds names, shapes and one number for each tensor, its largest magnitude, left on the
-device as a scalar and read by the host once, in `Trace.finish`. A weakly held storage keeps its address taken (not
-its memory), so an address means one storage for the whole trace.
+All private torch interfaces of the tracer live in this file: the dispatch mode that sees ops below autograd, the
+function mode that sees calls above it, and the running autograd node. A record holds names, shapes and one number for
+each tensor, its largest magnitude, left on the device as a scalar and read by the host once, in `Trace.finish`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from .frames import Frame, Stack, current_stack
+from .tracelog import ModuleVisit, OpRecord, Touch, Trace, is_plain
 
-Key = int
 Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], None]
 """Called before the op with out=None and after it: (record, func, args, kwargs, out)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """One tensor as one op saw it. `writes_before` counts earlier writes to its storage, `reading` is its number."""
-
-    storage: Key
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-    reading: int | None
-    writes_before: int
-
-
-@dataclass(slots=True)
-class OpRecord:
-    """One aten op. `op` has no leading underscore, no overload and no in-place underscore."""
-
-    ordinal: int
-    op: str
-    stage: str
-    module: str | None
-    stack: Stack
-    call: str = ""
-    site: Frame | None = None
-    reads: tuple[Touch, ...] = ()
-    writes: tuple[Touch, ...] = ()
-    scalars: tuple[float, ...] = ()
-    backward: bool = False
-    forward_ordinal: int | None = None
-    grad_enabled: bool = True
-    view: bool = False
-
-    @property
-    def where(self) -> tuple[str, int] | None:
-        return (self.site.file, self.site.line) if self.site else None
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleVisit:
-    """One call of a module: under which gradient mode, from which line, and whether its output can carry gradients."""
-
-    name: str
-    grad_enabled: bool
-    stack: Stack
-    trainable: bool
-    stage: str
-    recompute: bool = False
-
-
-@dataclass(slots=True)
-class Trace:
-    """What one replay left behind: plain data once `finish` has run."""
-
-    records: list[OpRecord] = field(default_factory=list)
-    visits: list[ModuleVisit] = field(default_factory=list)
-    labels: dict[tuple[Key, int], tuple[str, str]] = field(default_factory=dict)
-    storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
-    writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
-    readings: list[Any] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    _alive: dict[Key, Any] = field(default_factory=dict)
-
-    def finish(self) -> None:
-        """Read all numbers from the device in one go per device. Syncs with the host once."""
-        by_device: dict[torch.device, list[int]] = {}
-        self.values = [0.0] * len(self.readings)
-        for index, reading in enumerate(self.readings):
-            by_device.setdefault(reading.device, []).append(index)
-        for indices in by_device.values():
-            stacked = torch.stack([self.readings[index].to(torch.float64) for index in indices])
-            for index, value in zip(indices, stacked.tolist(), strict=True):
-                self.values[index] = value
-        self.readings.clear()
-        self._alive.clear()
-
-    def value(self, touch: Touch) -> float:
-        """Largest magnitude of the tensor then: NaN if it held a NaN, inf if an infinity and no NaN."""
-        return self.values[touch.reading] if touch.reading is not None else 0.0
-
-    def label(self, touch: Touch) -> tuple[str, str]:
-        """(kind, name) of the leaf the storage belongs to; kind is "constant" for what nobody named."""
-        exact = self.labels.get((touch.storage, touch.offset))
-        return exact or self.storage_labels.get(touch.storage, ("constant", ""))
-
-    def key_of(self, tensor: torch.Tensor) -> Key:
-        """The identity of a tensor's storage, kept unique for as long as the trace is being made."""
-        storage = tensor.untyped_storage()
-        key: Key = storage._cdata
-        if key not in self._alive:
-            self._alive[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return key
-
-    def name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
-        """Say what a tensor is that exists before the step: a parameter, a buffer, a batch entry ..."""
-        if _plain(tensor):
-            key = self.key_of(tensor)
-            self.labels.setdefault((key, int(tensor.storage_offset())), (kind, name))
-            self.storage_labels.setdefault(key, (kind, name))
-
-
-def is_bad(value: float) -> bool:
-    return not math.isfinite(value)
-
-
-def _plain(tensor: Any) -> bool:
-    """Whether this is an ordinary dense tensor with storage (not sparse, meta, quantised or a wrapper)."""
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and not tensor.is_quantized
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    )
 
 
 def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -185,7 +65,7 @@ class Tracer:
         self._modules: list[str | None] = []
         self._cache: dict[tuple[Any, ...], int | None] = {}
         self._nodes: dict[int, int] = {}
-        self._call: tuple[str, Frame | None] = ("", None)
+        self._call: tuple[str, Stack | None] = ("", None)
 
     @contextmanager
     def tracing(self) -> Iterator[Tracer]:
@@ -225,14 +105,13 @@ class Tracer:
             )
         self._modules.append(name if name is not None else self.module)
 
-    def called(self, name: str) -> tuple[str, Frame | None]:
+    def called(self, name: str) -> tuple[str, Stack | None]:
         """Note a call above autograd; gives back what was noted before, to be put back afterwards."""
         before = self._call
-        stack = current_stack(owners=self.owners)
-        self._call = (name, stack.frames[0] if stack.frames else None)
+        self._call = (name, current_stack(owners=self.owners))
         return before
 
-    def returned(self, before: tuple[str, Frame | None]) -> None:
+    def returned(self, before: tuple[str, Stack | None]) -> None:
         self._call = before
 
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -240,11 +119,12 @@ class Tracer:
         trace = self.trace
         if self.deaf:
             return self._watched(func, args, kwargs)
-        flat = tree_flatten((args, kwargs))[0]
-        tensors = [item for item in flat if _plain(item)]
+        flat = _flat(args, kwargs)
+        tensors = [item for item in flat if is_plain(item)]
         ordinal = len(trace.records)
-        stack = current_stack(owners=self.owners)
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
+        # Inside one call every op stands on the same lines; in backward a walk ends at the engine at once.
+        stack = self._call[1] if node is None and self._call[1] else current_stack(owners=self.owners)
         record = OpRecord(
             ordinal=ordinal,
             op=op_name(func),
@@ -252,7 +132,7 @@ class Tracer:
             module=self.module,
             stack=stack,
             call=self._call[0],
-            site=self._call[1] or (stack.frames[0] if stack.frames else None),
+            site=_site(self._call[1] or stack),
             scalars=tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool)),
             backward=node is not None and not stack.recompute,
             grad_enabled=torch.is_grad_enabled(),
@@ -269,11 +149,11 @@ class Tracer:
         if watcher is not None:
             watcher(record, func, args, kwargs, None)
         out = func(*args, **kwargs)
-        outputs = [item for item in tree_flatten(out)[0] if _plain(item)]
+        outputs = [item for item in _flat((out,), {}) if is_plain(item)]
         inputs = {touch.storage for touch in record.reads}
         record.view = not written and bool(outputs) and all(trace.key_of(item) in inputs for item in outputs)
         if not record.view:
-            mutated = [tensor for tensor in written if _plain(tensor)]
+            mutated = [tensor for tensor in written if is_plain(tensor)]
             for tensor in mutated:
                 key = trace.key_of(tensor)
                 trace.writers.setdefault(key, []).append((ordinal, None))
@@ -295,7 +175,7 @@ class Tracer:
         self._count += 1
         if watcher is None:
             return func(*args, **kwargs)
-        flat = tree_flatten((args, kwargs))[0]
+        flat = _flat(args, kwargs)
         scalars = tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool))
         record = OpRecord(
             ordinal, op_name(func), self.stage, self.module, current_stack(owners=self.owners), scalars=scalars
@@ -312,7 +192,7 @@ class Tracer:
 
     def sink(self, tensor: torch.Tensor) -> Touch | None:
         """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts."""
-        return self._touch(tensor) if _plain(tensor) else None
+        return self._touch(tensor) if is_plain(tensor) else None
 
     def _touch(self, tensor: torch.Tensor, *, look: bool = True) -> Touch:
         key = self.trace.key_of(tensor)
@@ -334,6 +214,21 @@ class Tracer:
         return Touch(
             key, int(tensor.storage_offset()), shape, str(tensor.dtype).removeprefix("torch."), reading, writes
         )
+
+
+def _site(stack: Stack) -> Frame | None:
+    return stack.frames[0] if stack.frames else None
+
+
+def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments with their lists opened; ops take no deeper nesting."""
+    found: list[Any] = []
+    for item in (*args, *kwargs.values()):
+        if isinstance(item, list | tuple):
+            found += _flat(item, {})
+        else:
+            found.append(item)
+    return found
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from .act.books import Books
 from .act.clerk import Clerk
 from .act.fallback import PlainLoop
 from .act.flight import Flight, Window
-from .act.forward_state import ForwardState
+from .act.forward_state import Entry, ForwardState
 from .act.gate import DeviceGate, why_not_on_device
 from .act.learning_rate import current_rate, scaled_learning_rate
 from .act.policy import Policy
@@ -31,6 +31,7 @@ from .act.program import StepProgram, TheirFault, theirs
 from .act.readout import Readout, Row, must_refuse, reading_of
 from .act.recovery import Recovery, Verbs
 from .act.shield import Shield
+from .act.step_mode import StepMode
 from .act.training_state import TrainingState
 from .errors import ClosedError, SteadyError, TrainingHalted
 from .journal import Journal
@@ -117,6 +118,7 @@ class Guard:
         )  # fmt: skip
         modules = [model] + ([loss_fn] if isinstance(loss_fn, nn.Module) else [])
         self._forward = ForwardState(modules)
+        self._mode = StepMode(modules)
         setup.register_scaler(self._forward, scaler)
         for name, (take, put) in (extra_state or {}).items():
             self._forward.register(name, take, put)
@@ -151,6 +153,8 @@ class Guard:
         self._fallback: PlainLoop | None = None
         self._closed = False
         self._inside = False
+        self._before_forward: Entry | None = None
+        self._landed = False
         setup.claim(self.optimizers, weakref.ref(self))
         setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
         if resume and (found := self._recovery.resume()) is not None:
@@ -178,6 +182,9 @@ class Guard:
         except TheirFault as fault:
             self._abandon_window()
             raise fault.original from fault.original.__cause__
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            self._abandon_window()
+            raise
         finally:
             self._inside = False
 
@@ -186,12 +193,17 @@ class Guard:
         if not self._inside and (self._pending is not None or len(self._window)):
             self._inside = True
             try:
-                if self._pending is not None:
-                    self._settle_pending(self._window.fed)
-                if len(self._window):
-                    self._tidy_window()
+                with self._mode.again():
+                    if self._pending is not None:
+                        self._settle_pending(self._window.fed)
+                    if len(self._window):
+                        self._tidy_window()
             except TheirFault as fault:
                 raise fault.original from None
+            except SteadyError:
+                raise
+            except Exception as fault:
+                self._stand_down(fault)
             finally:
                 self._inside = False
 
@@ -261,6 +273,7 @@ class Guard:
     # -- one step
 
     def _guarded_step(self, batch: Any, key: str) -> Outcome:
+        self._before_forward, self._landed = None, False
         try:
             late = self._late()
             if self._pending is not None and not late:
@@ -270,27 +283,33 @@ class Guard:
                 self._keep_state()
             self._recovery.tape(self._step, batch, key)
             outcome = self._feed(batch, key, late=late)
+            if self._pending is not None or len(self._window):
+                self._mode.note()
         except (TheirFault, SteadyError):
             raise
         except Exception as fault:
-            return self._stand_down(fault, batch)
+            plain = self._stand_down(fault)
+            return plain.committed(self._step - 1) if self._landed else plain.step(batch, self._step)
         if self._halt is not None:
             raise self._halted()
         return outcome
 
     def _keep_state(self) -> None:
         """Snapshot and checkpoint where due, of a settled state, before forward."""
-        snapshot, checkpoint = self._recovery.snapshot_due(self._step), self._recovery.checkpoint_due(self._step)
-        if (snapshot or checkpoint) and self._pending is not None:
+        if not (self._recovery.snapshot_due(self._step) or self._recovery.checkpoint_due(self._step)):
+            return
+        if self._pending is not None:
             self._settle_pending(())
-        if snapshot:
+        if len(self._window) or self._halt is not None:
+            return  # the step in flight was bad and left good micro-batches: wait for their window to end
+        if self._recovery.snapshot_due(self._step):
             self._recovery.take_snapshot(self._step)
-        if checkpoint:
+        if self._recovery.checkpoint_due(self._step):
             self._recovery.save_checkpoint(self._step, self._batches_seen - 1)
 
     def _feed(self, batch: Any, key: str, *, late: bool, attempt: int = 0) -> Outcome:
         """One micro-batch, and the commit if it fills the window."""
-        entry = self._forward.take()
+        self._before_forward = entry = self._forward.take()
         self._clerk.before_forward(self._step)
         terms = self._program.micro(batch)
         self._forward.notice()
@@ -386,6 +405,7 @@ class Guard:
             else:
                 for optimizer in self.optimizers:
                     optimizer.step()
+        self._before_forward, self._landed = None, True
         self._clerk.after_update()
 
     def _tidy_window(self) -> None:
@@ -422,13 +442,7 @@ class Guard:
         behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None,
     ) -> bool:  # fmt: skip
         """A landed update: let schedule, EMA and books advance. True if the decision was to roll back."""
-        if self.scheduler is not None:
-            with theirs():
-                self.scheduler.step()
-        if self._ema_update is not None:
-            # A step settled late has the next window's forward behind it; the average must not see its statistics.
-            with theirs(), self._forward.as_of(self._window.entry):
-                self._ema_update()
+        self._advance()
         rolled_back = Action.ROLLBACK in decision.actions
         self._books.enter(reading, decision, applied=not rolled_back, attempt=attempt)
         self._clerk.after_step(reading)
@@ -440,6 +454,16 @@ class Guard:
         if window.entry is not None:
             self._forward.release(window.entry)
         return rolled_back
+
+    def _advance(self) -> None:
+        """Schedule and average move on, as they do after a landed update and only then."""
+        if self.scheduler is not None:
+            with theirs():
+                self.scheduler.step()
+        if self._ema_update is not None:
+            # A step settled late has the next window's forward behind it; the average must not see its statistics.
+            with theirs(), self._forward.as_of(self._window.entry):
+                self._ema_update()
 
     def _refuse(
         self, reading: Reading, window: Window, outcome: Outcome, attempt: int, gradients: Gradients | None,
@@ -534,20 +558,29 @@ class Guard:
         )
 
     def _abandon_window(self) -> None:
-        """The user's code raised: forget the unfinished window, leave no trace of it."""
+        """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
         window, self._window = self._window, Window()
         with self._shield("forward_state", None):
-            if window.entry is not None:
-                self._forward.restore(window.entry)
-            self._program.zero_grad()
+            self._program.forget()
+            if (entry := window.entry or self._before_forward) is not None:
+                self._forward.restore(entry)
 
-    def _stand_down(self, fault: Exception, batch: Any) -> Outcome:
+    def _stand_down(self, fault: Exception) -> PlainLoop:
         """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly."""
         self._shield.note("guard", fault)
-        self._pending = None
-        self._program.zero_grad()
-        self._window = Window()
         self._fallback = PlainLoop(
             self._program, self.optimizers, self._max_grad_norm, self.scheduler, self._ema_update
         )
-        return self._fallback.step(batch, self._step)
+        flight, self._pending = self._pending, None
+        entry, self._window = self._window.entry or self._before_forward, Window()
+        self._program.forget()
+        with self._shield("standing_down", None):
+            if flight is not None and self._readout.receive(flight.seat)[-1] != 0.0:
+                self._gate.forget_fresh(flight.fresh)
+                entry = flight.window.entry
+            elif flight is not None:
+                self._advance()
+        with self._shield("standing_down", None):
+            if entry is not None:
+                self._forward.restore(entry)
+        return self._fallback

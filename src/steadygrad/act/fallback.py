@@ -56,7 +56,16 @@ class PlainLoop:
                 self._scheduler.step()
             if applied and self._ema_update is not None:
                 self._ema_update()
-        action = Action.PROCEED if applied else Action.SKIP
-        reason = "the guard is standing down after a fault of its own; only finiteness is checked"
-        outcome.resolve(decision=Decision(step=step, actions=(action,), reason=reason), reading=None, applied=applied)
-        return outcome
+        return _resolved(outcome, applied)
+
+    def committed(self, step: int) -> Outcome:
+        """The outcome of a step whose update had been made when the guard broke: it is not made again."""
+        return _resolved(Outcome(step=step), True)
+
+
+def _resolved(outcome: Outcome, applied: bool) -> Outcome:
+    action = Action.PROCEED if applied else Action.SKIP
+    reason = "the guard is standing down after a fault of its own; only finiteness is checked"
+    decision = Decision(step=outcome.step, actions=(action,), reason=reason)
+    outcome.resolve(decision=decision, reading=None, applied=applied)
+    return outcome

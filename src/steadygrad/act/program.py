@@ -107,6 +107,12 @@ class StepProgram:
         if self.scaler is not None:
             self.scaler.update()
 
+    def forget(self) -> None:
+        """Drop gradients and the scaler's note that it has unscaled them, as if the window had not been begun."""
+        self.zero_grad()
+        if self.scaler is not None:
+            self.scaler._per_optimizer_states.clear()
+
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None

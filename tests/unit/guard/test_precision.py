@@ -33,7 +33,7 @@ def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def overflowing(model: nn.Module, batch: Tensor) -> Tensor:
-    """A loss whose scaled gradient passes float32's range on its way at a scale of 65536, and at 32768 just does not."""
+    """A loss whose scaled gradient leaves float32 on its way at a scale of 65536, and at 32768 just does not."""
     loss = loss_fn(model, batch)
     if float(batch[0, 0]) == 77.0:
         loss = loss + (model.head.bias * 1e-34).sum() * 1e34  # type: ignore[union-attr,operator]

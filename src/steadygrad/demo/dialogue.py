@@ -41,9 +41,6 @@ class Dialogue:
         """One number a character; 0 is padding."""
         return [self.alphabet.index(character) + 1 for character in text]
 
-    def decode(self, numbers: list[int]) -> str:
-        return "".join(self.alphabet[number - 1] for number in numbers if number != PADDING)
-
     def sample(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """The pair as CONTEXT + 1 numbers, and for each number whether it is scored."""
         cue, reply = self.encode(pair.cue + "\n\n"), self.encode(pair.reply + "\n\n")

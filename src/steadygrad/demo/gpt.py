@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TEMPERATURE = 0.5
-
 
 class Attention(nn.Module):
     """Causal self-attention."""
@@ -47,7 +45,6 @@ class GPT(nn.Module):
 
     def __init__(self, *, characters: int, context: int, width: int = 96, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
-        self.context = context
         self.characters = nn.Embedding(characters, width)
         self.places = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
@@ -62,14 +59,3 @@ class GPT(nn.Module):
         x_BTC = self.characters(tokens_BT) + self.places(places_T)
         logits_BTV: Tensor = self.head(self.norm(self.blocks(x_BTC)))
         return logits_BTV
-
-    @torch.no_grad()
-    def continue_text(self, tokens: list[int], *, until: int, at_most: int, seed: int) -> list[int]:
-        """Draw characters to follow `tokens`, up to two of `until` in a row. The same seed draws the same ones."""
-        generator = torch.Generator().manual_seed(seed)
-        said: list[int] = []
-        while len(said) < at_most and said[-2:] != [until, until]:
-            window_1T = torch.tensor([(tokens + said)[-self.context :]])
-            chances_V = (self(window_1T)[0, -1] / TEMPERATURE).softmax(dim=0)
-            said.append(int(torch.multinomial(chances_V, 1, generator=generator)))
-        return said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,7 @@ class Result:
     num_weights: int
     summary: dict[str, Any]
     incidents: list[Incident]
-    plain_says: str = ""
-    guarded_says: str = ""
-    culprits: tuple[str, ...] = field(default=())
+    culprits: tuple[str, ...] = ()
 
     @property
     def guarded_loss(self) -> float:
@@ -123,19 +121,8 @@ class Race:
             num_weights=len(list(self.guarded_model.parameters())),
             summary=self.guard.summary(),
             incidents=self.guard.incidents,
-            plain_says=self.reply_of(self.plain_model, _CUE),
-            guarded_says=self.reply_of(self.guarded_model, _CUE),
             culprits=tuple(self.dialogue.pairs[index].cue for index in sorted(self._fatal_pairs)),
         )
-
-    def reply_of(self, model: GPT, cue: str) -> str:
-        """What a model answers to a cue, or "" if its logits are not numbers."""
-        tokens = self.dialogue.encode(cue + "\n\n")
-        with torch.no_grad():
-            if not bool(torch.isfinite(model(torch.tensor([tokens]))).all()):
-                return ""
-        newline = self.dialogue.encode("\n")[0]
-        return self.dialogue.decode(model.continue_text(tokens, until=newline, at_most=100, seed=self.seed)).strip()
 
     def _make(self) -> tuple[GPT, Optimizer, LambdaLR]:
         # A generator of one's own would not reach nn.init's defaults; put the global one back afterwards.
@@ -145,9 +132,6 @@ class Race:
         optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
         schedule = LambdaLR(optimizer, lambda step: _rate(step, self.steps))
         return model, optimizer, schedule
-
-
-_CUE = "JULIET:\nWhat man art thou that thus bescreen'd in night\nSo stumblest on my counsel?"
 
 
 def _rate(step: int, steps: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,6 @@ def print_ending(console: Console, result: Result, run_dir: Path) -> None:
         console.print(_told(f"incident {first.number}", f"step {first.first_step}: {shown(first.headline)}"))
         if result.culprits:
             console.print(_told("the sample", _culprit(result)))
-    _print_voices(console, result)
     diagnosed = next((incident for incident in result.incidents if incident.diagnosis is not None), None)
     if diagnosed is not None and diagnosed.diagnosis is not None:
         console.print()
@@ -168,16 +168,6 @@ def _culprit(result: Result) -> str:
     return f'{speaker} "{words}" fills the whole context, so no reply is left to score and its mean is 0 / 0{more}'
 
 
-def _print_voices(console: Console, result: Result) -> None:
-    if result.guarded_says:
-        console.print(_told("plain says", _one_line(result.plain_says) or "nothing: every logit is nan"))
-        console.print(_told("guarded says", _one_line(result.guarded_says)))
-
-
-def _one_line(text: str) -> str:
-    return " / ".join(line for line in text.splitlines() if line.strip())
-
-
 class _Above(logging.Handler):
     """Prints log lines through the console, so that they scroll above what is redrawn."""
 
@@ -186,5 +176,5 @@ class _Above(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        first_line = record.getMessage().splitlines()[0]
+        first_line = record.getMessage().splitlines()[0].replace(os.getcwd() + os.sep, "")
         self._console.print(Text(f"  {shown(first_line, limit=self._console.width - 4)}", style="yellow"))

@@ -1,0 +1,248 @@
+"""The house rules that a machine can check: who may import whom, what import costs, what is public, what is written.
+
+Every check here is a function over a folder or a script, and has a twin that shows it failing on a folder or script
+that breaks the rule: a check that cannot fail proves nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import steadygrad
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "steadygrad"
+
+# From the top floor down. A room may import from its own floor and from those below.
+FLOORS = (
+    ("commands", "demo"),
+    ("reporters", "integrations", "attach"),
+    ("guard", "clinic"),
+    ("act", "watch", "checkup"),
+    ("journal", "numerics"),
+    ("records", "rules", "errors"),
+)
+# Narrower than their floor: reporters read a run and nothing else, and nothing but a command needs a reporter.
+ONLY = {
+    "reporters": {"reporters", "journal", "records", "rules", "errors"},
+    "journal": {"journal", "records", "rules", "errors"},
+    "numerics": {"numerics", "records", "rules", "errors"},
+    "records": {"records"},
+    "rules": {"rules", "errors"},
+    "errors": {"errors"},
+}
+WITHOUT_TORCH = ("records", "rules", "errors", "journal", "reporters", "commands")
+MAX_LINES = 500
+
+PUBLIC = [
+    "Decision",
+    "Diagnosis",
+    "Finding",
+    "Guard",
+    "Incident",
+    "Outcome",
+    "Policy",
+    "SteadyError",
+    "TrainingHalted",
+    "UsageError",
+    "attach",
+]
+
+
+# -- who may import whom
+
+
+def floor_of(room: str) -> int:
+    for height, rooms in enumerate(FLOORS):
+        if room in rooms:
+            return height
+    raise AssertionError(f"{room} is on no floor: put it on one in FLOORS and in docs/architecture.md")
+
+
+def room_of(path: Path, package: Path) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Line and room of every import of our own, wherever in the file it stands."""
+    here = ["steadygrad", *path.relative_to(package).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets: list[list[str]] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level] if node.level else []
+            module = base + (node.module.split(".") if node.module else [])
+            targets = [module + [alias.name] for alias in node.names] if len(module) == 1 else [module]
+        for target in targets:
+            if target[0] == "steadygrad" and len(target) > 1:
+                yield getattr(node, "lineno", 0), target[1]
+
+
+def boundary_violations(package: Path) -> list[str]:
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if path == package / "__init__.py":
+            continue  # the public names, resolved lazily
+        room = room_of(path, package)
+        for line, other in imported_rooms(path, package):
+            if other.startswith("__"):
+                continue  # steadygrad.__version__
+            upward = floor_of(other) < floor_of(room)
+            if upward or other not in ONLY.get(room, {other}):
+                found.append(f"{path.relative_to(package)}:{line} {room} imports {other}")
+    return found
+
+
+def test_imports_go_downward_only() -> None:
+    assert len(list(PACKAGE.rglob("*.py"))) > 100
+    assert boundary_violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("watch/probe.py", "from ..guard import Guard"),
+        ("watch/deep/probe.py", "from ...guard import Guard"),
+        ("act/gate.py", "from .. import guard"),
+        ("journal/lines.py", "import steadygrad.act.policy"),
+        ("journal/lines.py", "from steadygrad.watch import history"),
+        ("records/step.py", "def f():\n    from ..errors import SteadyError"),
+        ("reporters/html.py", "from ..guard import Guard"),
+        ("rules.py", "from .watch import history"),
+        ("clinic/trace.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..commands import main"),
+    ],
+)
+def test_the_boundary_check_can_fail(tmp_path: Path, file: str, line: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line + "\n")
+    assert len(boundary_violations(tmp_path)) == 1
+
+
+def test_the_boundary_check_lets_downward_and_level_imports_pass(tmp_path: Path) -> None:
+    (tmp_path / "act").mkdir()
+    (tmp_path / "act" / "gate.py").write_text(
+        "import torch\nfrom ..watch.history import History\nfrom ..records import Reading\nfrom . import books\n"
+    )
+    (tmp_path / "guard.py").write_text("from .act import setup\nfrom .errors import SteadyError\n")
+    assert boundary_violations(tmp_path) == []
+
+
+# -- what importing costs
+
+
+def modules_after(script: str) -> set[str]:
+    script += "\nimport sys\nprint('|'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split("|"))
+
+
+def modules_in(*rooms: str) -> list[str]:
+    found = []
+    for room in rooms:
+        paths = sorted((PACKAGE / room).rglob("*.py")) or [PACKAGE / f"{room}.py"]
+        names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
+        found += [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    return found
+
+
+def test_importing_the_package_imports_no_torch_and_nothing_of_ours() -> None:
+    modules = modules_after("import steadygrad")
+    assert "steadygrad" in modules
+    assert "torch" not in modules
+    assert not [name for name in modules if name.startswith("steadygrad.")]
+
+
+def test_reading_a_run_and_starting_a_command_import_no_torch() -> None:
+    wanted = modules_in(*WITHOUT_TORCH)
+    assert len(wanted) > 25
+    modules = modules_after("\n".join(f"import {name}" for name in wanted))
+    assert set(wanted) <= modules
+    assert "torch" not in modules
+
+
+def test_the_import_checks_can_fail() -> None:
+    modules = modules_after("import steadygrad; steadygrad.Guard")
+    assert "torch" in modules
+    assert "steadygrad.guard" in modules
+
+
+# -- what is public
+
+
+def test_the_public_names_are_exactly_these_and_all_of_them_resolve() -> None:
+    assert steadygrad.__all__ == PUBLIC
+    assert sorted(PUBLIC) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(steadygrad, name).__name__ == name
+        assert name in dir(steadygrad)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'guardian'"):
+        steadygrad.guardian  # noqa: B018
+
+
+# -- what is written
+
+
+def text_files() -> list[Path]:
+    """Every file of the project that a person reads: what git would add, less what is not text."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    names = listed.stdout.splitlines() if listed.returncode == 0 else []
+    paths = [ROOT / name for name in names] or [p for p in (ROOT / "src").rglob("*") if p.is_file()]
+    kinds = {".py", ".md", ".toml", ".txt", ".json", ".yml", ".yaml", ".sh", "", ".svg", ".csv"}
+    return [path for path in paths if path.is_file() and path.suffix in kinds]
+
+
+# Written in two parts, so that this file does not hold what it forbids.
+FORBIDDEN = re.compile(
+    "|".join(("/wor" + "k/", "/roo" + "t/", "/ho" + r"me/\w", "TO" + "DO", "FIX" + "ME", "XX" + "X "))
+)
+
+
+def forbidden_words(paths: list[Path]) -> list[str]:
+    found = []
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            if match := FORBIDDEN.search(line):
+                found.append(f"{path.name}:{number} {match[0]}")
+    return found
+
+
+def test_no_path_of_somebodys_machine_and_no_bare_reminder_is_in_the_tree() -> None:
+    files = text_files()
+    assert len(files) > 100
+    assert forbidden_words(files) == []
+
+
+def test_the_check_for_forbidden_words_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text("fine\nsee /wor" + "k/main\n# TO" + "DO: later\n")
+    assert forbidden_words([path]) == ["notes.md:2 /wor" + "k/", "notes.md:3 TO" + "DO"]
+
+
+def too_long(paths: list[Path]) -> list[str]:
+    counted = ((path, len(path.read_text(encoding="utf-8").splitlines())) for path in paths)
+    return [f"{path.name} has {lines} lines" for path, lines in counted if lines > MAX_LINES]
+
+
+def test_no_source_file_is_longer_than_500_lines() -> None:
+    assert too_long(sorted(PACKAGE.rglob("*.py"))) == []
+
+
+def test_the_check_for_length_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "long.py"
+    path.write_text("x = 1\n" * 501)
+    assert too_long([path]) == ["long.py has 501 lines"]

@@ -20,7 +20,7 @@ from ..act.program import PRECISIONS, StepProgram
 from ..act.tape import tensors_in
 from ..act.training_state import TrainingState
 from ..records import Finding, StepRecord
-from ..watch.gradients import clip_exact, measure_gradients
+from ..watch.gradients import GradientProbe, clip_exact
 from .keepsake import Keepsake
 from .patient import StepFacts
 
@@ -92,7 +92,10 @@ class GuardPatient:
     def commit(self) -> None:
         """Unscale, clip, step, as the run does."""
         self._program.unscale()
-        if self._max_grad_norm is not None and (gradients := measure_gradients(self._program.parameters)) is not None:
+        if (
+            self._max_grad_norm is not None
+            and (gradients := GradientProbe(self._program.parameters).measure()) is not None
+        ):
             clip_exact(gradients, self._max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -11,26 +11,30 @@ from .patient import Patient
 from .replay import absmax, named_state
 
 
-def fingerprint(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Sums over the raw bits: one flipped bit changes them. Copies nothing; one read from the device."""
-    raw = tensor.detach().contiguous().reshape(-1)
-    bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()])
-    sums = torch.stack(
-        [bits.sum(dtype=torch.int64), bits[::2].sum(dtype=torch.int64), bits[::3].sum(dtype=torch.int64)]
-    )
-    return (bits.numel(), *(int(total) for total in sums.tolist()))
+def fingerprints(patient: Patient) -> dict[tuple[str, str], tuple[int, int]]:
+    """Two sums over the raw bits of everything that lasts: one flipped bit changes them. One read from each device."""
+    sums: dict[torch.device, list[tuple[tuple[str, str], torch.Tensor]]] = {}
+    for kind, name, tensor in named_state(patient):
+        if tensor.is_complex() or not tensor.numel():
+            continue
+        raw = tensor.detach().contiguous().reshape(-1)
+        bits = raw.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()])
+        both = torch.stack([bits.sum(dtype=torch.int64), bits[::2].sum(dtype=torch.int64)])
+        sums.setdefault(tensor.device, []).append(((kind, name), both))
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for rows in sums.values():
+        for (key, _), (total, half) in zip(rows, torch.stack([both for _, both in rows]).tolist(), strict=True):
+            found[key] = (total, half)
+    return found
 
 
 def changes_between_steps(patient: Patient) -> tuple[StateChange, ...]:
     """What `prepare` does to the state, element by element, for the tensors it touched."""
     patient.restore()
-    before = {(kind, name): fingerprint(t) for kind, name, t in named_state(patient) if not t.is_complex()}
+    before = fingerprints(patient)
     patient.prepare()
-    touched = {
-        (kind, name)
-        for kind, name, t in named_state(patient)
-        if not t.is_complex() and before.get((kind, name)) != fingerprint(t)
-    }
+    after = fingerprints(patient)
+    touched = {key for key, sums in after.items() if before.get(key) != sums}
     if not touched:
         return ()
     patient.restore()

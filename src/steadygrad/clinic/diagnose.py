@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..errors import UsageError
 from ..records import Diagnosis, Origin
 from .causes import name_cause
 from .evidence import Evidence
-from .exam import Examination, examine, locate, scrubbed, tampered_with
+from .exam import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
 from .gather import gather, gather_silent, symptom_of
 from .patient import Patient
 from .remedies import propose
@@ -97,7 +98,7 @@ class _Case:
                 symptom="nan_grad", step=self.patient.facts.step, kind="tampered_gradient", names=grown
             )
             return gather_silent(self.patient, tampered)
-        if scrubbed(exam):
+        if not exam.seen.loss_finite and could_be_scrubbed(exam) and scrubbed(examine(self.patient, thorough=True)):
             born = locate(exam)
             self.notes.append(
                 f"the bad value itself was born in {born.op or born.tensor} ({born.phase})" if born else ""
@@ -129,19 +130,21 @@ class _Case:
         if origin.phase == "data":
             if evidence.batch_outlier is not None:
                 return Rows(rows=evidence.batch_outlier[1])
-            return Rows(rows=bad_batch_rows(self.patient.batches[-1], origin.tensor or ""))
+            return Rows(rows=bad_batch_rows(self._batch, origin.tensor or ""))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()
         if depth == "origin":
-            return Rows(rows=read_rows(self.exam, num_rows(self.patient.batches[-1])))
+            return Rows(rows=read_rows(self.exam, num_rows(self._batch)))
         found = find_rows(self.patient, self.exam)
-        if (
-            cause == "empty_reduction"
-            and found.rows is not None
-            and len(found.rows) == num_rows(self.patient.batches[-1])
-        ):
+        if cause == "empty_reduction" and found.rows is not None and len(found.rows) == num_rows(self._batch):
             return Rows()  # nothing to average over in the whole batch: no row is guiltier than another
         return found
+
+    @property
+    def _batch(self) -> Any:
+        """The micro-batch in which the trouble began."""
+        guilty = self.exam.seen.guilty_batch if self.exam is not None else None
+        return self.patient.batches[guilty or 0]
 
     def _sample_ids(self, rows: Rows) -> tuple[str, ...]:
         ids = self.patient.facts.sample_ids

@@ -55,10 +55,13 @@ def _has_own_line(record: OpRecord) -> bool:
     return record.backward and any(not frame.library for frame in record.stack.frames)
 
 
-def examine(patient: Patient, *, depth: str = "full") -> Examination:
-    """Replay the step under the tracer and find where its first bad value was born."""
+def examine(patient: Patient, *, thorough: bool = False) -> Examination:
+    """Replay the step under the tracer and find where its first bad value was born.
+
+    `thorough` traces backward and the optimizer too when the loss is already bad.
+    """
     tracer = Tracer(patient.model, owners=patient.facts.owners)
-    seen = replay(patient, tracer=tracer)
+    seen = replay(patient, tracer=tracer, thorough=thorough)
     tracer.trace.finish()
     exam = Examination(seen, tracer.trace)
     sinks = choose_sinks(seen)
@@ -94,7 +97,7 @@ def _catch(patient: Patient, exam: Examination) -> None:
     near = ancestors(exam.trace, exam.named or exam.record, limit=12)
     for record in (neighbours[:8] if exam.record.backward else []) + near:
         if record.ordinal not in wanted and len(wanted) < MAX_WATCHED:
-            wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, Specimen())
+            wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, Specimen(light=True))
     tracer = Tracer(
         patient.model,
         owners=patient.facts.owners,
@@ -214,10 +217,15 @@ def cancelled(exam: Examination) -> bool:
     return False
 
 
+def could_be_scrubbed(exam: Examination) -> bool:
+    """A bad loss, sound gradients, and weights that moved."""
+    seen = exam.seen
+    return seen.stepped and not seen.bad_gradients and any(size > 0 for size in seen.updates.values())
+
+
 def scrubbed(exam: Examination) -> bool:
     """Whether the user's own code turned bad gradients into harmless ones, and the optimizer moved the weights."""
-    seen = exam.seen
-    if not seen.stepped or seen.bad_gradients or not any(size > 0 for size in seen.updates.values()):
+    if not could_be_scrubbed(exam):
         return False
     for record in exam.trace.records:
         by_user = record.stage in ("backward", "commit") and any(not frame.library for frame in record.stack.frames)
@@ -245,6 +253,6 @@ def tiny_scalar_in_half(exam: Examination) -> bool:
     return any(
         s.record is not None
         and any(0 < abs(x) < FP16_TINY / 2 for x in s.record.scalars)
-        and any(d.dtype == "float16" for d in s.outputs)
+        and any(t.dtype is torch.float16 for t in s.output_tensors)
         for s in exam.nearby.values()
     )

@@ -183,7 +183,7 @@ def _blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin
         return evidence, origin
     if any(d.num_inf or d.num_nan for d in evidence.inputs):
         return evidence, origin
-    outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
+    outlier = batch_outlier(patient.batches[exam.seen.guilty_batch or 0]) if patient.batches else None
     if outlier is None:
         return evidence, origin
     found = Origin(

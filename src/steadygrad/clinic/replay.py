@@ -46,12 +46,20 @@ class StepSeen:
     updates: dict[str, float] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     stepped: bool = False
+    guilty_batch: int | None = None
     loss_scale: float | None = None
     weight_norm: float = 0.0
     backward_ran: bool = True
     bad_before: list[tuple[str, str]] = field(default_factory=list)
     bad_after: list[tuple[str, str]] = field(default_factory=list)
     sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
+
+    def see_batch(self, index: int, patient: Patient | None = None) -> None:
+        """Remember the first micro-batch after which something is bad: by the loss, or by the gradients."""
+        if self.guilty_batch is None:
+            grads = [p.grad for _, p in trainable(patient) if p.grad is not None] if patient and index else []
+            if not self.loss_finite or any(not math.isfinite(absmax(grad)) for grad in grads):
+                self.guilty_batch = index
 
     @property
     def loss(self) -> float:
@@ -167,8 +175,12 @@ def replay(
     batches: Sequence[Any] | None = None,
     restore: bool = True,
     prepare: Callable[[], None] | None = None,
+    thorough: bool = True,
 ) -> StepSeen:
-    """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises."""
+    """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
+
+    Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
+    """
     seen, change = StepSeen(), change or Change()
     if restore:
         patient.restore()
@@ -186,13 +198,14 @@ def replay(
     with ExitStack() as stack:
         stack.enter_context(change.around())
         entered = stack.enter_context(_entering(patient, seen, tracer))
-        for batch in patient.batches if batches is None else batches:
+        for index, batch in enumerate(patient.batches if batches is None else batches):
             batch = change.batch(patient, batch)
             if tracer is not None:
                 name_leaves(patient, tracer, batch)
             with _listening(tracer, "forward"):
                 terms = patient.forward(batch)
             _see_terms(terms, seen, tracer)
+            seen.see_batch(index)
             if until == "forward":
                 continue
             if not any(term.requires_grad for term in terms.values()):
@@ -201,9 +214,10 @@ def replay(
             if not change.wants_backward(seen):
                 seen.backward_ran = False
                 continue
-            with _listening(tracer, "backward"):
+            with _listening(tracer if thorough or seen.loss_finite else None, "backward"):
                 patient.backward(change.terms(terms))
             del terms
+            seen.see_batch(index, patient)
         if until == "forward":
             return seen
         # Read now: a home-made scale may have been changed while the loop prepared this step.
@@ -215,7 +229,8 @@ def replay(
         before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
         seen.weight_norm = math.sqrt(sum(float(w.to(torch.float32).norm()) ** 2 for w in before.values()))
         entered.armed = True
-        with _listening(tracer, "commit"):
+        explained = not seen.loss_finite or bool(seen.bad_gradients)
+        with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(patient, seen)
         for name, parameter in trainable(patient):
             if parameter.shape == before[name].shape:

@@ -60,8 +60,8 @@ def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
 class _Subsets:
     """Is the step sick with only these rows? Remembers its answers; an answer may be None: it could not be run."""
 
-    def __init__(self, patient: Patient, sick: Callable[[Any], bool], until: str) -> None:
-        self.patient, self.sick, self.until = patient, sick, until
+    def __init__(self, patient: Patient, sick: Callable[[Any], bool], until: str, guilty: int) -> None:
+        self.patient, self.sick, self.until, self.guilty = patient, sick, until, guilty
         self.left = MAX_REPLAYS
         self._known: dict[tuple[int, ...], bool | None] = {}
 
@@ -80,7 +80,8 @@ class _Subsets:
         select = self.patient.facts.select_rows
         assert select is not None
         try:
-            batches = [select(batch, list(rows)) for batch in self.patient.batches]
+            batches = list(self.patient.batches)
+            batches[self.guilty] = select(batches[self.guilty], list(rows))
             seen = replay(self.patient, batches=batches, until=self.until)
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
             return None
@@ -92,7 +93,8 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
     if not patient.batches or patient.facts.select_rows is None:
         hint = read_rows(exam, num_rows(patient.batches[0])) if patient.batches else None
         return Rows(rows=hint)
-    size = num_rows(patient.batches[-1])
+    guilty_batch = exam.seen.guilty_batch or 0
+    size = num_rows(patient.batches[guilty_batch])
     if size < 1:
         return Rows()
     in_forward = not exam.seen.loss_finite
@@ -103,7 +105,7 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
             return not seen.loss_finite
         return bool(seen.bad_gradients) or not seen.loss_finite or (in_step and bool(seen.bad_after))
 
-    test = _Subsets(patient, sick, "forward" if in_forward else "commit" if in_step else "backward")
+    test = _Subsets(patient, sick, "forward" if in_forward else "commit" if in_step else "backward", guilty_batch)
     hint = read_rows(exam, size)
     everyone = tuple(range(size))
     if hint and len(hint) < size and _proves(test, hint, everyone):

@@ -14,6 +14,7 @@ from .trace import Watcher
 from .tracelog import OpRecord
 
 MAX_ELEMENTS = 1 << 24
+MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
 
 
@@ -58,6 +59,7 @@ class Specimen:
     inputs: tuple[TensorDigest, ...] = ()
     outputs: tuple[TensorDigest, ...] = ()
     output_tensors: tuple[torch.Tensor, ...] = ()
+    light: bool = False
     bad_leading: tuple[bool, ...] = ()
     """For each index of dimension 0 of the first bad output: does it hold a bad value?"""
 
@@ -66,27 +68,31 @@ class Specimen:
         return [item for item in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(item, torch.Tensor)]
 
     def watcher(self) -> Watcher:
-        """The tracer calls this before the op (out is None) and after it."""
+        """Called by the tracer before the op (out is None) and after it. A light one copies little, reads nothing."""
+        limit = MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
+
+        def copy(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            return item.detach().clone() if item.numel() <= limit else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
             if out is None:
                 self.record, self.func = record, func
-                self.args, self.kwargs = tree_map(_copy, tuple(args)), tree_map(_copy, dict(kwargs))
+                self.args, self.kwargs = tree_map(copy, tuple(args)), tree_map(copy, dict(kwargs))
+                if self.light:
+                    return
                 tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
                 self.inputs = tuple(digest(tensor) for tensor in tensors)
             else:
                 outputs = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
+                self.output_tensors = tuple(item for item in map(copy, outputs) if item is not None)
+                if self.light:
+                    return
                 self.outputs = tuple(digest(tensor) for tensor in outputs)
-                self.output_tensors = tuple(item for item in map(_copy, outputs) if item is not None)
                 self.bad_leading = _bad_leading(outputs)
 
         return watch
-
-
-def _copy(item: Any) -> Any:
-    if not isinstance(item, torch.Tensor):
-        return item
-    return item.detach().clone() if item.numel() <= MAX_ELEMENTS else None
 
 
 def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:

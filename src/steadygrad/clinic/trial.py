@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..records import Remedy, Trial
 from .patient import Patient
 from .replay import Change, StepSeen, replay, trainable
+from .rows import num_rows
 from .surgery.batch import MAX_SKIPS, DropRows, SkipBatch
 from .surgery.precision import Precision
 from .vigil import SIZE_MISMATCH
 from .ward import Proposal, Ward
 
 FOLLOW_STEPS = 6
+LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 _CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
 
@@ -245,10 +248,7 @@ def float64_reference(ward: Ward) -> Reference | None:
 
 def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | None, torch.Tensor | None]:
     patient = ward.patient
-    batches = list(patient.batches)
-    if healthy and ward.rows.rows:
-        drop = DropRows(ward.rows.rows)
-        batches = [drop.batch(patient, batch) for batch in batches]
+    batches = [_few_healthy(ward, batch) for batch in patient.batches] if healthy else list(patient.batches)
     seen = replay(patient, change=change, until="backward", batches=batches)
     parts = [
         (p.grad.coalesce().to_dense() if p.grad.is_sparse else p.grad).detach().to(torch.float64).reshape(-1)
@@ -260,11 +260,22 @@ def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | N
     return seen, gradient
 
 
+def _few_healthy(ward: Ward, batch: Any) -> Any:
+    """The healthy rows; only some of them for a model of some size, for float64 takes several times the room."""
+    select = ward.patient.facts.select_rows
+    if select is None:
+        return batch
+    rows = [row for row in range(num_rows(batch)) if row not in (ward.rows.rows or ())]
+    if sum(p.numel() for p in ward.patient.model.parameters()) > LARGE_MODEL:
+        rows = rows[: max(2, len(rows) // 8)]
+    return select(batch, rows) if rows and (ward.rows.rows or len(rows) < num_rows(batch)) else batch
+
+
 def _distance(ward: Ward, proposal: Proposal, reference: Reference) -> tuple[float | None, float | None]:
     """How far loss and gradient of the healthy rows are from float64 with this change in place."""
     change = proposal.make()
     try:
-        seen, gradient = _measure(ward, change, healthy=not isinstance(change, DropRows))
+        seen, gradient = _measure(ward, Change() if isinstance(change, DropRows) else change, healthy=True)
     except _CANNOT_RUN:
         return None, None
     finally:

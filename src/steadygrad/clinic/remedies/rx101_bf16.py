@@ -30,14 +30,24 @@ from ..surgery.precision import Precision
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX101", "bf16", "Compute in bfloat16 instead of float16.")
-# In these the precision of the arithmetic is not what is wrong.
-STATE_CAUSES = frozenset(
-    {"poisoned_state", "uninitialised", "transient_fault", "bad_input", "no_trainable_grad", "stale_momentum"}
+# In these, or where nothing fits, the width of the arithmetic may be what is wrong.
+PRECISION_CAUSES = frozenset(
+    {
+        "",
+        "fp16_overflow",
+        "fp16_underflow",
+        "scaler_misuse",
+        "optimizer_eps_underflow",
+        "lost_update",
+        "cancellation",
+        "exp_overflow",
+        "fp8_overflow",
+    }
 )
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.fp16 and ward.cause not in STATE_CAUSES:
+    if ward.fp16 and ward.cause in PRECISION_CAUSES:
         yield Proposal(
             code=RULE.code,
             slug="bf16",

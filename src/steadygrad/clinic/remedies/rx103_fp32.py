@@ -28,13 +28,13 @@ import torch
 from ...rules import Rule
 from ..surgery.precision import Precision
 from ..ward import Proposal, Ward
-from .rx101_bf16 import STATE_CAUSES
+from .rx101_bf16 import PRECISION_CAUSES
 
 RULE = Rule("RX103", "fp32", "Compute the whole step in float32.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.half and ward.cause not in STATE_CAUSES:
+    if ward.half and ward.cause in PRECISION_CAUSES:
         yield Proposal(
             code=RULE.code,
             slug="fp32",

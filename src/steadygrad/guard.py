@@ -25,6 +25,7 @@ from .act.fallback import PlainLoop
 from .act.flight import Flight, Window
 from .act.forward_state import Entry, ForwardState
 from .act.gate import DeviceGate, why_not_on_device
+from .act.ladder import Ledger
 from .act.learning_rate import current_rate, scaled_learning_rate
 from .act.policy import Policy
 from .act.program import StepProgram, TheirFault, theirs
@@ -36,14 +37,7 @@ from .act.training_state import TrainingState
 from .errors import ClosedError, SteadyError, TrainingHalted
 from .journal import Journal
 from .records import Action, Decision, Finding, Incident, Outcome, Reading
-from .watch.gradients import (
-    Gradients,
-    SparseGradientNotCoalesced,
-    clip_exact,
-    coalesce_sparse,
-    fold_divisor,
-    measure_gradients,
-)
+from .watch.gradients import GradientProbe, Gradients, clip_exact, fold_divisor
 
 LossFn = Callable[[nn.Module, Any], Any]
 
@@ -128,6 +122,7 @@ class Guard:
         )  # fmt: skip
         self._ema_update = setup.ema_update(ema, model)
         self._gate = DeviceGate(self.optimizers)
+        self._probe = GradientProbe(parameters)
         self._readout = Readout(names, self._device)
         self._shield = Shield()
         config = setup.run_config(self.policy.name, precision, accumulate, self.optimizers)
@@ -136,7 +131,9 @@ class Guard:
         self._books = Books(self.policy, self._journal, self._shield, run=self._journal.run_id)
         self._clerk = Clerk(self._books, self._shield, model, self.optimizers)
         self._recovery = Recovery(
-            Verbs(run_again=self._run_again, reset_to=self._reset_to, halt=self._set_halt),
+            Verbs(
+                run_again=self._run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self._step
+            ),
             program=self._program, forward=self._forward, state=self._state, books=self._books, shield=self._shield,
             ring=setup.make_ring(snapshots, self._state, self._device, self.policy),
             store=setup.make_store(self._journal.path, self._state, checkpoint_every, keep_checkpoints, resume),
@@ -326,7 +323,7 @@ class Guard:
             return Outcome(step=self._step, accumulating=True)
         outcome = Outcome(step=self._step, settle=self.settle)
         self._program.unscale()
-        gradients = self._measure()
+        gradients = self._probe.measure()
         scale = self._program.scaler._scale if self._program.scaler is not None else None
         row = self._readout.pack(gradients, self._window.terms, scale)
         if late:
@@ -334,13 +331,6 @@ class Guard:
         else:
             self._commit_now(outcome, gradients, row, attempt)
         return outcome
-
-    def _measure(self) -> Gradients | None:
-        try:
-            return measure_gradients(self._program.parameters)
-        except SparseGradientNotCoalesced:
-            coalesce_sparse(self._program.parameters)
-            return measure_gradients(self._program.parameters)
 
     def _commit_late(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
         """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
@@ -351,7 +341,7 @@ class Guard:
         if not self.policy.acts:
             flag = torch.zeros_like(flag)
         lr = self._rate()
-        self._update(gradients, flag)
+        self._update(gradients, flag, self._books.ledger)
         self._program.update_scale()
         self._program.zero_grad()
         seat = self._readout.send(row, flag)
@@ -363,7 +353,7 @@ class Guard:
 
     def _commit_now(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
         """Read first, commit then. One host read."""
-        values = row.values.tolist()
+        values = row.joined().tolist()
         limits = self._limits()
         reading = reading_of(values, row.layout, step=self._step, lr=self._rate(), batch_key=self._window.key)
         reading = replace(reading, grad_norm_limit=limits.grad_norm, loss_limit=limits.loss)
@@ -373,9 +363,10 @@ class Guard:
         if self.policy.acts and must_refuse(reading):
             self._refuse(reading, window, outcome, attempt, gradients)
             return
+        force = self._books.ledger  # a remedy that this very step takes back is in force until the next, as when late
         decision = self._books.decide(reading, findings, self._recovery.capabilities())
         undo = self._recovery.careful_copy()
-        self._update(gradients, None)
+        self._update(gradients, None, force)
         if undo is not None and (bad := self._recovery.poisoned_by_update(undo, window)):
             self._refuse(replace(reading, **bad), window, outcome, attempt, None)
             return
@@ -383,11 +374,12 @@ class Guard:
         self._program.zero_grad()
         self._conclude(reading, decision, outcome, window, attempt)
 
-    def _update(self, gradients: Gradients | None, flag: torch.Tensor | None) -> None:
-        """Clip and step. With a flag the optimizers decide on the device whether to."""
+    def _update(self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger) -> None:
+        """Clip and step, with what the ledger `force` has in force. With a flag the optimizers decide on the device
+        whether to."""
         divisor = None
         if self._max_grad_norm is not None and gradients is not None:
-            max_norm = self._max_grad_norm * self._books.ledger.clip_factor
+            max_norm = self._max_grad_norm * force.clip_factor
             if self._clip == "folded" and flag is not None:
                 divisor = fold_divisor(gradients.total, max_norm)
             else:
@@ -395,7 +387,7 @@ class Guard:
         self._recovery.before_update()
         self._clerk.before_update()
         scaler = self._program.scaler
-        with theirs(), scaled_learning_rate(self.optimizers, self._books.ledger.lr_factor):
+        with theirs(), scaled_learning_rate(self.optimizers, force.lr_factor):
             if scaler is not None and not self.policy.acts:
                 # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
                 for optimizer in self.optimizers:
@@ -446,7 +438,7 @@ class Guard:
         rolled_back = Action.ROLLBACK in decision.actions
         self._books.enter(reading, decision, applied=not rolled_back, attempt=attempt)
         self._clerk.after_step(reading)
-        self._program.dropped_terms = decision.dropped_terms
+        self._recovery.apply(decision)
         self._recovery.note_terms(reading)
         if rolled_back:
             outcome.rolled_back_to = self._recovery.roll_back(decision, next_outcome)

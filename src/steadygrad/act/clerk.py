@@ -13,7 +13,7 @@ from .books import Books
 from .forward_state import ForwardState
 from .shield import Shield
 
-_AUDIT_STEPS = frozenset({0, 1, 2})
+_EARLY_FORWARDS = 3
 _AUDIT_EVERY = 100
 
 
@@ -25,6 +25,7 @@ class Clerk:
         self._shield = shield
         self._vitals: Vitals | None = None
         self._sampling: int | None = None
+        self._forwards = 0
         self._waiting: list[int] = []
         with shield("vitals", None):
             self._vitals = Vitals(model, optimizers, books.policy)
@@ -48,7 +49,8 @@ class Clerk:
 
         Compares values (a host read) on the first steps only.
         """
-        early = step in _AUDIT_STEPS
+        self._forwards += 1  # counted, not read off the step: a resumed run begins anew
+        early = self._forwards <= _EARLY_FORWARDS
         if early or step % _AUDIT_EVERY == 0:
             with self._shield("audit", None):
                 forward.audit(values=early)

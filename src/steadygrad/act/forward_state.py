@@ -29,11 +29,13 @@ class _Slot:
     """One tensor that lives on a module (a buffer or a plain attribute)."""
 
     name: str
+    module: nn.Module
     get: Callable[[], Any]
     put: Callable[[Any], None]
     tensor: Tensor
     version: int
     cold: Tensor | None
+    training: bool
     hot: bool = False
 
     def differs(self) -> bool:
@@ -93,6 +95,7 @@ class ForwardState:
     def take(self) -> Entry:
         """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
         self._takes_since_audit += 1
+        self._look_before_forward()
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         return Entry(
@@ -108,10 +111,25 @@ class ForwardState:
         if entry.hot and len(self._pool) < 4:
             self._pool.append([copy for _, _, copy in entry.hot])
 
-    def notice(self) -> None:
-        """After a forward pass: find tensors that moved for the first time. Host work only."""
+    def _look_before_forward(self) -> None:
+        """Cold tensors that somebody has set since, or whose module now trains and did not: their copies are stale or
+        soon will be, so they are hot from here. Host work only, over cold tensors."""
         for slot in self._slots.values():
-            if not slot.hot and slot.moved():
+            if slot.hot:
+                continue
+            if slot.training is not slot.module.training or slot.moved():
+                now = slot.get()
+                if isinstance(now, Tensor):
+                    slot.hot, slot.tensor, slot.version = True, now, now._version
+
+    def notice(self) -> None:
+        """After a forward pass: find tensors that moved for the first time. Host work only.
+
+        Where one of a module's tensors moved, the others may have moved without being counted.
+        """
+        moved = {id(slot.module) for slot in self._slots.values() if not slot.hot and slot.moved()}
+        for slot in self._slots.values():
+            if moved and id(slot.module) in moved:
                 slot.hot = True
             if slot.hot:
                 now = slot.get()
@@ -205,6 +223,8 @@ class ForwardState:
             if name in self._slots:
                 slot = self._slots[name]
                 self._put_back(slot, slot.tensor, value)
+                if not slot.hot:
+                    slot.cold = value.detach().to("cpu", copy=True)
 
     def counters(self) -> dict[str, Any]:
         """Moving counters by a name that is stable between runs of the same program."""
@@ -212,6 +232,11 @@ class ForwardState:
 
     def put_counters(self, values: dict[str, Any]) -> None:
         by_name = {full: key for key, full in self._counter_names.items()}
+        for key, (home, name) in self._hot_counters.items():
+            if self._counter_names[key] not in values and key in self._counters:
+                # It first moved after those values were taken.
+                home[name] = self._cold_counters[key]
+                self._counters[key] = (home, name, home[name])
         for full, value in values.items():
             if full in by_name:
                 key = by_name[full]
@@ -219,7 +244,7 @@ class ForwardState:
                 home[name] = value
                 self._counters[key] = (home, name, value)
                 self._hot_counters[key] = (home, name)
-                self._cold_counters[key] = value
+                self._cold_counters.setdefault(key, value)
 
     def extras(self) -> dict[str, Any]:
         return {name: take() for name, (take, _) in self._extras.items()}
@@ -238,7 +263,7 @@ class ForwardState:
                 for name, value, get, put in _tensors_of(module):
                     full = prefix + (f"{path}.{name}" if path else name)
                     cold = value.detach().to("cpu", copy=True)
-                    self._slots[full] = _Slot(full, get, put, value, value._version, cold)
+                    self._slots[full] = _Slot(full, module, get, put, value, value._version, cold, module.training)
 
     def _remember_counters(self) -> None:
         for root_index, root in enumerate(self._modules):

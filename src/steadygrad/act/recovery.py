@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
-from ..watch.gradients import Gradients, finite_gradients, measure_gradients
+from ..watch.gradients import GradientProbe, Gradients, finite_gradients
 from ..watch.history import History
 from .books import Books
 from .checkpoints import CheckpointStore
@@ -27,7 +27,7 @@ from .program import StepProgram
 from .readout import LARGEST
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
-from .tape import Tape, named_tensors_in
+from .tape import Tape, TapedBatch, named_tensors_in
 from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finite
 
 Kept = list[tuple[Any, str]]
@@ -43,6 +43,7 @@ class Verbs:
     """What recovery asks of the guard."""
 
     run_again: Callable[[Sequence[tuple[Any, str]], Outcome | None], None]
+    step_now: Callable[[], int]
     reset_to: Callable[[int], None]
     halt: Callable[[Decision], None]
 
@@ -72,10 +73,12 @@ class Recovery:
         self._ring = ring
         self._store = store
         self._can_clip = can_clip
+        self._probe = GradientProbe(program.parameters)
         self._tape = Tape()
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
         self._careful_left = 0
+        self._last_checkpoint = 0
         self._rolling_back = False
         self._terms_add_up: bool | None = None
         self._narrow = program.precision
@@ -88,8 +91,11 @@ class Recovery:
         return self._careful_left > 0
 
     def snapshot_due(self, step: int) -> bool:
+        """At once if there is none, then once in each stretch of `snapshot_every` steps."""
         every = self._books.policy.snapshot_every
-        return self._ring is not None and step % every == 0 and step not in self._ring.steps
+        if self._ring is None:
+            return False
+        return not self._ring.steps or step // every > self._ring.steps[-1] // every
 
     def take_snapshot(self, step: int) -> None:
         """Copy the state before forward of this step. The step before it is settled."""
@@ -102,7 +108,7 @@ class Recovery:
             self._histories = {s: h for s, h in self._histories.items() if s >= oldest}
 
     def checkpoint_due(self, step: int) -> bool:
-        return self._store is not None and step > 0 and step % self._store.every == 0
+        return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
 
     def tape(self, step: int, batch: Any, key: str) -> None:
         if self._ring is not None:
@@ -143,6 +149,7 @@ class Recovery:
 
     def save_checkpoint(self, step: int, batches_seen: int) -> Path | None:
         """Write a checkpoint now; a disk that refuses is told about and does not stop training."""
+        self._last_checkpoint = step
         with self._shield("checkpoints", None) as answer:
             assert self._store is not None
             answer.value = self._store.save(step, self.books_tree(step, batches_seen))  # type: ignore[assignment]
@@ -158,6 +165,10 @@ class Recovery:
         self._books.ledger = from_plain(Ledger, books["ledger"])
         self._books.history = History.from_plain(_numbers(books["history"]))
         self._bad_keys = set(books["bad_keys"])
+        self._last_checkpoint = int(books["step"])
+        ledger = self._books.ledger
+        self._program.dropped_terms = ledger.dropped_terms
+        self._program.precision = _WIDER[self._narrow] if ledger.widened else self._narrow
         return int(books["step"]), int(books["batches_seen"])
 
     def is_quarantined(self, key: str) -> bool:
@@ -208,7 +219,7 @@ class Recovery:
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:
             self._program.micro(batch)
-        return measure_gradients(self._program.parameters)
+        return self._probe.measure()
 
     def _gradients_finite_again(self, window: Window) -> bool:
         gradients = self._rerun(window)
@@ -234,7 +245,7 @@ class Recovery:
     def good_part(self, window: Window) -> Kept:
         """The good micro-batches of an unfinished window. If some are bad, their traces are gone. Reads the device."""
         finite = all(abs(float(value)) <= LARGEST for terms in window.terms for value in terms.values())
-        gradients = measure_gradients(self._program.parameters)
+        gradients = self._probe.measure()
         if finite and (gradients is None or finite_gradients(gradients)):
             return list(zip(window.batches, window.keys, strict=True))
         reading = Reading(step=-1, loss=math.nan)
@@ -254,7 +265,7 @@ class Recovery:
             terms = self._program.micro(batch)
             loss_good = terms is not None and all(abs(float(value)) <= LARGEST for value in terms.values())
             loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
-            norm = _norm_of(measure_gradients(self._program.parameters), self._program.scaler)
+            norm = _norm_of(self._probe.measure(), self._program.scaler)
             if loss_good and math.isfinite(norm):
                 solo.append((norm, batch, key))
             else:
@@ -270,8 +281,9 @@ class Recovery:
 
     def quarantine(self, reading: Reading, window: Window, kept: Kept) -> None:
         """Remember which batches were refused, so that a rollback or a resumed run leaves them out."""
-        if reading.scale_to_blame:
-            return
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if reading.scale_to_blame or (poisoned and not reading.undone and not reading.bad_inputs):
+            return  # the batch is not to blame: it will be tried again from a good state
         good = {key for _, key in kept}
         for key in window.keys:
             if key not in good:
@@ -320,10 +332,13 @@ class Recovery:
                 )
                 return None
             # After a divergence the batches that led there are left behind: they would lead there again.
-            batches = self._restore(snapshot, again=not diverged)
+            taped = self._restore(snapshot, again=not diverged)
             self._rolling_back = True
             try:
-                self._verbs.run_again(batches, outcome)
+                for batch in taped:
+                    # Refused batches had step numbers of their own, so the numbers are others this time.
+                    batch.step = self._verbs.step_now()
+                    self._verbs.run_again([(batch.fetch(), batch.key)], outcome if batch is taped[-1] else None)
                 return snapshot.step
             except RollBackAgain:
                 continue
@@ -336,7 +351,7 @@ class Recovery:
         onset = next((int(step) for step in best if step is not None), None)
         return self._ring.newest_good(before=onset) or self._ring.newest_good()
 
-    def _restore(self, snapshot: Snapshot, *, again: bool) -> Kept:
+    def _restore(self, snapshot: Snapshot, *, again: bool) -> list[TapedBatch]:
         assert self._ring is not None
         self._state.restore(snapshot.tree)
         self._program.zero_grad()
@@ -345,6 +360,7 @@ class Recovery:
             self._books.history = History.from_plain(self._histories[snapshot.step])
             self._books.history.rewind()
         self._verbs.reset_to(snapshot.step)
+        self._tape.drop(self._bad_keys)
         taped = self._tape.since(snapshot.step)
         if not again:
             self._tape.forget_from(snapshot.step)
@@ -356,7 +372,7 @@ class Recovery:
                 kind="rollback_without_batches",
             )
             return []
-        return [(t.fetch(), t.key) for t in taped if t.key not in self._bad_keys]
+        return taped
 
 
 _WIDER = {"fp16": "bf16", "bf16": "fp32", "fp32": "fp32"}

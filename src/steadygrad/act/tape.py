@@ -48,6 +48,7 @@ class Tape:
         self._bytes = 0
         self._batches: deque[TapedBatch] = deque()
         self.lost_before = 0
+        self._spare: dict[tuple[Any, ...], list[Tensor]] = {}
 
     def put(self, step: int, batch: Any, key: str) -> None:
         """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
@@ -56,7 +57,7 @@ class Tape:
         device = next((t.device for t in tensors if t.device.type == "cuda"), None)
         kept = batch
         if device is not None:
-            kept = _map_tensors(batch, _to_pinned)
+            kept = _map_tensors(batch, self._to_pinned)
         taped = TapedBatch(step, key, kept, size, tuple(t._version for t in tensors), device is not None, device)
         self._batches.append(taped)
         self._bytes += size
@@ -75,6 +76,12 @@ class Tape:
             return None
         return wanted
 
+    def drop(self, keys: set[str]) -> None:
+        """Forget the batches called so, wherever they are: they are never to be run again."""
+        if any(taped.key in keys for taped in self._batches):
+            self._batches = deque(taped for taped in self._batches if taped.key not in keys)
+            self._bytes = sum(taped.size for taped in self._batches)
+
     def forget_from(self, step: int) -> None:
         """Drop the batches of this step and later ones; a re-run will tape them again."""
         while self._batches and self._batches[-1].step >= step:
@@ -84,6 +91,18 @@ class Tape:
         taped = self._batches.popleft()
         self._bytes -= taped.size
         self.lost_before = taped.step + 1
+        if taped.offloaded:
+            for tensor in tensors_in(taped.batch):
+                if tensor.is_pinned():
+                    self._spare.setdefault((tensor.dtype, tensor.shape), []).append(tensor)
+
+    def _to_pinned(self, tensor: Tensor) -> Tensor:
+        """An asynchronous copy in pinned memory, reused where a forgotten batch left some: allocating it is slow."""
+        if tensor.device.type != "cuda":
+            return tensor
+        waiting = self._spare.get((tensor.dtype, tensor.shape))
+        target = waiting.pop() if waiting else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return target.copy_(tensor.detach(), non_blocking=True)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -108,13 +127,6 @@ def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from named_tensors_in(item, f"{path}.{index}" if path else str(index))
-
-
-def _to_pinned(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cuda":
-        return tensor
-    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return target.copy_(tensor.detach(), non_blocking=True)
 
 
 def _map_tensors(value: Any, change: Any) -> Any:

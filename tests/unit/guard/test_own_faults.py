@@ -276,9 +276,15 @@ class Stubborn(torch.optim.SGD):
 
 def test_a_guard_is_a_context_manager_and_closing_twice_is_fine(tmp_path: Path) -> None:
     it = setup()
-    with pytest.raises(TheirOwn), make_guard(it.model, it.optimizer, it.loss_fn, run_dir=tmp_path) as guard:
-        guard.step(batches(1)[0])
-        raise TheirOwn
+    guard = make_guard(it.model, it.optimizer, it.loss_fn, run_dir=tmp_path)
+
+    def breaks_off() -> None:
+        with guard:
+            guard.step(batches(1)[0])
+            raise TheirOwn
+
+    with pytest.raises(TheirOwn):
+        breaks_off()
     guard.close()
     assert [record.step for record in read_steps(tmp_path)] == [0]
     # The optimizer is free again.

@@ -1,0 +1,130 @@
+"""Documents that cannot drift: their Python runs, their links lead somewhere, their generated pages are current."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> list[str]:
+    return [body for language, body in FENCE.findall(text) if language == "python"]
+
+
+def run_blocks(text: str, name: str) -> int:
+    """Run the Python blocks of one page in their order, each seeing what those before it defined."""
+    names: dict[str, object] = {"__name__": "__page__"}
+    blocks = python_blocks(text)
+    for number, block in enumerate(blocks, start=1):
+        exec(compile(block, f"{name} block {number}", "exec"), names)
+    return len(blocks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(page.read_text(encoding="utf-8"), page.name)
+
+
+def test_the_readme_has_blocks_to_run() -> None:
+    assert len(python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))) >= 3
+
+
+def test_a_block_that_is_wrong_fails() -> None:
+    with pytest.raises(AssertionError, match="wrong"):
+        run_blocks("text\n```python\nx = 1\n```\nmore\n```python\nassert x == 2, 'wrong'\n```\n", "page")
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [
+        (page, target)
+        for page in [*PAGES, ROOT / "docs/codes/README.md"]
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+    assert len(links) > 50
+    assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_every_test_that_the_laws_name_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/laws.md").read_text(encoding="utf-8"))
+    assert len(named) > 15
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (ROOT / file).is_file() or f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
+
+
+def test_the_readme_names_every_room() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rooms = [path for path in (ROOT / "src/steadygrad").iterdir() if not path.name.startswith("_")]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in rooms if path.suffix in ("", ".py")]
+    assert len(names) > 10
+    assert [name for name in names if f"  {name} " not in readme] == []
+
+
+# -- generated pages
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "tools/generate_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_current(generator: ModuleType) -> None:
+    assert generator.stale(generator.made_pages()) == [], "run python tools/generate_docs.py"
+
+
+def test_a_page_that_is_missing_changed_or_orphaned_is_stale(generator: ModuleType, tmp_path: Path) -> None:
+    codes = tmp_path / "codes"
+    codes.mkdir()
+    (codes / "SY101.md").write_text("old")
+    (codes / "SY998.md").write_text("of a rule that is gone")
+    (codes / "SY102.md").write_text("current")
+    pages = {codes / "SY101.md": "new", codes / "SY102.md": "current", codes / "SY103.md": "never written"}
+    assert generator.stale(pages, tmp_path) == ["codes/SY101.md", "codes/SY103.md", "codes/SY998.md"]
+
+
+def test_the_commands_page_names_every_verb_and_option(generator: ModuleType) -> None:
+    from steadygrad.commands import verbs
+
+    page = generator.commands_page()
+    for verb in verbs():
+        assert f"## `steady {verb}" in page
+    assert "`--run-dir" in page
+
+
+# -- examples
+
+
+def test_the_mixed_precision_example_trains_past_its_bad_batches_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = importlib.util.spec_from_file_location("mixed_precision", ROOT / "examples/mixed_precision.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    bad = sum(bool((labels == -100).all()) for _, labels in example.batches())
+    first = example.main(str(tmp_path / "run"))
+    assert first["skipped"] == bad == 3
+    assert first["guard_faults"] == {}
+    again = example.main(str(tmp_path / "run"))
+    assert again["applied"] == first["applied"]
+    assert again["steps"] == first["steps"]

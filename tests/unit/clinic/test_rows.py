@@ -1,0 +1,53 @@
+"""Guilty rows: read off, proven by replay, or said to be coupled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygrad.clinic.diagnose import diagnose
+from steadygrad.clinic.rows import num_rows
+
+
+def divide(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (model(batch["x"]).squeeze(1) / batch["count"]).mean()
+
+
+def test_rows_are_proven_by_leaving_them_out_and_putting_them_back(make_patient: Any) -> None:
+    batch = {"x": torch.randn(6, 3), "count": torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 3.0])}
+    found = diagnose(make_patient(nn.Linear(3, 1), divide, [batch]))
+    assert found.rows == (1, 4)
+    assert not found.rows_coupled
+
+
+def test_rows_are_found_by_halving_where_the_origin_has_no_batch_dimension(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.exp(model(batch).sum())
+
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    batch = torch.zeros(5, 2)
+    batch[3] = 100.0
+    found = diagnose(make_patient(model, loss_fn, [batch]))
+    assert found.rows == (3,)
+
+
+def test_rows_that_fail_only_together_are_said_to_be_coupled(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.exp(model(batch).sum())
+
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    found = diagnose(make_patient(model, loss_fn, [torch.full((4, 2), 12.0)]))
+    assert found.rows is None
+    assert found.rows_coupled
+
+
+def test_the_batch_size_is_the_leading_dimension_most_tensors_share() -> None:
+    batch = {"table": torch.zeros(7, 2), "x": torch.zeros(4, 3), "y": torch.zeros(4)}
+    assert num_rows(batch) == 4
+    assert num_rows({"name": "no tensor"}) == 0

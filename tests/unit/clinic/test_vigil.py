@@ -1,0 +1,123 @@
+"""When what was seen of the steps deserves the clinic, and when it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from steadygrad.clinic.replay import Gradient, StepSeen
+from steadygrad.clinic.vigil import grown_gradients
+
+
+def regression(steps: int, *, rows: int = 6) -> list[dict[str, torch.Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    return [
+        {"x": torch.randn(rows, 4, generator=random), "y": torch.randn(rows, 1, generator=random)} for _ in range(steps)
+    ]
+
+
+def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def test_a_healthy_run_raises_nothing(run_case: Any, make_case: Any) -> None:
+    model = two_layers()
+    assert run_case(make_case(model, loss_fn, regression(8), torch.optim.AdamW(model.parameters()))).suspicion is None
+
+
+def test_the_first_overflows_of_a_dynamic_scaler_are_normal_life(run_case: Any, make_case: Any) -> None:
+    model = two_layers()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
+    case = make_case(
+        model,
+        loss_fn,
+        regression(10),
+        torch.optim.SGD(model.parameters(), lr=1e-2),
+        autocast=torch.float16,
+        scaler=scaler,
+    )
+    assert run_case(case).suspicion is None
+    assert scaler.get_scale() < 2.0**26
+
+
+def test_a_batch_the_loop_itself_refused_is_not_reported(run_case: Any, make_case: Any) -> None:
+    model, batches = two_layers(), regression(8)
+    batches[4]["x"][1] = float("nan")
+    case = make_case(model, loss_fn, batches, torch.optim.AdamW(model.parameters()), skip_nonfinite="loss")
+    assert run_case(case).suspicion is None
+
+
+def test_a_loop_that_refuses_every_batch_from_some_step_on_is_reported_from_there(
+    run_case: Any, make_case: Any
+) -> None:
+    model, batches = two_layers(), regression(12)
+    for batch in batches[4:]:
+        batch["x"][1] = float("nan")
+    case = make_case(model, loss_fn, batches, torch.optim.AdamW(model.parameters()), skip_nonfinite="loss")
+    suspicion = run_case(case, depth="origin").suspicion
+    assert suspicion is not None
+    assert suspicion.step == 4
+
+
+def test_a_parameter_nobody_uses_is_not_missed_by_anybody(run_case: Any, make_case: Any) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})
+    case = make_case(
+        model, lambda m, b: F.mse_loss(m["used"](b["x"]), b["y"]), regression(6), torch.optim.AdamW(model.parameters())
+    )
+    assert run_case(case).suspicion is None
+
+
+def test_a_used_parameter_without_a_gradient_is_told_with_the_line_that_cut_it_off(
+    run_case: Any, make_case: Any
+) -> None:
+    model = two_layers()
+
+    def cut(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = model[0](batch["x"]).detach()  # type: ignore[index]
+        return F.mse_loss(model[2](torch.tanh(hidden)), batch["y"])  # type: ignore[index]
+
+    sighting = run_case(make_case(model, cut, regression(6), torch.optim.AdamW(model.parameters())))
+    assert sighting.suspicion.kind == "zero_gradient"
+    assert set(sighting.suspicion.names) == {"0.weight", "0.bias"}
+    assert sighting.diagnosis.origin.code_line.startswith('hidden = model[0](batch["x"]).detach()')
+    assert "no_detach" in [trial.remedy.slug for trial in sighting.diagnosis.remedies]
+
+
+def test_a_frozen_group_with_rate_zero_is_not_called_unmoved(run_case: Any, make_case: Any) -> None:
+    model = two_layers()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 1e-2}]
+    assert run_case(make_case(model, loss_fn, regression(6), torch.optim.AdamW(groups))).suspicion is None
+
+
+def test_clipping_before_unscaling_is_seen_by_the_size_of_what_enters_the_optimizer(
+    run_case: Any, make_case: Any
+) -> None:
+    model = two_layers()
+    case = make_case(
+        model,
+        loss_fn,
+        regression(6),
+        torch.optim.SGD(model.parameters(), lr=1e-2),
+        scaler=torch.amp.GradScaler("cpu", init_scale=4096.0),
+        clip_norm=0.5,
+        clip_before_unscale=True,
+    )
+    sighting = run_case(case)
+    assert sighting.suspicion.kind == "mis_sized"
+    assert sighting.diagnosis.cause.slug == "scaler_misuse"
+    assert [trial.remedy.slug for trial in sighting.diagnosis.remedies] == ["unscale_first"]
+
+
+def test_one_gradient_that_grew_after_backward_is_a_fault_and_all_of_them_alike_are_not() -> None:
+    gradients = {name: Gradient(name, True, 1.0, 0.5) for name in "abcd"}
+    one = StepSeen(gradients=gradients, entering={"a": 1e30, "b": 1.0, "c": 1.0, "d": 1.0})
+    alike = StepSeen(gradients=gradients, entering=dict.fromkeys("abcd", 65536.0))
+    assert grown_gradients(one) == ("a",)
+    assert grown_gradients(alike) == ()

@@ -94,7 +94,7 @@ class Guard:
         setup.check_arguments(
             model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision=precision,
             scaler=scaler, accumulate=accumulate, clip=clip, settle=settle, snapshots=snapshots,
-            checkpoint_every=checkpoint_every, run_dir=run_dir, diagnose=diagnose,
+            checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, run_dir=run_dir, diagnose=diagnose,
         )  # fmt: skip
         self.policy = Policy.named(policy)
         self.model = model

@@ -32,7 +32,8 @@ _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKe
 
 def check_arguments(
     *, model: Any, loss_fn: Any, max_grad_norm: Any, scheduler: Any, precision: Any, scaler: Any, accumulate: Any,
-    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, run_dir: Any, diagnose: Any,
+    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, keep_checkpoints: Any, run_dir: Any,
+    diagnose: Any,
 ) -> None:  # fmt: skip
     """One clear sentence for each argument that cannot work."""
     if not isinstance(model, nn.Module):
@@ -57,6 +58,11 @@ def check_arguments(
         raise UsageError(f"accumulate counts micro-batches per update and must be at least 1; got {accumulate!r}.")
     if checkpoint_every is not None and run_dir is None:
         raise UsageError("checkpoint_every needs a run_dir to write to.")
+    if (checkpoint_every is not None and checkpoint_every < 1) or keep_checkpoints < 1:
+        raise UsageError(
+            f"checkpoint_every and keep_checkpoints count steps and files and must be at least 1; got "
+            f"{checkpoint_every!r} and {keep_checkpoints!r}. Leave checkpoint_every out to write none."
+        )
 
 
 def _one_of(name: str, value: Any, choices: Any) -> None:

@@ -119,14 +119,14 @@ def test_the_flag_is_exactly_zero_or_one_in_float32(monkeypatch: pytest.MonkeyPa
 
 def test_the_flag_stays_one_however_many_things_are_wrong() -> None:
     """Torch's own scaler adds flags up, and a flag of 2 lets the update through."""
-    from steadygrad.watch.gradients import measure_gradients
+    from steadygrad.watch.gradients import GradientProbe
 
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     for parameter in parameters:
         parameter.grad = torch.full((2,), math.nan)
     readout = Readout(["a", "b", "c"], torch.device("cpu"))
     nan = torch.tensor(math.nan)
-    row = readout.pack(measure_gradients(parameters), [{"loss": nan, "term": nan}] * 3, None)
+    row = readout.pack(GradientProbe(parameters).measure(), [{"loss": nan, "term": nan}] * 3, None)
     flag = readout.flag(row, norm_limit=1.0, loss_limit=1.0)
     assert flag.dtype is torch.float32
     assert flag.dim() == 0

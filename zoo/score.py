@@ -154,8 +154,8 @@ def _print(rows: list[dict[str, Any]], tools: list[str]) -> None:
             answer, truth, path = row["answer"], row["truth"], row["path"]
             print(f"{row['case']}: {', '.join(missed) or 'false alarm'}  {answer.error}")
             print(
-                f"    said   {answer.alarm_step} {answer.phase} {answer.op} {answer.module!r} line {case_line(answer, path)}"
-                f" rows {answer.rows} {answer.cause} {answer.verified} ({answer.because})"
+                f"    said   {answer.alarm_step} {answer.phase} {answer.op} {answer.module!r}"
+                f" line {case_line(answer, path)} rows {answer.rows} {answer.cause} {answer.verified} ({answer.because})"
             )
             print(
                 f"    truth  {truth['first_bad_step']} {truth['phase']} {truth['op']} {truth['module']!r}"

@@ -38,7 +38,7 @@ class View:
             TextColumn("left"), TimeRemainingColumn(), console=console,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=steps)
-        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
         self._bars = BARS if (console.encoding or "").lower().startswith("utf") else PLAIN_BARS
 
     @contextmanager
@@ -52,6 +52,8 @@ class View:
             if self._live is None:
                 self._console.print(Text("    step   plain loop      guarded", style="dim"))
                 yield
+                self._console.print()
+                self._console.print(*self._two_lines(), sep="\n")
             else:
                 with self._live:
                     yield
@@ -75,19 +77,32 @@ class View:
         plain = [lap.plain_loss for lap in self._laps]
         guarded = [math.nan if lap.refused else lap.guarded_loss for lap in self._laps]
         told = REFUSED if lap.refused else f"loss {number(lap.guarded_loss)}"
+        both = plain + guarded
+
+        def line(name: str, losses: list[float], told: str, *, gap: str, style: str) -> Text:
+            bars = sparkline(losses, width=width, of=self._steps, bars=self._bars, gap=gap, scale=both)
+            return labelled(name, Text(f"{told:<12}  "), width=12).append(bars, style=style)
+
         return [
-            self._line("plain loop", plain, f"loss {number(lap.plain_loss)}", width, gap="x", style="red"),
-            self._line("guarded", guarded, told, width, gap=" ", style="green"),
+            line("plain loop", plain, f"loss {number(lap.plain_loss)}", gap="x", style="red"),
+            line("guarded", guarded, told, gap=" ", style="green"),
         ]
 
-    def _line(self, name: str, losses: Sequence[float], told: str, width: int, *, gap: str, style: str) -> Text:
-        line = labelled(name, Text(f"{told:<12}  "), width=12)
-        return line.append(sparkline(losses, width=width, of=self._steps, bars=self._bars, gap=gap), style=style)
 
+def sparkline(
+    losses: Sequence[float],
+    *,
+    width: int,
+    of: int,
+    bars: str = BARS,
+    gap: str = "x",
+    scale: Sequence[float] | None = None,
+) -> str:
+    """Losses of the first steps of `of` as a row of bars; `gap` where no loss of a stretch is finite.
 
-def sparkline(losses: Sequence[float], *, width: int, of: int, bars: str = BARS, gap: str = "x") -> str:
-    """Losses of the first steps of `of` as a row of bars; `gap` where no loss of a stretch is finite."""
-    finite = [loss for loss in losses if math.isfinite(loss)]
+    The lowest and the highest bar stand for the extremes of `scale`, or of the losses themselves.
+    """
+    finite = [loss for loss in (losses if scale is None else scale) if math.isfinite(loss)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     span = (high - low) or 1.0
     line = ""

@@ -80,7 +80,9 @@ def _digest(digest: TensorDigest) -> str:
     counts = ((digest.num_nan, "nan"), (digest.num_inf, "inf"), (digest.num_zero, "zero"))
     told = "".join(f", {count} {word}" for count, word in counts if count)
     name = f"{shown(digest.name)} " if digest.name else ""
-    return f"{name}{shown(digest.dtype)} {shape}, largest {number(digest.absmax)}{told}"
+    # Magnitudes are taken of floating-point tensors; for the others a zero here would say nothing.
+    largest = f", largest {number(digest.absmax)}" if "float" in digest.dtype else ""
+    return f"{name}{shown(digest.dtype)} {shape}{largest}{told}"
 
 
 def _rows(diagnosis: Diagnosis) -> str:

@@ -103,6 +103,7 @@ def test_a_sparkline_rises_with_the_loss_and_marks_where_there_is_none() -> None
     assert sparkline([0.0, 1.0, 2.0, 3.0], width=4, of=4, bars="abcd") == "abcd"
     assert sparkline([0.0, 3.0, math.nan, math.nan], width=4, of=4, bars="abcd") == "adxx"
     assert sparkline([0.0, 3.0], width=4, of=4, bars="abcd") == "ad"
+    assert sparkline([0.0, 1.0], width=4, of=4, bars="abcd", scale=[0.0, 3.0, math.nan]) == "ab"
     assert sparkline([], width=4, of=4) == ""
 
 

@@ -155,7 +155,8 @@ def _print(rows: list[dict[str, Any]], tools: list[str]) -> None:
             print(f"{row['case']}: {', '.join(missed) or 'false alarm'}  {answer.error}")
             print(
                 f"    said   {answer.alarm_step} {answer.phase} {answer.op} {answer.module!r}"
-                f" line {case_line(answer, path)} rows {answer.rows} {answer.cause} {answer.verified} ({answer.because})"
+                f" line {case_line(answer, path)} rows {answer.rows} {answer.cause}"
+                f" {answer.verified} ({answer.because})"
             )
             print(
                 f"    truth  {truth['first_bad_step']} {truth['phase']} {truth['op']} {truth['module']!r}"

@@ -474,6 +474,7 @@ class Guard:
         outcome.resolve(decision=decision, reading=reading, applied=False)
         if Action.HALT in decision.actions:
             self._halt = decision
+            self._recovery.save_before_halt(self._step, self._batches_seen - len(behind))
             return
         if Action.ROLLBACK in decision.actions:
             outcome.rolled_back_to = self._recovery.roll_back(decision, next_outcome)

@@ -42,15 +42,21 @@ class Books:
         self._shield = shield
         self._run = run
         self._rank = rank
+        self._limits = Limits()
         self._shown: dict[str, int] = {}
 
     def limits(self, max_grad_norm: float | None) -> Limits:
-        """What the device compares the coming step with, rounded to float32 so that host and device agree."""
+        """What the device compares the coming step with, rounded to float32 so that host and device agree.
+
+        Limits follow the history in jumps of a few per cent: sending them to the device is what costs.
+        """
         if not self.policy.acts:
             return Limits()
         with self._shield("watch", Limits()) as answer:
             limits = self.history.limits(self.policy, floor=max_grad_norm or 0.0)
-            answer.value = Limits(_float32(limits.grad_norm), _float32(limits.loss))
+            if not (_close(limits.grad_norm, self._limits.grad_norm) and _close(limits.loss, self._limits.loss)):
+                self._limits = Limits(_float32(limits.grad_norm), _float32(limits.loss))
+            answer.value = self._limits
         return answer.value
 
     def judge(self, reading: Reading) -> tuple[Finding, ...]:
@@ -195,6 +201,10 @@ def _bare_findings(reading: Reading) -> tuple[Finding, ...]:
     detail = f"{', '.join(bad)} not finite"
     code = "SY101" if "loss" in bad else "SY103"
     return (Finding(code=code, slug="non_finite", severity=Severity.FATAL, step=reading.step, detail=detail),)
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= 0.05 * abs(b) < math.inf
 
 
 def _float32(value: float) -> float:

@@ -23,7 +23,9 @@ from .training_state import TrainingState, Tree, non_finite
 
 logger = logging.getLogger("steadygrad")
 FORMAT = 1
-_NAME = re.compile(r"^step-(\d{8})$")
+_NAME = re.compile(r"^step-(\d{8})(?:-(\d+))?$")
+_PARTIAL = ".partial-"
+NEVER = 1 << 62
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
@@ -51,16 +53,15 @@ class CheckpointStore:
 
         data, tensors = pack({"state": self._state.live(), "books": books})
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        final = self._directory / f"step-{step:08d}"
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._directory))
+        self._sweep()
+        final = self._directory / self._free_name(step)
+        partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self._directory))
         try:
             save_file(tensors, partial / "state.safetensors")
             manifest = {"format": FORMAT, "step": step, "sha256": _sha256(partial / "state.safetensors"), "data": data}
             (partial / "state.json").write_text(json.dumps(manifest), encoding="utf-8")
             for path in (*partial.iterdir(), partial):
                 _sync(path)
-            if final.exists():
-                shutil.rmtree(final)
             os.rename(partial, final)
             _sync(self._directory)
         except BaseException:
@@ -96,11 +97,28 @@ class CheckpointStore:
         if not self._directory.is_dir():
             return []
         found = [path for path in self._directory.iterdir() if _NAME.match(path.name) and not path.is_symlink()]
-        return sorted(found, key=lambda path: path.name)
+        return sorted(found, key=_order)
+
+    def _free_name(self, step: int) -> str:
+        """A step saved again gets a name of its own, so that the old one stays whole until the new one is."""
+        again = [_order(path)[1] for path in self._all() if _order(path)[0] == step]
+        return f"step-{step:08d}-{max(again) + 1}" if again else f"step-{step:08d}"
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer of ours left half done. A run directory has one writer at a time."""
+        for path in self._directory.iterdir():
+            if path.name.startswith(_PARTIAL) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
 
     def _rotate(self) -> None:
         for path in self._all()[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.match(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
 
 
 def _sha256(path: Path) -> str:

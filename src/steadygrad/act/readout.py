@@ -29,12 +29,22 @@ class Layout:
 
 @dataclass(slots=True)
 class Row:
-    """One step's numbers, still on the device."""
+    """One step's numbers, still on the device: `scalars` are the total norm and every micro-batch's terms."""
 
-    values: Tensor
+    norms: Tensor | None
     scalars: Tensor
+    scale: Tensor | None
     layout: Layout
-    total: Tensor
+
+    def joined(self, flag: Tensor | None = None) -> Tensor:
+        """All of it as one vector, in the order of the layout, the flag last."""
+        dtype = self.scalars.dtype
+        parts = [self.scalars] if self.norms is None else [self.norms.to(dtype), self.scalars]
+        if self.scale is not None:
+            parts.append(self.scale.to(dtype).reshape(1))
+        if flag is not None:
+            parts.append(flag.to(dtype).reshape(1))
+        return torch.cat(parts) if len(parts) > 1 else self.scalars
 
 
 @dataclass(slots=True)
@@ -53,6 +63,8 @@ class Readout:
         self._names = tuple(names)
         self._device = device
         self._layouts: dict[Any, Layout] = {}
+        self._limits_key: Any = None
+        self._limits = torch.empty(0)
         self._zero = torch.zeros((), device=device)
         self._seats: list[_Seat] = []
         self._turn = 0
@@ -74,29 +86,35 @@ class Readout:
         if any(s.dtype is not torch.float32 for s in scalars):
             wide = torch.float64 if any(s.dtype is torch.float64 for s in scalars) else torch.float32
             scalars = [s.to(wide) for s in scalars]
-        stacked = torch.stack(scalars)
-        parts = [stacked] if gradients is None else [gradients.norms.to(stacked.dtype), stacked]
-        if scale is not None:
-            parts.append(scale.to(stacked.dtype).reshape(1))
-        return Row(torch.cat(parts) if len(parts) > 1 else stacked, stacked, layout, total)
+        norms = None if gradients is None else gradients.norms
+        return Row(norms, torch.stack(scalars), scale, layout)
 
     @torch.no_grad()
     def flag(self, row: Row, *, norm_limit: float, loss_limit: float) -> Tensor:
         """float32 scalar on the device: exactly 1.0 if the update must be refused, else exactly 0.0. Does not sync.
 
-        Comparisons ask for what is good, because a NaN fails every one of them.
+        The comparison asks for what is good, because a NaN fails every comparison.
         """
-        good = (row.scalars.abs() <= LARGEST).all()
-        if norm_limit < LARGEST:
-            good = good & (row.total <= norm_limit)
-        if loss_limit < LARGEST:
-            losses = row.scalars[1 :: len(row.layout.term_names)]
-            good = good & (losses <= loss_limit).all()
-        return good.logical_not().float()
+        upper = self._limits_on_device(row, norm_limit, loss_limit)
+        good = ((row.scalars <= upper) & (row.scalars >= -LARGEST)).all()
+        return torch.logical_not(good, out=torch.empty((), dtype=torch.float32, device=self._device))
+
+    def _limits_on_device(self, row: Row, norm_limit: float, loss_limit: float) -> Tensor:
+        """What each scalar is compared with. Sent only when a limit has moved."""
+        key = (row.layout, norm_limit, loss_limit)
+        if self._limits_key != key:
+            width = len(row.layout.term_names)
+            place = row.layout.term_names.index("loss")
+            values = [min(norm_limit, LARGEST)] + [LARGEST] * (width * row.layout.num_micro)
+            for micro in range(row.layout.num_micro):
+                values[1 + micro * width + place] = min(loss_limit, LARGEST)
+            host = torch.tensor(values, dtype=row.scalars.dtype, pin_memory=self._device.type == "cuda")
+            self._limits, self._limits_key = host.to(self._device, non_blocking=True), key
+        return self._limits
 
     def send(self, row: Row, flag: Tensor) -> _Seat:
         """Start the copy to the host. On a GPU it is asynchronous; two seats take turns."""
-        values = torch.cat([row.values, flag.to(row.values.dtype).reshape(1)])
+        values = row.joined(flag)
         if self._device.type != "cuda":
             return _Seat(values, None, len(values))
         self._turn ^= 1

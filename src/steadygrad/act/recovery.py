@@ -18,7 +18,7 @@ from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
 from ..watch.gradients import GradientProbe, Gradients, finite_gradients
 from ..watch.history import History
 from .books import Books
-from .checkpoints import CheckpointStore
+from .checkpoints import NEVER, CheckpointStore
 from .flight import Window
 from .forward_state import ForwardState
 from .ladder import Ledger
@@ -155,6 +155,11 @@ class Recovery:
             answer.value = self._store.save(step, self.books_tree(step, batches_seen))  # type: ignore[assignment]
         return answer.value
 
+    def save_before_halt(self, step: int, batches_seen: int) -> None:
+        """The last good state goes to disk, for whoever finds out why and goes on."""
+        if self._store is not None and self._store.every < NEVER:
+            self.save_checkpoint(step, batches_seen)
+
     def resume(self) -> tuple[int, int] | None:
         """Continue from the newest good checkpoint: state, counters, baselines, quarantine. Step and batches seen."""
         loaded = self._store.load_newest() if self._store is not None else None
@@ -162,11 +167,12 @@ class Recovery:
             return None
         _, tree, books = loaded
         self._state.restore(tree)
-        self._books.ledger = from_plain(Ledger, books["ledger"])
+        # Who resumes a halted run has decided to go on.
+        ledger = from_plain(Ledger, books["ledger"])
+        self._books.ledger = ledger.but(halted=False, streak=0) if ledger.halted else ledger
         self._books.history = History.from_plain(_numbers(books["history"]))
         self._bad_keys = set(books["bad_keys"])
         self._last_checkpoint = int(books["step"])
-        ledger = self._books.ledger
         self._program.dropped_terms = ledger.dropped_terms
         self._program.precision = _WIDER[self._narrow] if ledger.widened else self._narrow
         return int(books["step"]), int(books["batches_seen"])

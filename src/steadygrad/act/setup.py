@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .. import __version__
 from ..errors import UsageError
-from .checkpoints import CheckpointStore
+from .checkpoints import NEVER, CheckpointStore
 from .forward_state import ForwardState
 from .gate import check_supported, parameters_of
 from .policy import Policy
@@ -213,7 +213,7 @@ def make_store(
     """Where checkpoints go, if any are to be written or read."""
     if run_dir is None or (every is None and not resume):
         return None
-    return CheckpointStore(run_dir / "snapshots", state, every=every or 1 << 62, keep=keep)
+    return CheckpointStore(run_dir / "snapshots", state, every=every or NEVER, keep=keep)
 
 
 def _free_host_bytes() -> int:

@@ -123,9 +123,17 @@ def copy_tree(value: Any, copier: Callable[[Tensor], Tensor]) -> Any:
 
 def _optimizer_tree(optimizer: Optimizer) -> Tree:
     index = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    states = {str(index[id(p)]): dict(state) for p, state in optimizer.state.items() if id(p) in index}
     return {
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
-        "state": {str(index[id(p)]): dict(state) for p, state in optimizer.state.items() if id(p) in index},
+        "state": states,
+        # A step count lives on the host or, for fused kernels, beside its parameter; the copies are all on the host.
+        "scalars_on_device": [
+            f"{position}.{key}"
+            for position, state in states.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor) and not value.dim() and value.device.type != "cpu"
+        ],
     }
 
 
@@ -150,8 +158,8 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
             if isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
                 here.copy_(value)
             elif isinstance(value, Tensor):
-                device = parameter.device if value.dim() else value.device
-                state[key] = value.to(device, copy=True)
+                beside = value.dim() > 0 or f"{position}.{key}" in saved.get("scalars_on_device", ())
+                state[key] = value.to(parameter.device if beside else "cpu", copy=True)
             else:
                 state[key] = value
 

@@ -32,7 +32,7 @@ from ..act.training_state import TrainingState, bad_state
 from ..errors import TrainingHalted
 from ..journal import Journal
 from ..records import Action, Decision, Incident, Reading
-from ..watch.gradients import Gradients, SparseGradientNotCoalesced, coalesce_sparse, measure_gradients
+from ..watch.gradients import GradientProbe
 
 
 class OptimizerGuard:
@@ -269,15 +269,16 @@ class _Desk:
         self.parameters = parameters_of(optimizer)
         self.books = Books(policy, journal, shield, run=journal.run_id)
         self._readout = Readout([names[id(p)] for p in self.parameters], self.parameters[0].device)
+        self._probe = GradientProbe(self.parameters)
         self._rates: list[tuple[dict[str, Any], Any]] = []
 
     def read(self, step: int, loss: Tensor | None) -> Reading:
         """The gradients' numbers on the host, unscaled. One host read."""
-        gradients = self._measure()
+        gradients = self._probe.measure()
         scale = getattr(self.optimizer, "grad_scale", None)
         shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        values = row.values.tolist()
+        values = row.joined().tolist()
         limits = self.books.limits(None)
         reading = reading_of(values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None)
         if scale is not None and reading.loss_scale:
@@ -286,13 +287,6 @@ class _Desk:
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
         return replace(reading, grad_norm_limit=limits.grad_norm, loss_limit=limits.loss)
-
-    def _measure(self) -> Gradients | None:
-        try:
-            return measure_gradients(self.parameters)
-        except SparseGradientNotCoalesced:
-            coalesce_sparse(self.parameters)
-            return measure_gradients(self.parameters)
 
     def finite_or_nothing(self) -> bool:
         """The bare check that is left when the guard itself has failed."""

@@ -15,55 +15,64 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gradients:
     """One step's gradients: the tensors that have one, their norms (1-d, at least float32) and the total.
 
     `total` is what `clip_grad_norm_` would compute, to the bit, in its dtype. `norms` is wider for half-precision
-    gradients, so a total that overflowed in float16 can be told from a gradient that did.
+    gradients, so a total that overflowed in float16 can be told from a gradient that did. `alike` says that all are
+    of one dtype on one device.
     """
 
     indices: tuple[int, ...]
     tensors: list[Tensor]
     norms: Tensor
     total: Tensor
+    alike: bool
 
 
-def measure_gradients(parameters: Sequence[Tensor]) -> Gradients | None:
-    """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync."""
-    indices = tuple(i for i, p in enumerate(parameters) if p.grad is not None)
-    grads = [_dense(parameters[i].grad) for i in indices]
-    if not grads:
-        return None
-    first = grads[0]
-    if all(g.dtype is first.dtype and g.device == first.device for g in grads):
-        return _measure_one_group(indices, grads)
-    return _measure_groups(indices, grads)
+class GradientProbe:
+    """Measures the gradients of a fixed list of parameters. Walks the list once a step."""
 
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._all = tuple(range(len(self._parameters)))
+        first = self._parameters[0]
+        self._alike = all(p.dtype is first.dtype and p.device == first.device for p in self._parameters)
+        self._sparse = False
 
-def _dense(grad: Tensor | None) -> Tensor:
-    assert grad is not None
-    if grad.is_sparse:
-        # Norm and scaling of a sparse gradient are those of its coalesced values.
-        if not grad.is_coalesced():
-            raise SparseGradientNotCoalesced
-        return grad._values()
-    return grad
+    def measure(self) -> Gradients | None:
+        """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync."""
+        found = [p.grad for p in self._parameters]
+        grads = [grad for grad in found if grad is not None]
+        if not grads:
+            return None
+        indices = self._all
+        if len(grads) != len(found):
+            indices = tuple(i for i, grad in enumerate(found) if grad is not None)
+        if not self._sparse:
+            try:
+                return _measure_alike(indices, grads) if self._alike else _measure_groups(indices, grads)
+            except (NotImplementedError, RuntimeError):
+                # The multi-tensor kernel does not take sparse gradients; is that what this was?
+                if not any(grad.is_sparse for grad in grads):
+                    raise
+                self._sparse = True
+        grads = self._values_of_sparse(grads, indices)
+        return _measure_alike(indices, grads) if self._alike else _measure_groups(indices, grads)
 
-
-class SparseGradientNotCoalesced(Exception):
-    """Internal: the caller coalesces `.grad` in place and measures again."""
-
-
-def coalesce_sparse(parameters: Sequence[Tensor]) -> None:
-    """Make every sparse gradient unique by index, in place, as optimizers do anyway."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
+    def _values_of_sparse(self, grads: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
+        """Norm and scaling of a sparse gradient are those of its coalesced values; optimizers coalesce it anyway."""
+        dense = []
+        for index, grad in zip(indices, grads, strict=True):
+            if grad.is_sparse and not grad.is_coalesced():
+                grad = self._parameters[index].grad = grad.coalesce()
+            dense.append(grad._values() if grad.is_sparse else grad)
+        return dense
 
 
 @torch.no_grad()
-def _measure_one_group(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
+def _measure_alike(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     dtype = grads[0].dtype
     if dtype in _LOW_PRECISION:
         # The kernel accumulates in float32 and casts at the end: ask for float32 and cast ourselves, same bits.
@@ -72,7 +81,7 @@ def _measure_one_group(indices: tuple[int, ...], grads: list[Tensor]) -> Gradien
     else:
         norms = torch.stack(torch._foreach_norm(grads, 2.0))
         total = torch.linalg.vector_norm(norms, 2.0)
-    return Gradients(indices, grads, norms, total)
+    return Gradients(indices, grads, norms, total, True)
 
 
 @torch.no_grad()
@@ -89,15 +98,15 @@ def _measure_groups(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
             place[position[id(grad)]] = norm.to(first_device)
             in_torch_order.append(norm.to(dtype).to(first_device))
     norms = torch.stack([place[i] for i in range(len(grads))])
-    return Gradients(indices, grads, norms, torch.linalg.vector_norm(torch.stack(in_torch_order), 2.0))
+    total = torch.linalg.vector_norm(torch.stack(in_torch_order), 2.0)
+    return Gradients(indices, grads, norms, total, False)
 
 
 @torch.no_grad()
 def clip_exact(gradients: Gradients, max_norm: float) -> None:
     """Scale gradients in place with the arithmetic of `torch.nn.utils.clip_grad_norm_`, to the bit. Does not sync."""
     coefficient = torch.clamp(max_norm / (gradients.total + 1e-6), max=1.0)
-    first = gradients.tensors[0]
-    if all(t.dtype is first.dtype and t.device == first.device for t in gradients.tensors):
+    if gradients.alike:
         torch._foreach_mul_(gradients.tensors, coefficient)
         return
     for (device, _), ((group,), _) in _group_tensors_by_device_and_dtype([gradients.tensors]).items():  # type: ignore[list-item]

@@ -22,6 +22,7 @@ from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol
 from .snapshots import Snapshot
+from .trainers import needs_trainer, plain_case
 
 # Past this many saved values only the latest moments are kept.
 SNAPSHOT_BUDGET = 60_000_000
@@ -152,7 +153,15 @@ class Sighting:
 
 
 def run_case(case: Any, *, depth: str = "full") -> Sighting:
-    """Drive the case's loop, look at every step, and diagnose the first trouble. Silence means health."""
+    """Drive the case's loop, look at every step, and diagnose the first trouble. Silence means health.
+
+    A case that only a trainer can drive is taken apart into a plain loop of the same arithmetic first.
+    """
+    if needs_trainer(case):
+        plain = plain_case(case)
+        if plain is None:
+            raise TypeError("this case is driven by a trainer that cannot be taken apart")
+        case = plain
     return _Run(case).go(depth=depth)
 
 

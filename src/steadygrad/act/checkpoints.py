@@ -86,6 +86,8 @@ class CheckpointStore:
         if manifest_path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ValueError("its manifest is too large")
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("its manifest is not one")
         if manifest.get("format") != FORMAT:
             raise ValueError(f"it has format {manifest.get('format')}, this version reads {FORMAT}")
         if _sha256(path / "state.safetensors") != manifest["sha256"]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UsageError
 from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
 from ..watch.gradients import GradientProbe, Gradients, finite_gradients
 from ..watch.history import History
@@ -165,7 +166,12 @@ class Recovery:
         loaded = self._store.load_newest() if self._store is not None else None
         if loaded is None:
             return None
-        _, tree, books = loaded
+        step, tree, books = loaded
+        if (why := self._state.mismatch(tree)) is not None:
+            raise UsageError(
+                f"The checkpoint of step {step} is of another program: {why}. Nothing was loaded. "
+                "Resume with the model and optimizer it was written by, or use another run_dir."
+            )
         self._state.restore(tree)
         # Who resumes a halted run has decided to go on.
         ledger = from_plain(Ledger, books["ledger"])

@@ -70,6 +70,19 @@ class TrainingState:
         _restore_stateful(self._ema, tree["ema"])
         put_rng(rng_from_plain(tree["rng"]))
 
+    def mismatch(self, tree: Tree) -> str | None:
+        """How a tree of another program differs from this one, as a clause; None if it can be restored."""
+        saved = tree["parameters"]
+        if odd := sorted(set(saved) ^ set(self._parameters)):
+            return f"it does not have the same parameters ({', '.join(odd[:3])})"
+        for name, parameter in self._parameters.items():
+            if saved[name].shape != parameter.shape:
+                return f"its {name} has shape {tuple(saved[name].shape)}, here it is {tuple(parameter.shape)}"
+        groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
+        if groups != [len(each["groups"]) for each in tree["optimizers"]]:
+            return "its optimizers have other parameter groups"
+        return None
+
     def floating_tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters, moments and buffers with a name each: what must be finite for a state to be called good."""
         found = [(f"parameter {name}", p.detach()) for name, p in self._parameters.items()]

@@ -13,6 +13,7 @@ import pytest
 
 from steadygrad import rules
 from steadygrad.commands import main, make_app, verbs
+from steadygrad.errors import TrainingHalted
 from steadygrad.journal import Journal
 from steadygrad.records import (
     Action,
@@ -128,6 +129,14 @@ def test_version_is_the_packages(call: Call) -> None:
     import steadygrad
 
     assert call("--version") == (0, f"steadygrad {steadygrad.__version__}\n", "")
+
+
+def test_a_halted_run_is_a_sentence_and_exit_code_23(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halt(code: str) -> rules.RulePage:
+        raise TrainingHalted(f"Training was halted at step 7, on {code}.")
+
+    monkeypatch.setattr(rules, "page", halt)
+    assert call("explain", "SY101") == (23, "", "steady: Training was halted at step 7, on SY101.\n")
 
 
 # -- explain

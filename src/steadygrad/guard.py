@@ -355,8 +355,9 @@ class Guard:
         """Read first, commit then. One host read."""
         values = row.joined().tolist()
         limits = self._limits()
-        reading = reading_of(values, row.layout, step=self._step, lr=self._rate(), batch_key=self._window.key)
-        reading = replace(reading, grad_norm_limit=limits.grad_norm, loss_limit=limits.loss)
+        reading = reading_of(
+            values, row.layout, step=self._step, lr=self._rate(), batch_key=self._window.key, limits=limits
+        )
         findings = self._books.judge(reading)
         window, self._window = self._window, Window()
         self._step += 1
@@ -387,7 +388,7 @@ class Guard:
         self._recovery.before_update()
         self._clerk.before_update()
         scaler = self._program.scaler
-        with theirs(), scaled_learning_rate(self.optimizers, force.lr_factor):
+        with scaled_learning_rate(self.optimizers, force.lr_factor), theirs():
             if scaler is not None and not self.policy.acts:
                 # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
                 for optimizer in self.optimizers:
@@ -415,10 +416,10 @@ class Guard:
         flight, self._pending = self._pending, None
         assert flight is not None
         values = self._readout.receive(flight.seat)
-        reading = reading_of(values, flight.layout, step=flight.step, lr=flight.lr, batch_key=flight.window.key)
-        reading = replace(
-            reading, grad_norm_limit=flight.limits.grad_norm, loss_limit=flight.limits.loss, refused=values[-1] != 0.0
-        )
+        reading = reading_of(
+            values, flight.layout, step=flight.step, lr=flight.lr, batch_key=flight.window.key, limits=flight.limits,
+            refused=values[-1] != 0.0,
+        )  # fmt: skip
         findings = self._books.judge(reading)
         if not reading.refused:
             decision = self._books.decide(reading, findings, self._recovery.capabilities())

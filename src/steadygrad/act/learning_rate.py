@@ -7,18 +7,19 @@ the rate returns exactly when the factor returns to one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 
-@contextmanager
-def scaled_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
+def scaled_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> AbstractContextManager[None]:
     """Within the block every group's learning rate is `factor` times its own. Does not sync."""
-    if factor == 1.0:
-        yield
-        return
+    return nullcontext() if factor == 1.0 else _scaled(optimizers, factor)
+
+
+@contextmanager
+def _scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
     kept = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     for group, rate in kept:
         group["lr"] = rate * factor

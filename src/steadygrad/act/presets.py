@@ -84,7 +84,7 @@ class Policy:
     snapshot_every: int = 100
     checkpoint_every: int = 1000
     vitals_every: int = 200
-    vitals_sample: int = 1024
+    vitals_sample: int = 512
 
     suggested: Suggested = field(
         default=Suggested(learning_rate=1e-5, temperature=2.0, kd_weight=0.1, ce_weight=0.9, max_grad_norm=0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..records import Reading
 from ..watch.gradients import Gradients
+from ..watch.history import Limits
 from .program import Terms
 
 LARGEST = torch.finfo(torch.float32).max
@@ -53,7 +54,6 @@ class _Seat:
 
     host: Tensor
     event: Any
-    size: int = field(default=0)
 
 
 class Readout:
@@ -116,15 +116,14 @@ class Readout:
         """Start the copy to the host. On a GPU it is asynchronous; two seats take turns."""
         values = row.joined(flag)
         if self._device.type != "cuda":
-            return _Seat(values, None, len(values))
+            return _Seat(values, None)
         self._turn ^= 1
         while len(self._seats) < 2:
             self._seats.append(_Seat(torch.empty(0, pin_memory=True), torch.cuda.Event()))  # type: ignore[no-untyped-call]
         seat = self._seats[self._turn]
-        if seat.host.numel() < values.numel() or seat.host.dtype is not values.dtype:
-            seat.host = torch.empty(values.numel() + 8, dtype=values.dtype, pin_memory=True)
-        seat.size = values.numel()
-        seat.host[: seat.size].copy_(values, non_blocking=True)
+        if seat.host.numel() != values.numel() or seat.host.dtype is not values.dtype:
+            seat.host = torch.empty(values.numel(), dtype=values.dtype, pin_memory=True)
+        seat.host.copy_(values, non_blocking=True)
         seat.event.record()
         return seat
 
@@ -132,7 +131,7 @@ class Readout:
         """The row on the host; waits for its copy, not for the device's later work."""
         if seat.event is not None:
             seat.event.synchronize()
-        values: list[float] = seat.host[: seat.size].tolist()
+        values: list[float] = seat.host.tolist()
         return values
 
 
@@ -147,11 +146,34 @@ def must_refuse(reading: Reading) -> bool:
     return reading.grad_norm > norm_limit or any(loss > loss_limit for loss in losses)
 
 
-def reading_of(values: Sequence[float], layout: Layout, *, step: int, lr: float, batch_key: str | None) -> Reading:
+def reading_of(
+    values: Sequence[float],
+    layout: Layout,
+    *,
+    step: int,
+    lr: float,
+    batch_key: str | None,
+    limits: Limits,
+    refused: bool = False,
+) -> Reading:
     """Host numbers as a Reading. `values` is a row, with or without the flag behind it."""
     n = len(layout.names)
     width = len(layout.term_names)
     total = values[n]
+    if width == 1 and layout.num_micro == 1:  # the usual case, a little faster
+        return Reading(
+            step=step,
+            loss=values[n + 1],
+            grad_norm=total,
+            norms=values[:n],
+            names=layout.names,
+            lr=lr,
+            loss_scale=values[n + 2] if layout.scaled else None,
+            batch_key=batch_key,
+            refused=refused,
+            grad_norm_limit=limits.grad_norm,
+            loss_limit=limits.loss,
+        )
     micro = [values[n + 1 + i * width : n + 1 + (i + 1) * width] for i in range(layout.num_micro)]
     position = n + 1 + layout.num_micro * width
     scale = values[position] if layout.scaled else None
@@ -169,4 +191,7 @@ def reading_of(values: Sequence[float], layout: Layout, *, step: int, lr: float,
         loss_scale=scale,
         micro_losses=losses if layout.num_micro > 1 else (),
         batch_key=batch_key,
+        refused=refused,
+        grad_norm_limit=limits.grad_norm,
+        loss_limit=limits.loss,
     )

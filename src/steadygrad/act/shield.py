@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +21,28 @@ class Answer(Generic[T]):
     value: T
 
 
+class Shielded(Generic[T]):
+    """One shielded block. A class, because a generator costs more, several times a step."""
+
+    __slots__ = ("_answer", "_fallback", "_room", "_shield")
+
+    def __init__(self, shield: Shield, room: str, fallback: T) -> None:
+        self._shield = shield
+        self._room = room
+        self._fallback = fallback
+        self._answer = Answer(fallback)
+
+    def __enter__(self) -> Answer[T]:
+        return self._answer
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, tb: object) -> bool:
+        if fault is None or isinstance(fault, SteadyError) or not isinstance(fault, Exception):
+            return False
+        self._answer.value = self._fallback
+        self._shield.note(self._room, fault)
+        return True
+
+
 class Shield:
     """Catches what breaks inside a room, tells once, counts, and lets the loop go on."""
 
@@ -34,16 +55,9 @@ class Shield:
         """`tell(kind, **data)` is called for each fault, usually the journal's `event`."""
         self._tell = tell
 
-    @contextmanager
-    def __call__(self, room: str, fallback: T) -> Iterator[Answer[T]]:
-        answer = Answer(fallback)
-        try:
-            yield answer
-        except SteadyError:
-            raise
-        except Exception as fault:
-            answer.value = fallback
-            self.note(room, fault)
+    def __call__(self, room: str, fallback: T) -> Shielded[T]:
+        """Around a call into a room: `with shield("watch", fallback) as answer: answer.value = ...`."""
+        return Shielded(self, room, fallback)
 
     def note(self, room: str, fault: BaseException) -> None:
         """Record a fault of ours; loud the first time for each room."""

@@ -128,7 +128,7 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         inputs=exam.specimen.inputs,
         outputs=exam.specimen.outputs,
         facts=facts_of(exam),
-        intended_infinities=any(d.num_inf for d in exam.specimen.inputs),
+        intended_infinities=any(d.num_inf for d in exam.specimen.inputs) or any(map(math.isinf, record.scalars)),
         cancelled=cancelled(exam),
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,

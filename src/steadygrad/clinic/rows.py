@@ -73,6 +73,17 @@ class _Subsets:
             self._known[key] = self._run(key)
         return self._known[key]
 
+    def other_batch_is_sick(self) -> bool:
+        """Whether the next batch fails in the same state: then no row of this one is to blame."""
+        following = getattr(self.patient, "following", None)
+        batches = following(1) if following is not None else None
+        if batches is None:
+            return False
+        try:
+            return self.sick(replay(self.patient, batches=batches, until=self.until))
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
+            return False
+
     def _run(self, rows: tuple[int, ...]) -> bool | None:
         if self.left <= 0:
             return None
@@ -114,8 +125,10 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
         return Rows(rows=hint)
     guilty = tuple(sorted(_search(test, everyone)))
     if guilty == everyone:
-        # Each row is sick alone. Said of all rows only if the origin itself shows it row by row.
-        return Rows(rows=hint if hint == everyone else None, proven=hint == everyone)
+        # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are sound.
+        if hint != everyone or test.other_batch_is_sick():
+            return Rows()
+        return Rows(rows=hint, proven=True)
     if not guilty:
         return Rows(coupled=True)
     rest = tuple(row for row in everyone if row not in guilty)

@@ -141,8 +141,9 @@ class Vigil:
 
     def _no_gradient(self, patient: Patient) -> Suspicion | None:
         """Held by an optimizer, and no step so far brought it any gradient, though others learn."""
-        rows = [row for row in self.rows if row.seen.backward_ran]
-        if len(self.rows) < PATIENCE:
+        # A loss of exactly zero (a satisfied margin) asks for no gradient.
+        rows = [row for row in self.rows if row.seen.backward_ran and row.seen.loss != 0]
+        if len(self.rows) < PATIENCE or not any(row.seen.loss != 0 for row in self.rows):
             return None
         held = {id(p) for o in patient.optimizers for g in o.param_groups for p in g["params"]}
         names = [name for name, p in patient.model.named_parameters() if p.requires_grad and id(p) in held]

@@ -280,13 +280,15 @@ class _Desk:
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
         values = row.joined().tolist()
         limits = self.books.limits(None)
-        reading = reading_of(values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None)
+        reading = reading_of(
+            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
+        )
         if scale is not None and reading.loss_scale:
             factor = 1.0 / reading.loss_scale
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        return replace(reading, grad_norm_limit=limits.grad_norm, loss_limit=limits.loss)
+        return reading
 
     def finite_or_nothing(self) -> bool:
         """The bare check that is left when the guard itself has failed."""

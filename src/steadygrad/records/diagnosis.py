@@ -45,7 +45,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change that may help. `safety`: exact (same arithmetic), close (within rounding), behavioural (trains differently)."""
+    """A change that may help.
+
+    `safety`: exact (same arithmetic), close (within rounding), behavioural (trains differently).
+    """
 
     code: str
     slug: str

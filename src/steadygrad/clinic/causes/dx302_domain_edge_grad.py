@@ -37,6 +37,7 @@ EDGES = frozenset(
         "logsumexp",
         "erfinv",
         "logcumsumexp",
+        "angle",
         "special_logit",
         "logit",
         "atan2",

@@ -30,7 +30,7 @@ RULE = Rule("DX303", "where_grad_trap", "A value that the forward discarded leak
 
 
 def match(e: Evidence) -> Match | None:
-    if not e.backward or e.kind != "non_finite" or e.op in ("logsumexp", "logcumsumexp"):
+    if not e.backward or e.kind != "non_finite" or e.op in ("logsumexp", "logcumsumexp", "angle"):
         return None
     if e.facts.incoming_zero and e.facts.zeroed_by_mask:
         return Match(0.95, f"the gradient coming into {e.op} is exactly zero there: its result was masked away")

@@ -17,7 +17,7 @@ from .trace import Tracer
 from .tracelog import OpRecord, Touch, Trace
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
-_FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
+FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
 _CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
 _DETACHING = frozenset({"detach", "detach_"})
 
@@ -134,6 +134,7 @@ def cut_origin(trace: Trace, names: Sequence[str]) -> Origin:
     frame = record.stack.innermost if record is not None else None
     return Origin(
         phase="backward",
+        op=record.op if record is not None else None,
         module=module,
         source=frame.source if frame else None,
         code_line=frame.text if frame else None,
@@ -149,7 +150,7 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
     for record in trace.records:
         if record.backward or record.stage != "forward" or not any(t.storage in reached for t in record.reads):
             continue
-        if (record.op == "detach" and record.call in _DETACHING) or record.op in _FLAT:
+        if (record.op == "detach" and record.call in _DETACHING) or record.op in FLAT:
             return record
         if not record.grad_enabled:
             return record

@@ -35,6 +35,7 @@ NORMALISATIONS = frozenset(
         "native_group_norm",
         "rms_norm",
         "fused_rms_norm",
+        "weight_norm_interface",
     }
 )
 

@@ -16,7 +16,8 @@ import torch
 
 from steadygrad.clinic.diagnose import diagnose
 from steadygrad.clinic.patient import StepFacts
-from steadygrad.clinic.replay import Change, StepSeen, parameters_read, replay
+from steadygrad.clinic.replay import Change, parameters_read, replay
+from steadygrad.clinic.seen import StepSeen
 from steadygrad.clinic.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
 

@@ -8,7 +8,7 @@ import torch
 
 from .evidence import StateChange
 from .patient import Patient
-from .replay import absmax, named_state
+from .seen import absmax, named_state
 
 
 def fingerprints(patient: Patient) -> dict[tuple[str, str], tuple[int, int]]:

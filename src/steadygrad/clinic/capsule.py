@@ -29,7 +29,7 @@ from .. import __version__
 from ..act.packing import pack, unpack
 from ..errors import CapsuleError, UsageError
 from ..records.plain import to_plain
-from .replay import walk_batch
+from .seen import walk_batch
 
 FORMAT, VERSION = "steadygrad-capsule", 1
 TENSORS, MANIFEST = "capsule.safetensors", "capsule.json"

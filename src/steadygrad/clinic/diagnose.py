@@ -10,7 +10,7 @@ from ..records import Diagnosis, Origin
 from .causes import name_cause
 from .evidence import Evidence
 from .exam import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
-from .gather import gather, gather_silent, symptom_of
+from .gather import gather, gather_silent, is_compiled, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
@@ -116,7 +116,13 @@ class _Case:
             "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
         )
         self.notes.append(f"sound in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
-        evidence = Evidence(symptom=symptom, phase=phase, step=self.patient.facts.step, reproduced=(0, times))
+        evidence = Evidence(
+            symptom=symptom,
+            phase=phase,
+            step=self.patient.facts.step,
+            reproduced=(0, times),
+            compiled=is_compiled(self.patient.model),
+        )
         return evidence, Origin(phase=phase)
 
     def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:

@@ -11,7 +11,8 @@ from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
 from .origin import Birth, ancestors, find_birth
 from .patient import Patient
-from .replay import StepSeen, replay
+from .replay import replay
+from .seen import StepSeen
 from .specimen import Specimen
 from .trace import Tracer
 from .tracelog import OpRecord, Trace, is_bad

@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..records import Origin
-from .between import changes_between_steps, huge_state
+from .between import changes_between_steps
+from .blame import as_state, batch_outlier, blame_batch, blame_state, sound
 from .evidence import Evidence
 from .exam import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
 from .patient import Patient
-from .replay import Change, StepSeen, absmax, named_state, replay, walk_batch
+from .replay import Change, replay
+from .seen import StepSeen, absmax, named_state
 from .silent import (
     common_module,
     cut_origin,
@@ -24,39 +27,7 @@ from .silent import (
 )
 from .surgery.precision import Precision
 from .surgery.scale import Scale
-from .surgery.state import Reverted
 from .vigil import Suspicion
-
-OUTLIER = 1e6
-"""A batch entry this many times the usual size of its tensor is an outlier."""
-OVERFLOWING = frozenset(
-    {
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "mul",
-        "pow",
-        "add",
-        "sub",
-        "sum",
-        "mean",
-        "var",
-        "std",
-        "mse_loss",
-        "native_layer_norm",
-        "native_batch_norm",
-        "native_group_norm",
-        "linalg_vector_norm",
-        "norm",
-        "cumsum",
-        "dot",
-        "addcmul",
-        "smooth_l1_loss",
-        "huber_loss",
-    }
-)
 
 
 def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> tuple[Evidence, Origin | None]:
@@ -88,8 +59,8 @@ def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> 
     evidence = replace(evidence, phase=origin.phase)
     if exam.record is not None:
         evidence = _about_op(patient, exam, evidence, origin)
-        evidence, origin = _blame_state(patient, exam, evidence, origin)
-        evidence, origin = _blame_batch(patient, exam, evidence, origin)
+        evidence, origin = blame_state(patient, exam, evidence, origin)
+        evidence, origin = blame_batch(patient, exam, evidence, origin)
     if origin.phase == "state" and evidence.leaf is not None:
         origin = replace(origin, module=_owner_of_all(evidence))
         evidence = replace(evidence, bad_since_start=_bad_since_start(patient, evidence.leaf))
@@ -131,78 +102,30 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         intended_infinities=any(d.num_inf for d in exam.specimen.inputs) or any(map(math.isinf, record.scalars)),
         cancelled=cancelled(exam),
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
+        plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
-        float32_step_finite=_sound(patient, Precision(torch.float32)) if low else None,
-        unit_scale_finite=_sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,
+        float32_step_finite=sound(patient, Precision(torch.float32)) if low else None,
+        unit_scale_finite=sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,
     )
 
 
-def _sound(patient: Patient, change: Change) -> bool | None:
-    """Whether loss and gradients are finite with this one change; None where it cannot be run."""
-    try:
-        seen = replay(patient, change=change, until="backward")
-    except (RuntimeError, ValueError, TypeError):
-        return None
-    finally:
-        change.undo(patient)
-    return seen.loss_finite and not seen.bad_gradients
+class _PlainAttention(Change):
+    """Attention computed by its plain decomposition."""
+
+    def around(self) -> Any:
+        return sdpa_kernel(SDPBackend.MATH)
 
 
-def _blame_state(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
-    """Trouble that is gone once an out-of-range change between steps is undone was in the state all along."""
-    suspects = [change for change in evidence.changes if change.out_of_range]
-    if suspects and _sound(patient, Reverted(patient, {(c.kind, c.name) for c in suspects})):
-        change = suspects[0]
-        leaf = (change.kind, change.name)
-        return _as_state(evidence, origin, leaf)
-    if exam.record is not None and exam.record.op in OVERFLOWING:
-        patient.restore()
-        patient.prepare()
-        huge = huge_state(patient)
-        if huge is not None and not (huge[2] > 4 and evidence.blew_up):
-            evidence = replace(evidence, huge_state=huge)
-            return _as_state(evidence, origin, ("parameter", huge[0]))
-    return evidence, origin
+def _plain_attention_is_sound(patient: Patient) -> bool | None:
+    return sound(patient, _PlainAttention())
 
 
-def _as_state(evidence: Evidence, origin: Origin, leaf: tuple[str, str]) -> tuple[Evidence, Origin]:
-    found = Origin(
-        phase="state",
-        module=owner_of(*leaf),
-        tensor=leaf[1].partition("/")[0],
-        ordinal=origin.ordinal,
-        inputs=origin.inputs,
-        outputs=origin.outputs,
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether any part of the model runs as compiled code in training."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
     )
-    return replace(evidence, phase="state", leaf=leaf, op=None), found
-
-
-def _blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
-    """A plain product or sum that overflows float32 on an input far beyond the rest: the input is the origin."""
-    if origin.phase not in ("forward", "loss", "backward") or evidence.op not in OVERFLOWING or evidence.half:
-        return evidence, origin
-    if any(d.num_inf or d.num_nan for d in evidence.inputs):
-        return evidence, origin
-    outlier = batch_outlier(patient.batches[exam.seen.guilty_batch or 0]) if patient.batches else None
-    if outlier is None:
-        return evidence, origin
-    found = Origin(
-        phase="data", tensor=outlier[0], ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs
-    )
-    return replace(evidence, phase="data", op=None, batch_outlier=outlier), found
-
-
-def batch_outlier(batch: Any) -> tuple[str, tuple[int, ...], float] | None:
-    """The batch entry, its rows and the value that dwarfs everything else in it."""
-    for key, value in walk_batch(batch):
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 4:
-            continue
-        size = torch.nan_to_num(value.detach().to(torch.float64).abs())
-        usual = float(size.median()) or float(size[size > 0].median() if bool((size > 0).any()) else 0.0)
-        if usual > 0 and float(size.max()) > max(OUTLIER * usual, 1e12) and value.dim():
-            rows = (size > max(OUTLIER * usual, 1e12)).reshape(value.shape[0], -1).any(1)
-            return key, tuple(rows.nonzero().flatten().tolist()), float(size.max())
-    return None
 
 
 def _owner_of_all(evidence: Evidence) -> str | None:
@@ -286,7 +209,7 @@ def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin
         return evidence, Origin(phase="state")
     suspects = [change for change in evidence.changes if change.out_of_range]
     if suspects:
-        return _as_state(evidence, Origin(phase="state"), (suspects[0].kind, suspects[0].name))
+        return as_state(evidence, Origin(phase="state"), (suspects[0].kind, suspects[0].name))
     outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
     if outlier is not None:
         return replace(evidence, batch_outlier=outlier), Origin(phase="data", tensor=outlier[0])

@@ -10,136 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .patient import Patient
+from .seen import Gradient, StepSeen, absmax, named_state, parameter_names, trainable, walk_batch
 from .trace import Tracer
-from .tracelog import Touch
 
 Tensor = torch.Tensor
-
-
-@dataclass(slots=True)
-class Gradient:
-    """One parameter's gradient after backward: None, zero, finite or not, and its norm."""
-
-    name: str
-    present: bool
-    norm: float = 0.0
-    absmax: float = 0.0
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.absmax)
-
-
-@dataclass(slots=True)
-class StepSeen:
-    """What one replay showed. `bad_*` are names of tensors holding a NaN or an infinity."""
-
-    terms: dict[str, float] = field(default_factory=dict)
-    gradients: dict[str, Gradient] = field(default_factory=dict)
-    entering: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, float] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    stepped: bool = False
-    guilty_batch: int | None = None
-    loss_scale: float | None = None
-    weight_norm: float = 0.0
-    backward_ran: bool = True
-    bad_before: list[tuple[str, str]] = field(default_factory=list)
-    bad_after: list[tuple[str, str]] = field(default_factory=list)
-    sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
-
-    def see_batch(self, index: int, patient: Patient | None = None) -> None:
-        """Remember the first micro-batch after which something is bad: by the loss, or by the gradients."""
-        if self.guilty_batch is None:
-            grads = [p.grad for _, p in trainable(patient) if p.grad is not None] if patient and index else []
-            if not self.loss_finite or any(not math.isfinite(absmax(grad)) for grad in grads):
-                self.guilty_batch = index
-
-    @property
-    def loss(self) -> float:
-        return self.terms.get("loss", next(iter(self.terms.values()), 0.0))
-
-    @property
-    def loss_finite(self) -> bool:
-        return all(math.isfinite(value) for value in self.terms.values())
-
-    @property
-    def bad_gradients(self) -> list[str]:
-        return [name for name, gradient in self.gradients.items() if gradient.present and not gradient.finite]
-
-    @property
-    def bad_entering(self) -> list[str]:
-        """Gradients that were sound after backward and not when the optimizer took them."""
-        if self.bad_gradients:
-            return []
-        return [name for name, norm in self.entering.items() if not math.isfinite(norm)]
-
-    @property
-    def update_norm(self) -> float:
-        return math.sqrt(sum(value**2 for value in self.updates.values()))
-
-    @property
-    def finite(self) -> bool:
-        """Loss, gradients and everything after the step."""
-        return self.loss_finite and not self.bad_gradients and not self.bad_entering and not self.bad_after
-
-    @property
-    def grad_norm(self) -> float:
-        return math.sqrt(sum(g.norm**2 for g in self.gradients.values() if g.present)) if self.gradients else 0.0
-
-
-def absmax(tensor: Tensor) -> float:
-    """Largest magnitude on the host: NaN wins, then inf."""
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    return float(torch.linalg.vector_norm(tensor.detach().to(torch.float32), float("inf")))
-
-
-def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
-    """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
-    names = parameter_names(patient)
-    for name, weight in patient.model.named_parameters():
-        yield "parameter", name, weight
-    for name, buffer in patient.model.named_buffers():
-        yield "buffer", name, buffer
-    for optimizer in patient.optimizers:
-        for parameter, state in optimizer.state.items():
-            owner = names.get(id(parameter), "")
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    yield "optimizer", f"{owner}/{key}", value
-
-
-def parameter_names(patient: Patient) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in patient.model.named_parameters()} | dict(
-        patient.facts.parameter_names
-    )
-
-
-def walk_batch(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch with its key: `x`, `inputs.mask`, `0`."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from walk_batch(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from walk_batch(item, f"{path}.{index}" if path else str(index))
-    else:
-        yield path, value
-
-
-def trainable(patient: Patient) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in patient.model.named_parameters():
-        if parameter.requires_grad:
-            yield name, parameter
 
 
 class Change:

@@ -16,7 +16,8 @@ import torch
 
 from .exam import Examination
 from .patient import Patient
-from .replay import replay, walk_batch
+from .replay import replay
+from .seen import walk_batch
 
 MAX_REPLAYS = 96
 

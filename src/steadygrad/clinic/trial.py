@@ -15,8 +15,9 @@ import torch
 
 from ..records import Remedy, Trial
 from .patient import Patient
-from .replay import Change, StepSeen, replay, trainable
+from .replay import Change, replay
 from .rows import num_rows
+from .seen import StepSeen, trainable
 from .surgery.batch import MAX_SKIPS, DropRows, SkipBatch
 from .surgery.precision import Precision
 from .vigil import SIZE_MISMATCH

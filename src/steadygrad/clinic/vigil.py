@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .patient import Patient
-from .replay import StepSeen, parameter_names
+from .seen import StepSeen, parameter_names
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""

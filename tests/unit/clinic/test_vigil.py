@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from steadygrad.clinic.replay import Gradient, StepSeen
+from steadygrad.clinic.seen import Gradient, StepSeen
 from steadygrad.clinic.vigil import grown_gradients
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ..patient import Patient
-from ..replay import Change, StepSeen, absmax
+from ..replay import Change
 from ..rows import num_rows
+from ..seen import StepSeen, absmax
 
 MAX_SKIPS = 3
 """Skipping more often than this in a row is not a remedy, it is standing still."""

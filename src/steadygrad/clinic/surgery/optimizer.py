@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..patient import Patient
-from ..replay import Change, StepSeen
+from ..replay import Change
+from ..seen import StepSeen
 
 
 class Options(Change):

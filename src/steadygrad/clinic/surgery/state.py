@@ -7,7 +7,8 @@ from collections.abc import Collection
 import torch
 
 from ..patient import Patient
-from ..replay import Change, named_state
+from ..replay import Change
+from ..seen import named_state
 
 
 class Reverted(Change):

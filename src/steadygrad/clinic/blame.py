@@ -1,0 +1,116 @@
+"""Is the op that overflowed to blame, or what it was given? State changed from outside, and outliers in the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..records import Origin
+from .between import huge_state
+from .evidence import Evidence
+from .exam import Examination, owner_of
+from .patient import Patient
+from .replay import Change, replay
+from .seen import walk_batch
+from .surgery.state import Reverted
+
+OUTLIER = 1e6
+"""A batch entry this many times the usual size of its tensor is an outlier."""
+OVERFLOWING = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "mul",
+        "pow",
+        "add",
+        "sub",
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "mse_loss",
+        "native_layer_norm",
+        "native_batch_norm",
+        "native_group_norm",
+        "linalg_vector_norm",
+        "norm",
+        "cumsum",
+        "dot",
+        "addcmul",
+        "smooth_l1_loss",
+        "huber_loss",
+    }
+)
+
+
+def sound(patient: Patient, change: Change) -> bool | None:
+    """Whether loss and gradients are finite with this one change; None where it cannot be run."""
+    try:
+        seen = replay(patient, change=change, until="backward")
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    finally:
+        change.undo(patient)
+    return seen.loss_finite and not seen.bad_gradients
+
+
+def blame_state(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
+    """Trouble that is gone once an out-of-range change between steps is undone was in the state all along."""
+    suspects = [change for change in evidence.changes if change.out_of_range]
+    if suspects and sound(patient, Reverted(patient, {(c.kind, c.name) for c in suspects})):
+        change = suspects[0]
+        leaf = (change.kind, change.name)
+        return as_state(evidence, origin, leaf)
+    if exam.record is not None and exam.record.op in OVERFLOWING:
+        patient.restore()
+        patient.prepare()
+        huge = huge_state(patient)
+        if huge is not None and not (huge[2] > 4 and evidence.blew_up):
+            evidence = replace(evidence, huge_state=huge)
+            return as_state(evidence, origin, ("parameter", huge[0]))
+    return evidence, origin
+
+
+def as_state(evidence: Evidence, origin: Origin, leaf: tuple[str, str]) -> tuple[Evidence, Origin]:
+    found = Origin(
+        phase="state",
+        module=owner_of(*leaf),
+        tensor=leaf[1].partition("/")[0],
+        ordinal=origin.ordinal,
+        inputs=origin.inputs,
+        outputs=origin.outputs,
+    )
+    return replace(evidence, phase="state", leaf=leaf, op=None), found
+
+
+def blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
+    """A plain product or sum that overflows float32 on an input far beyond the rest: the input is the origin."""
+    if origin.phase not in ("forward", "loss", "backward") or evidence.op not in OVERFLOWING or evidence.half:
+        return evidence, origin
+    if any(d.num_inf or d.num_nan for d in evidence.inputs):
+        return evidence, origin
+    outlier = batch_outlier(patient.batches[exam.seen.guilty_batch or 0]) if patient.batches else None
+    if outlier is None:
+        return evidence, origin
+    found = Origin(
+        phase="data", tensor=outlier[0], ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs
+    )
+    return replace(evidence, phase="data", op=None, batch_outlier=outlier), found
+
+
+def batch_outlier(batch: Any) -> tuple[str, tuple[int, ...], float] | None:
+    """The batch entry, its rows and the value that dwarfs everything else in it."""
+    for key, value in walk_batch(batch):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 4:
+            continue
+        size = torch.nan_to_num(value.detach().to(torch.float64).abs())
+        usual = float(size.median()) or float(size[size > 0].median() if bool((size > 0).any()) else 0.0)
+        if usual > 0 and float(size.max()) > max(OUTLIER * usual, 1e12) and value.dim():
+            rows = (size > max(OUTLIER * usual, 1e12)).reshape(value.shape[0], -1).any(1)
+            return key, tuple(rows.nonzero().flatten().tolist()), float(size.max())
+    return None

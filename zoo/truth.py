@@ -94,6 +94,10 @@ def judge(answer: Answer, truth: dict[str, Any], path: Path) -> dict[str, bool |
     modules = [truth["module"], *truth.get("module_also", [])]
     line = marked_line(path, truth["line_marker"])
     verified = set(answer.verified)
+    if answer.alarm_step is None:
+        # Saying nothing is no answer to anything, even where the truth is that there is nothing to name.
+        asked = {"op": bool(truth["op"]), "line": line is not None, "remedy": bool(works)}
+        return {name: False if asked.get(name, True) else None for name in FIELDS} | {"honest": True}
     return {
         "detected": on_time(answer.alarm_step, truth),
         "phase": answer.phase == truth["phase"],

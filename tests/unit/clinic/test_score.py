@@ -1,0 +1,118 @@
+"""The scorer: what counts as right, and that a crash or a hang counts against the tool."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRUTH: dict[str, Any] = {
+    "symptom": "nan_loss",
+    "phase": "loss",
+    "cause": "log_zero",
+    "op": "log",
+    "op_also": ["_to_copy"],
+    "module": None,
+    "line_marker": "# <-- origin",
+    "first_bad_step": 7,
+    "bad_rows": [1],
+    "fixes_that_work": ["log_softmax", "skip_batch"],
+    "fixes_that_do_not": ["clip"],
+}
+
+CASE = """
+import torch
+from protocol import Case
+import blocks as B
+TRUTH = dict(id="{name}", source="test", symptom="{symptom}", phase="loss", cause="log_zero", op="log", module=None,
+             line_marker="# <-- origin", first_bad_step=1, bad_rows=[2],
+             fixes_that_work=["skip_batch", "drop_rows", "eps"], fixes_that_do_not=["clip"])
+FIXES = set()
+
+
+def make(seed=0, fix=None):
+    model, data = B.mlp(8, 8, 1), B.xy(5)
+    {body}
+
+    def loss_fn(m, b):
+        return torch.log(m(b["x"]).square() * b["w"]).mean()  # <-- origin
+
+    return Case(model, loss_fn, data, B.adam(model))
+"""
+SICK = "[b.update(w=torch.ones(6, 1)) for b in data]; data[1]['w'][2] = 0.0"
+
+
+@pytest.fixture
+def truth() -> Any:
+    return importlib.import_module("zoo.truth")
+
+
+@pytest.fixture
+def score() -> Any:
+    return importlib.import_module("zoo.score")
+
+
+def case_file(folder: Path) -> Path:
+    path = folder / "900_case.py"
+    path.write_text("first line\nloss = torch.log(p)  # <-- origin\n")
+    return path
+
+
+def test_a_right_answer_is_right_in_every_field(truth: Any, tmp_path: Path) -> None:
+    path = case_file(tmp_path)
+    answer = truth.Answer(
+        alarm_step=7,
+        phase="loss",
+        op="log",
+        lines=["/lib/x.py:9", f"{path}:2"],
+        rows=[1],
+        cause="log_zero",
+        verified=["eps"],
+    )
+    assert set(truth.judge(answer, TRUTH, path).values()) == {True}
+
+
+def test_an_alarm_before_or_after_its_time_is_not_on_time(truth: Any) -> None:
+    assert truth.on_time(7, TRUTH)
+    assert not truth.on_time(6, TRUTH)
+    assert not truth.on_time(8, TRUTH)
+    assert truth.on_time(4, TRUTH | {"latent_from": 3})
+    assert truth.on_time(9, TRUTH | {"symptom": "silent"})
+
+
+def test_a_remedy_known_not_to_work_costs_honesty(truth: Any, tmp_path: Path) -> None:
+    answer = truth.Answer(alarm_step=7, verified=["skip_batch", "clip"])
+    fields = truth.judge(answer, TRUTH, case_file(tmp_path))
+    assert fields["remedy"] is True
+    assert fields["honest"] is False
+
+
+def test_a_line_outside_the_case_is_no_answer(truth: Any, tmp_path: Path) -> None:
+    answer = truth.Answer(alarm_step=7, lines=["/somewhere/else.py:2"])
+    assert truth.judge(answer, TRUTH, case_file(tmp_path))["line"] is False
+
+
+def test_a_folder_is_scored_and_a_crash_counts_against_the_tool(score: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    (folder / "900_sick.py").write_text(CASE.format(name="900_sick", symptom="inf_loss", body=SICK))
+    (folder / "901_crash.py").write_text(
+        CASE.format(name="901_crash", symptom="inf_loss", body="raise RuntimeError('no')")
+    )
+    out = tmp_path / "scores.json"
+    assert score.main(["--cases", str(folder), "--json", str(out), "--tools", "steadygrad", "--jobs", "1"]) == 0
+    report = json.loads(out.read_text())
+    by_case = {row["case"]: row for row in report["cases"]}
+    assert set(by_case["900_sick"]["fields"].values()) == {True}
+    assert by_case["901_crash"]["fields"]["detected"] is False
+    assert "RuntimeError: no" in by_case["901_crash"]["answer"]["error"]
+    assert report["totals"]["steadygrad"]["detected"] == "1/2"
+
+
+def test_an_unknown_tool_is_refused_with_the_known_ones(score: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        score.main(["--tools", "crystal_ball"])
+    assert "detect_anomaly" in capsys.readouterr().err

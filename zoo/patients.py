@@ -34,9 +34,17 @@ HANDLED_IN_A_ROW = 3
 class CasePatient:
     """One batch of one case, replayable. `index` counts batches as the protocol does."""
 
-    def __init__(self, case: Any, index: int, snapshots: Mapping[int, Snapshot], facts: StepFacts) -> None:
+    def __init__(
+        self,
+        case: Any,
+        index: int,
+        snapshots: Mapping[int, Snapshot],
+        facts: StepFacts,
+        prepared: dict[int, Snapshot] | None = None,
+    ) -> None:
         self.case, self.index, self.facts = case, index, facts
         self._snapshots = snapshots
+        self._prepared = prepared if prepared is not None else {}
         self._now = index
         self._skip = False
 
@@ -61,6 +69,9 @@ class CasePatient:
         self.model.train()
         if self.case.before_step:
             self.case.before_step(self.case, self._now)
+            # A hook may do its work only once (load a checkpoint, say): what it left the first time is put back.
+            if self._now == self.index and self.index in self._prepared:
+                self._prepared[self.index].restore(self.case)
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         at = self.index + ahead
@@ -170,6 +181,7 @@ class _Run:
     def __init__(self, case: Any) -> None:
         self.case = case
         self.snapshots: dict[int, Snapshot] = {}
+        self.prepared: dict[int, Snapshot] = {}
         self.history: list[StepRecord] = []
         size = sum(p.numel() for p in case.model.parameters()) * 4
         self.keep = max(3, SNAPSHOT_BUDGET // max(size, 1))
@@ -194,7 +206,7 @@ class _Run:
             owners=frozenset({__file__, protocol.__file__}),
             earlier=earlier,
         )
-        return CasePatient(case, index, self.snapshots, facts)
+        return CasePatient(case, index, self.snapshots, facts, self.prepared)
 
     def go(self, *, depth: str) -> Sighting:
         vigil = Vigil(trusts=self._overflow_is_the_scalers, reads=self._parameters_read)
@@ -204,7 +216,7 @@ class _Run:
             self.snapshots[index] = Snapshot(self.case)
             self.snapshots.pop(index - self.keep, None)
             patient = self.patient(index)
-            seen = replay(patient, restore=False)
+            seen = replay(patient, restore=False, prepare=self._first_preparation(patient))
             self.history.append(_record(index, seen, self.case))
             suspicion = vigil.look(index, seen, patient)
             if suspicion is not None and self._refused(seen, index) and len(handled) < HANDLED_IN_A_ROW:
@@ -222,6 +234,15 @@ class _Run:
         at = suspicion.step if suspicion.step in self.snapshots else max(self.snapshots)
         patient = self.patient(at, suspicion.symptom)
         return Sighting(suspicion, diagnose(patient, depth=depth, suspicion=suspicion))
+
+    def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
+        def prepare() -> None:
+            patient.prepare()
+            if self.case.before_step:
+                self.prepared[patient.index] = Snapshot(self.case)
+                self.prepared.pop(patient.index - self.keep, None)
+
+        return prepare
 
     def _refused(self, seen: StepSeen, index: int) -> bool:
         """Whether the loop itself took no step for a bad batch, and left no bad state behind."""

@@ -14,6 +14,8 @@ import torch
 
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _OURS = str(Path(__file__).resolve().parent.parent)
+# The demo's training program plays the user.
+_DEMO = str(Path(__file__).resolve().parent.parent / "demo")
 _STDLIB = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
 )
@@ -64,6 +66,8 @@ def _kind(filename: str) -> str:
     path = str(Path(filename).resolve()) if filename else ""
     if path.startswith(_TORCH):
         return "torch"
+    if path.startswith(_DEMO):
+        return "user"
     if path.startswith(_OURS):
         return "ours"
     if "site-packages" in path or "dist-packages" in path:

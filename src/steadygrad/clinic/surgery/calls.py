@@ -52,12 +52,20 @@ class _Operating(TorchFunctionMode):
 
     def _backward(self, args: Any, kwargs: Any) -> Any:
         """Backward with this mode still in place, so that a recomputing checkpoint meets the changed line too."""
-        if kwargs or len(args) > 1 or args[0].dim():
+        unusual = kwargs.get("gradient") is not None or kwargs.get("inputs") is not None or kwargs.get("create_graph")
+        if unusual or len(args) > 1 or args[0].dim():
             return torch.Tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        keep_graph = bool(kwargs.get("retain_graph"))
         engine = torch.autograd.Variable._execution_engine
         with self:
             engine.run_backward(
-                (args[0],), (torch.ones_like(args[0]),), False, False, (), allow_unreachable=True, accumulate_grad=True
+                (args[0],),
+                (torch.ones_like(args[0]),),
+                keep_graph,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
             )
         return None
 

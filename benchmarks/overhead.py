@@ -145,9 +145,11 @@ def main() -> None:
     names = arguments.work or (["small_10m", "gpt2_124m", "gpt_1300m"] if DEVICE == "cuda" else ["cpu_small"])
     for name in names:
         steps = arguments.steps or (8 if name in ("gpt_1300m", "cpu_small") else 20)
-        only = (
-            ("clip", "guard", "guard_folded", "clip_item") if name == "gpt_1300m" else FAST if arguments.fast else None
-        )
+        only = FAST if arguments.fast else None
+        if name == "gpt_1300m":
+            only = ("clip", "guard", "guard_folded", "clip_item")  # more do not fit beside each other
+        if arguments.loops:
+            only = ("clip", *arguments.loops)
         for compiled in (False, True) if arguments.compiled and name == "gpt2_124m" else (False,):
             key = f"{name}/{'compiled' if compiled else 'eager'}"
             results[key] = measure(name, compiled=compiled, rounds=arguments.rounds, steps=steps, only=only)

@@ -27,12 +27,14 @@ _HOMES = {
     "TrainingHalted": "errors",
     "UsageError": "errors",
     "attach": "attach",
+    "diagnose": "clinic.lookup",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from .act.policy import Policy as Policy
     from .attach import attach as attach
+    from .clinic.lookup import diagnose as diagnose
     from .errors import SteadyError as SteadyError
     from .errors import TrainingHalted as TrainingHalted
     from .errors import UsageError as UsageError

@@ -53,6 +53,7 @@ PUBLIC = [
     "TrainingHalted",
     "UsageError",
     "attach",
+    "diagnose",
 ]
 
 

@@ -1,0 +1,28 @@
+"""steady diagnose: where the first bad value was born, why, and what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def diagnose(
+    target: Annotated[Path, typer.Argument(help="A run, or one of its incidents (RUN/incidents/0001).")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Show the diagnosis of an incident: origin, rows, cause, and the remedies tried on that very step.
+
+    With a run it is the newest diagnosed incident. Exits with 1, because something bad was found.
+    """
+    from ..clinic.lookup import find_incident
+    from ..reporters.diagnosis import print_diagnosis
+    from ..reporters.terminal import console, print_json
+
+    incident = find_incident(target)
+    if json:
+        print_json(incident)
+    else:
+        print_diagnosis(console(), incident)
+    raise typer.Exit(1)

@@ -33,6 +33,7 @@ from .act.readout import Readout, Row, must_refuse, reading_of
 from .act.recovery import Recovery, Verbs
 from .act.shield import Shield
 from .act.step_mode import StepMode
+from .act.tape import pristine, versions_of
 from .act.training_state import TrainingState
 from .errors import ClosedError, SteadyError, TrainingHalted
 from .journal import Journal
@@ -271,6 +272,7 @@ class Guard:
 
     def _guarded_step(self, batch: Any, key: str) -> Outcome:
         self._before_forward, self._landed = None, False
+        kept = batch
         try:
             late = self._late()
             if self._pending is not None and not late:
@@ -278,15 +280,16 @@ class Guard:
                 self._settle_pending(self._window.fed)
             if not len(self._window):
                 self._keep_state()
-            self._recovery.tape(self._step, batch, key)
-            outcome = self._feed(batch, key, late=late)
+            kept = pristine(batch, clone=self._program.writes_batches)
+            self._recovery.tape(self._step, kept, key)
+            outcome = self._feed(kept, key, late=late, original=batch)
             if self._pending is not None or len(self._window):
                 self._mode.note()
         except (TheirFault, SteadyError):
             raise
         except Exception as fault:
             plain = self._stand_down(fault)
-            return plain.committed(self._step - 1) if self._landed else plain.step(batch, self._step)
+            return plain.committed(self._step - 1) if self._landed else plain.step(kept, self._step)
         if self._halt is not None:
             raise self._halted()
         return outcome
@@ -304,11 +307,14 @@ class Guard:
         if self._recovery.checkpoint_due(self._step):
             self._recovery.save_checkpoint(self._step, self._batches_seen - 1)
 
-    def _feed(self, batch: Any, key: str, *, late: bool, attempt: int = 0) -> Outcome:
-        """One micro-batch, and the commit if it fills the window."""
+    def _feed(self, batch: Any, key: str, *, late: bool, original: Any = None, attempt: int = 0) -> Outcome:
+        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time."""
         self._before_forward = entry = self._forward.take()
         self._clerk.before_forward(self._step)
-        terms = self._program.micro(batch)
+        versions = versions_of(batch)
+        terms = self._program.micro(batch, original=original)
+        if versions != versions_of(batch):
+            self._batch_was_written(key)
         self._forward.notice()
         self._clerk.after_forward(self._step, self._forward)
         if terms is None:
@@ -522,6 +528,16 @@ class Guard:
 
     def _set_halt(self, decision: Decision) -> None:
         self._halt = decision
+
+    def _batch_was_written(self, key: str) -> None:
+        self._program.writes_batches = True
+        with self._shield("journal", None):
+            self._books.show(
+                f"loss_fn writes into its batch (seen at batch {key}); if that very batch must be run again it will "
+                "not be the same. Later ones are copied first; write to a new tensor to spare the copy",
+                kind="batch_written",
+            )
+            self._journal.event("batch_written", batch_key=key)
 
     def _limits(self) -> Any:
         return self._books.limits(self._max_grad_norm)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
+from .tape import pristine
 
 Terms = dict[str, Tensor]
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -65,15 +66,21 @@ class StepProgram:
         self.accumulate = accumulate
         self.device = device
         self.dropped_terms: tuple[str, ...] = ()
+        self.writes_batches = False
+        """Whether loss_fn was seen to write into a batch's tensors; from then on they are copied before it can."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
-    def forward(self, batch: Any) -> Terms | None:
-        """The loss and its named terms with their graph, or None where the user's loss_fn skips the batch."""
+    def forward(self, batch: Any, *, original: Any = None) -> Terms | None:
+        """The loss and its named terms with their graph, or None where the user's loss_fn skips the batch.
+
+        loss_fn is given `original`, the user's own object, the first time, and a copy of `batch` when run again.
+        """
+        given = pristine(batch, clone=self.writes_batches) if original is None else original
         with theirs(), self.autocast():
-            answer = self.loss_fn(self.model, batch)
+            answer = self.loss_fn(self.model, given)
         if answer is None:
             return None
         terms = named_terms(answer)
@@ -92,9 +99,9 @@ class StepProgram:
                 loss = self.scaler.scale(loss)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def micro(self, batch: Any) -> Terms | None:
+    def micro(self, batch: Any, *, original: Any = None) -> Terms | None:
         """Forward and backward of one micro-batch; the terms come back without their graph. Does not sync."""
-        terms = self.forward(batch)
+        terms = self.forward(batch, original=original)
         if terms is None:
             return None
         self.backward(terms)

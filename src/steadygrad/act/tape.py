@@ -7,6 +7,7 @@ says that it could not re-run them.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,6 +104,36 @@ class Tape:
         waiting = self._spare.get((tensor.dtype, tensor.shape))
         target = waiting.pop() if waiting else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return target.copy_(tensor.detach(), non_blocking=True)
+
+
+def pristine(value: Any, *, clone: bool = False) -> Any:
+    """The batch in containers of its own, so that `batch.pop("labels")` in a loss_fn does not take it from a re-run.
+
+    Tensors are the same ones, or with `clone` copies. What is no mapping, sequence or tensor is passed on as it is.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad) if clone else value
+    if type(value) is dict:
+        return {key: pristine(item, clone=clone) for key, item in value.items()}
+    if isinstance(value, dict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = pristine(item, clone=clone)
+        return own
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
+        encoding: Any = copy.copy(value)
+        encoding.data = {key: pristine(item, clone=clone) for key, item in value.data.items()}
+        return encoding
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pristine(item, clone=clone) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(pristine(item, clone=clone) for item in value)
+    return value
+
+
+def versions_of(batch: Any) -> tuple[int, ...]:
+    """How often each tensor of a batch has been written into."""
+    return tuple(tensor._version for tensor in tensors_in(batch))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

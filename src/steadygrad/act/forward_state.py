@@ -10,6 +10,7 @@ in every incident, because batch norm's kernels write running statistics without
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from .rng import RngState, put_rng, take_rng
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # Set by nn.Module itself and never part of the numbers.
 _INTERNAL = frozenset({"training", "call_super_init", "dump_patches", "_is_full_backward_hook"})
 
@@ -76,6 +78,8 @@ class ForwardState:
         self._takes_since_audit = 0
         self._pool: list[list[Tensor]] = []
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._marks = {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
+        self._told: set[str] = set()
         self._find_slots()
         self._remember_counters()
 
@@ -211,6 +215,20 @@ class ForwardState:
                 self._cold_counters[key] = moved[key] = before
         return moved
 
+    def unregistered(self) -> list[str]:
+        """Attributes that changed and that nobody can put back: lists, mappings and sets that grew, shrank or were
+        replaced, and attributes that were not there before. Each is told once. For the rare path: walks everything."""
+        found: list[str] = []
+        for path, module in ((p, m) for root in self._modules for p, m in root.named_modules()):
+            marks = self._marks.setdefault(id(module), {})
+            for name, mark in _marks_of(module).items():
+                if marks.get(name, "absent") != mark:
+                    found.append(f"{path}.{name}" if path else name)
+                    marks[name] = mark
+        fresh = [name for name in found if name not in self._told and name not in self._slots]
+        self._told.update(fresh)
+        return fresh
+
     # -- the whole, for snapshots and checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
@@ -304,6 +322,16 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
         for name, value in list(home.items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.device.type != "meta":
                 yield name, value, _getter(home, name), _setter(home, name)
+
+
+def _marks_of(module: nn.Module) -> dict[str, Any]:
+    """A word for each attribute by which a change can be seen: which object and how long for what has a length, and
+    for the rest only that it is there (tensors and numbers are compared elsewhere)."""
+    return {
+        name: (id(value), len(value)) if isinstance(value, list | dict | set | deque) else "there"
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE and isinstance(value, list | dict | set | deque | Tensor | int | float)
+    }
 
 
 def _getter(home: dict[str, Any], name: str) -> Callable[[], Any]:

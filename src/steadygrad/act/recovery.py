@@ -219,6 +219,7 @@ class Recovery:
     def _back_to(self, window: Window) -> None:
         assert window.entry is not None
         uncertain = self._forward.restore(window.entry)
+        uncertain += [name for name in self._forward.unregistered() if name not in uncertain]
         self._program.zero_grad()
         if uncertain:
             self._books.show(

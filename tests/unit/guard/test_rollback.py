@@ -364,6 +364,33 @@ def test_an_attribute_that_first_moves_late_is_found_and_reported(
     assert "extra_state" in caplog.text
 
 
+def test_a_list_that_grows_and_an_attribute_that_appears_are_reported_once(tmp_path: Any) -> None:
+    from steadygrad.journal import read_events
+
+    class Collecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 1)
+            self.seen: list[float] = []
+            self.steady: list[float] = [1.0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(float(x.detach().mean()))
+            self.newest = x.detach().mean()
+            return self.linear(x)
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch[:, :8]) - batch[:, 8:]).pow(2).mean()
+
+    model = Collecting()
+    with make_guard(model, optim.AdamW(model.parameters(), fused=True), loss_fn, run_dir=tmp_path) as guard:
+        for batch in [*batches(3), nan_batch(), *batches(2), nan_batch()]:
+            guard.step(batch)
+        assert guard.summary()["guard_faults"] == {}
+    events = [event for event in read_events(tmp_path) if event.kind == "unregistered_state_changed"]
+    assert [sorted(event.data["names"]) for event in events] == [["newest", "seen"]]
+
+
 @pytest.mark.parametrize("kind", ["frozen norm", "loaded", "set by hand"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_buffer_that_begins_to_move_late_is_put_back_to_what_it_was(kind: str, mode: str) -> None:

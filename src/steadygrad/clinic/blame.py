@@ -9,7 +9,7 @@ import torch
 
 from ..records import Origin
 from .between import huge_state
-from .evidence import Evidence
+from .evidence import FP16_MAX, Evidence
 from .exam import Examination, owner_of
 from .patient import Patient
 from .replay import Change, replay
@@ -90,11 +90,16 @@ def as_state(evidence: Evidence, origin: Origin, leaf: tuple[str, str]) -> tuple
 
 def blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> tuple[Evidence, Origin]:
     """A plain product or sum that overflows float32 on an input far beyond the rest: the input is the origin."""
-    if origin.phase not in ("forward", "loss", "backward") or evidence.op not in OVERFLOWING or evidence.half:
+    if origin.phase not in ("forward", "loss", "backward") or not patient.batches:
         return evidence, origin
     if any(d.num_inf or d.num_nan for d in evidence.inputs):
         return evidence, origin
-    outlier = batch_outlier(patient.batches[exam.seen.guilty_batch or 0]) if patient.batches else None
+    batch = patient.batches[exam.seen.guilty_batch or 0]
+    outlier = None
+    if evidence.op in OVERFLOWING and not evidence.half:
+        outlier = batch_outlier(batch)
+    elif evidence.op == "to_copy" and evidence.half and _reads_batch(exam):
+        outlier = batch_outlier(batch, times=1e3, beyond=FP16_MAX)  # the entry itself does not fit float16
     if outlier is None:
         return evidence, origin
     found = Origin(
@@ -103,14 +108,21 @@ def blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin:
     return replace(evidence, phase="data", op=None, batch_outlier=outlier), found
 
 
-def batch_outlier(batch: Any) -> tuple[str, tuple[int, ...], float] | None:
+def _reads_batch(exam: Examination) -> bool:
+    return exam.record is not None and any(exam.trace.label(touch)[0] == "batch" for touch in exam.record.reads)
+
+
+def batch_outlier(
+    batch: Any, *, times: float = OUTLIER, beyond: float = 1e12
+) -> tuple[str, tuple[int, ...], float] | None:
     """The batch entry, its rows and the value that dwarfs everything else in it."""
     for key, value in walk_batch(batch):
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 4:
             continue
         size = torch.nan_to_num(value.detach().to(torch.float64).abs())
         usual = float(size.median()) or float(size[size > 0].median() if bool((size > 0).any()) else 0.0)
-        if usual > 0 and float(size.max()) > max(OUTLIER * usual, 1e12) and value.dim():
-            rows = (size > max(OUTLIER * usual, 1e12)).reshape(value.shape[0], -1).any(1)
+        limit = max(times * usual, beyond)
+        if usual > 0 and float(size.max()) > limit and value.dim():
+            rows = (size > limit).reshape(value.shape[0], -1).any(1)
             return key, tuple(rows.nonzero().flatten().tolist()), float(size.max())
     return None

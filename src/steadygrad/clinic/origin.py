@@ -47,6 +47,7 @@ WRITES_CONSTANTS = frozenset(
 )
 UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize"})
 SOFTMAX = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "safe_softmax", "logsumexp"})
+_PRODUCTS = frozenset({"to_copy", "mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "add", "sum", "pow", "mean"})
 _MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_sigmoid_forward"})
 
 
@@ -172,7 +173,10 @@ class _Search:
         if birth.record is None or birth.bits:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:
-            return True
+            # Unless it left the float16 range: a saturating function may have hidden that from the loss.
+            half = any(touch.dtype == "float16" for touch in birth.record.writes)
+            elsewhere = birth.record.ordinal != consumer.forward_ordinal
+            return not (half and elsewhere and birth.record.op in _PRODUCTS)
         # log(0) used as an additive mask: the softmax that found nothing left is where it went wrong.
         return consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
 

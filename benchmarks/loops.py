@@ -155,8 +155,7 @@ class ScalerFp16(Loop):
 
 class Guarded(Loop):
     title = "steadygrad, exact clip"
-    # Snapshots five times as often as by default, so that their cost is in every round and not in one of ten.
-    options: dict[str, Any] = {"policy": sg.Policy.named("balanced").but(snapshot_every=20)}
+    options: dict[str, Any] = {}
 
     def prepare(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -179,7 +178,7 @@ class Guarded(Loop):
 
 class GuardedFolded(Guarded):
     title = "steadygrad, clip folded into the optimizer"
-    options = {**Guarded.options, "clip": "folded"}
+    options = {"clip": "folded"}
 
 
 class GuardedNoSnapshots(Guarded):

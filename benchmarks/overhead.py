@@ -49,8 +49,8 @@ def measure(name: str, *, compiled: bool, rounds: int, steps: int, only: tuple[s
             continue
         try:
             loop = kind(WORKLOADS[name], DEVICE, compiled)
-            # Past the early audits and vitals, and past the one-time allocation of pinned memory for the snapshots.
-            for _ in range(44 if key.startswith("guard") else 4):
+            # Past the early audits and vitals; the second snapshot, with the moments, falls into the measured rounds.
+            for _ in range(12 if key.startswith("guard") else 4):
                 loop.step()
             synchronise()
             loops[key] = loop

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_fixed_seeds() -> Iterator[None]:
+def _one_thread_and_fixed_seeds() -> None:
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
     random.seed(0)
-    yield
+    return

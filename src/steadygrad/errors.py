@@ -34,6 +34,15 @@ class TrainingHalted(SteadyError, RuntimeError):
 
     exit_code = 23
 
+    @classmethod
+    def at(cls, step: int, reason: str, journal: object = None) -> TrainingHalted:
+        """The exception in words: where, why, and where to read more."""
+        where = f" The journal is in {journal}." if journal else ""
+        return cls(
+            f"Training was halted at step {step}: {reason}. "
+            f"The weights are the last good ones; no bad update was applied.{where}"
+        )
+
 
 class JournalError(SteadyError, OSError):
     """A run directory cannot be written or read."""

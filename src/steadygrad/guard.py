@@ -19,26 +19,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .act import setup
-from .act.books import Books
-from .act.clerk import Clerk
 from .act.fallback import PlainLoop
 from .act.flight import Flight, Window
-from .act.forward_state import Entry, ForwardState
-from .act.gate import DeviceGate, why_not_on_device
+from .act.forward_state import Entry
 from .act.ladder import Ledger
-from .act.learning_rate import current_rate, scaled_learning_rate
+from .act.parts import assemble
 from .act.policy import Policy
-from .act.program import StepProgram, TheirFault, theirs
-from .act.readout import Readout, Row, must_refuse, reading_of
+from .act.program import TheirFault
+from .act.readout import Row, must_refuse, reading_of
 from .act.recovery import Recovery, Verbs
-from .act.shield import Shield
-from .act.step_mode import StepMode
 from .act.tape import pristine, versions_of
-from .act.training_state import TrainingState
 from .errors import ClosedError, SteadyError, TrainingHalted
 from .journal import Journal
 from .records import Action, Decision, Finding, Incident, Outcome, Reading
-from .watch.gradients import GradientProbe, Gradients, clip_exact, fold_divisor
+from .watch.gradients import Gradients
 
 LossFn = Callable[[nn.Module, Any], Any]
 
@@ -103,39 +97,24 @@ class Guard:
         names, parameters = setup.guarded_parameters(model, loss_fn, self.optimizers)
         self._device = parameters[0].device
         self._max_grad_norm = max_grad_norm
-        self._clip = clip
         self._settle_mode = settle
         self.scheduler = scheduler
-        scaler = setup.make_scaler(precision, scaler, self._device)
-        self._program = StepProgram(
-            model, loss_fn, parameters=parameters, optimizers=self.optimizers, precision=precision, scaler=scaler,
-            accumulate=accumulate, device=self._device,
+        self._journal = Journal(
+            run_dir, names=names, run_config=setup.run_config(self.policy.name, precision, accumulate, self.optimizers)
+        )
+        parts = assemble(
+            model, loss_fn, self.optimizers, names, parameters, self.policy, self._journal, scheduler=scheduler,
+            scaler=scaler, ema=ema, precision=precision, accumulate=accumulate, max_grad_norm=max_grad_norm, clip=clip,
+            extra_state=extra_state or {},
         )  # fmt: skip
-        modules = [model] + ([loss_fn] if isinstance(loss_fn, nn.Module) else [])
-        self._forward = ForwardState(modules)
-        self._mode = StepMode(modules)
-        setup.register_scaler(self._forward, scaler)
-        for name, (take, put) in (extra_state or {}).items():
-            self._forward.register(name, take, put)
-        self._state = TrainingState(
-            parameters=dict(zip(names, parameters, strict=True)), optimizers=self.optimizers, forward=self._forward,
-            scheduler=scheduler, scaler=scaler, ema=ema,
-        )  # fmt: skip
-        self._ema_update = setup.ema_update(ema, model)
-        self._gate = DeviceGate(self.optimizers)
-        self._probe = GradientProbe(parameters)
-        self._readout = Readout(names, self._device)
-        self._shield = Shield()
-        config = setup.run_config(self.policy.name, precision, accumulate, self.optimizers)
-        self._journal = Journal(run_dir, names=names, run_config=config)
-        self._shield.report_to(self._journal.event)
-        self._books = Books(self.policy, self._journal, self._shield, run=self._journal.run_id)
-        self._clerk = Clerk(self._books, self._shield, model, self.optimizers)
+        self._program, self._forward, self._mode, self._state = parts.program, parts.forward, parts.mode, parts.state
+        self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
+        self._probe, self._readout = parts.probe, parts.readout
+        self._shield, self._books, self._clerk = parts.shield, parts.books, parts.clerk
+        verbs = Verbs(self._run_again, self._reset_to, self._set_halt, lambda: self._step)
         self._recovery = Recovery(
-            Verbs(
-                run_again=self._run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self._step
-            ),
-            program=self._program, forward=self._forward, state=self._state, books=self._books, shield=self._shield,
+            verbs, program=self._program, forward=self._forward, state=self._state, books=self._books,
+            shield=self._shield,
             ring=setup.make_ring(snapshots, self._state, self._device, self.policy),
             store=setup.make_store(self._journal.path, self._state, checkpoint_every, keep_checkpoints, resume),
             can_clip=max_grad_norm is not None,
@@ -144,15 +123,12 @@ class Guard:
         self._diagnose = diagnose
         self._window = Window()
         self._pending: Flight | None = None
-        self._step = 0
-        self._batches_seen = 0
-        self._batch_key = batch_key
+        self._step = self._batches_seen = 0
+        self._name_of = setup.batch_namer(batch_key, self._shield)
         self._halt: Decision | None = None
         self._fallback: PlainLoop | None = None
-        self._closed = False
-        self._inside = False
+        self._closed = self._inside = self._landed = False
         self._before_forward: Entry | None = None
-        self._landed = False
         setup.claim(self.optimizers, weakref.ref(self))
         setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
         if resume and (found := self._recovery.resume()) is not None:
@@ -170,7 +146,7 @@ class Guard:
             raise ClosedError("This guard is closed, so the batch was not trained on. Make a new Guard to go on.")
         if self._halt is not None:
             raise self._halted()
-        key = self._key(batch)
+        key = self._name_of(batch, self._batches_seen)
         self._batches_seen += 1
         self._inside = True
         try:
@@ -230,23 +206,10 @@ class Guard:
     def summary(self) -> dict[str, Any]:
         """Steps, applied, skipped, rolled back, success rate, first and last bad step, and what is in force."""
         self.settle()
-        ledger = self._books.ledger
         return {
-            "steps": ledger.steps,
-            "applied": ledger.applied,
-            "skipped": ledger.skipped,
-            "overflows": ledger.overflows,
-            "rolled_back": ledger.rollbacks_total,
-            "success_rate": ledger.success_rate,
-            "first_bad_step": ledger.first_bad_step,
-            "last_bad_step": ledger.last_bad_step,
-            "incidents": len(self._books.incidents),
-            "lr_factor": ledger.lr_factor,
-            "clip_factor": ledger.clip_factor,
+            **self._books.summary(),
             "halted": self._halt is not None,
             "standing_down": self._fallback is not None,
-            "guard_faults": dict(self._shield.faults),
-            "journal_degraded": self._journal.degraded,
             "settles": "late" if self._late() else "now",
         }
 
@@ -314,7 +277,8 @@ class Guard:
         versions = versions_of(batch)
         terms = self._program.micro(batch, original=original)
         if versions != versions_of(batch):
-            self._batch_was_written(key)
+            self._program.writes_batches = True
+            self._books.tell_batch_written(key)
         self._forward.notice()
         self._clerk.after_forward(self._step, self._forward)
         if terms is None:
@@ -342,11 +306,11 @@ class Guard:
         """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
         if self._pending is not None and self._settle_pending(self._window.fed, outcome):
             return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
-        limits = self._limits()
+        limits = self._books.limits(self._max_grad_norm)
         flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
         if not self.policy.acts:
             flag = torch.zeros_like(flag)
-        lr = self._rate()
+        lr = self._updater.rate(self._books.ledger)
         self._update(gradients, flag, self._books.ledger)
         self._program.update_scale()
         self._program.zero_grad()
@@ -360,10 +324,9 @@ class Guard:
     def _commit_now(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
         """Read first, commit then. One host read."""
         values = row.joined().tolist()
-        limits = self._limits()
-        reading = reading_of(
-            values, row.layout, step=self._step, lr=self._rate(), batch_key=self._window.key, limits=limits
-        )
+        limits = self._books.limits(self._max_grad_norm)
+        lr = self._updater.rate(self._books.ledger)
+        reading = reading_of(values, row.layout, step=self._step, lr=lr, batch_key=self._window.key, limits=limits)
         findings = self._books.judge(reading)
         window, self._window = self._window, Window()
         self._step += 1
@@ -382,36 +345,16 @@ class Guard:
         self._conclude(reading, decision, outcome, window, attempt)
 
     def _update(self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger) -> None:
-        """Clip and step, with what the ledger `force` has in force. With a flag the optimizers decide on the device
-        whether to."""
-        divisor = None
-        if self._max_grad_norm is not None and gradients is not None:
-            max_norm = self._max_grad_norm * force.clip_factor
-            if self._clip == "folded" and flag is not None:
-                divisor = fold_divisor(gradients.total, max_norm)
-            else:
-                clip_exact(gradients, max_norm)
         self._recovery.before_update()
         self._clerk.before_update()
-        scaler = self._program.scaler
-        with scaled_learning_rate(self.optimizers, force.lr_factor), theirs():
-            if scaler is not None and not self.policy.acts:
-                # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
-                for optimizer in self.optimizers:
-                    scaler.step(optimizer)
-            elif flag is not None:
-                self._gate.step(flag, divisor)
-            else:
-                for optimizer in self.optimizers:
-                    optimizer.step()
+        self._updater(gradients, flag, force)
         self._before_forward, self._landed = None, True
         self._clerk.after_update()
 
     def _tidy_window(self) -> None:
         """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
-        window = self._window
-        kept = self._recovery.good_part(window)
-        if len(kept) < len(window):
+        kept = self._recovery.good_part(self._window)
+        if len(kept) < len(self._window):
             self._window = Window()
             self._run_again(kept)
 
@@ -441,7 +384,7 @@ class Guard:
         behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None,
     ) -> bool:  # fmt: skip
         """A landed update: let schedule, EMA and books advance. True if the decision was to roll back."""
-        self._advance()
+        self._followers.advance(self._window.entry)
         rolled_back = Action.ROLLBACK in decision.actions
         self._books.enter(reading, decision, applied=not rolled_back, attempt=attempt)
         self._clerk.after_step(reading)
@@ -453,16 +396,6 @@ class Guard:
         if window.entry is not None:
             self._forward.release(window.entry)
         return rolled_back
-
-    def _advance(self) -> None:
-        """Schedule and average move on, as they do after a landed update and only then."""
-        if self.scheduler is not None:
-            with theirs():
-                self.scheduler.step()
-        if self._ema_update is not None:
-            # A step settled late has the next window's forward behind it; the average must not see its statistics.
-            with theirs(), self._forward.as_of(self._window.entry):
-                self._ema_update()
 
     def _refuse(
         self, reading: Reading, window: Window, outcome: Outcome, attempt: int, gradients: Gradients | None,
@@ -491,18 +424,15 @@ class Guard:
     def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:
         """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
         depth = self._books.diagnosis_due(self._diagnose)
-        if depth is None:
-            return
-        with self._shield("clinic", None):
-            from .clinic.bedside import GuardPatient
-            from .clinic.diagnose import diagnose
+        if depth is not None:
+            with self._shield("clinic", None):
+                from .clinic.bedside import examine_window
 
-            patient = GuardPatient(
-                program=self._program, forward=self._forward, state=self._state, window=window, step=reading.step,
-                symptom=self._books.incidents[-1].symptom, findings=decision.findings, history=self._books.recent,
-                names=self._names, max_grad_norm=self._max_grad_norm,
-            )  # fmt: skip
-            self._books.enter_diagnosis(diagnose(patient, depth=depth))
+                found = examine_window(
+                    self._program, self._forward, self._state, self._books, window, reading.step, decision.findings,
+                    self._names, self._max_grad_norm, depth=depth,
+                )  # fmt: skip
+                self._books.enter_diagnosis(found)
 
     def _run_again(self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> None:
         """Feed batches again, each judged before it lands; the last one's outcome answers for `outcome`."""
@@ -529,43 +459,16 @@ class Guard:
     def _set_halt(self, decision: Decision) -> None:
         self._halt = decision
 
-    def _batch_was_written(self, key: str) -> None:
-        self._program.writes_batches = True
-        with self._shield("journal", None):
-            self._books.show(
-                f"loss_fn writes into its batch (seen at batch {key}); if that very batch must be run again it will "
-                "not be the same. Later ones are copied first; write to a new tensor to spare the copy",
-                kind="batch_written",
-            )
-            self._journal.event("batch_written", batch_key=key)
-
-    def _limits(self) -> Any:
-        return self._books.limits(self._max_grad_norm)
-
     def _late(self) -> bool:
         if self._settle_mode == "now" or self._recovery.careful:
             return False
         if self._settle_mode == "auto" and self._device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
-        return all(why_not_on_device(optimizer) is None for optimizer in self.optimizers)
-
-    def _rate(self) -> float:
-        return current_rate(self.optimizers[0]) * self._books.ledger.lr_factor
-
-    def _key(self, batch: Any) -> str:
-        if self._batch_key is not None:
-            with self._shield("batch_key", str(self._batches_seen)) as answer:
-                answer.value = str(self._batch_key(batch))
-            return answer.value
-        return str(self._batches_seen)
+        return self._updater.refuses_on_device()
 
     def _halted(self) -> TrainingHalted:
         assert self._halt is not None
-        where = f" The journal is in {self._journal.path}." if self._journal.path else ""
-        return TrainingHalted(
-            f"Training was halted at step {self._halt.step}: {self._halt.reason}. "
-            f"The weights are the last good ones; no bad update was applied.{where}"
-        )
+        return TrainingHalted.at(self._halt.step, self._halt.reason, self._journal.path)
 
     def _abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
@@ -579,7 +482,7 @@ class Guard:
         """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly."""
         self._shield.note("guard", fault)
         self._fallback = PlainLoop(
-            self._program, self.optimizers, self._max_grad_norm, self.scheduler, self._ema_update
+            self._program, self.optimizers, self._max_grad_norm, self._followers.scheduler, self._followers.ema_update
         )
         flight, self._pending = self._pending, None
         entry, self._window = self._window.entry or self._before_forward, Window()
@@ -589,7 +492,7 @@ class Guard:
                 self._gate.forget_fresh(flight.fresh)
                 entry = flight.window.entry
             elif flight is not None:
-                self._advance()
+                self._followers.advance(self._window.entry)
         with self._shield("standing_down", None):
             if entry is not None:
                 self._forward.restore(entry)

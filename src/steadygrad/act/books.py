@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..journal import Journal
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
@@ -166,6 +167,35 @@ class Books:
         )
         best = f"; {diagnosis.remedies[0].remedy.change} helps" if diagnosis.remedies else ""
         self.show(f"incident {incident.number}: {cause}, born in {where or diagnosis.phase}{best}", kind="diagnosis")
+
+    def summary(self) -> dict[str, Any]:
+        """The counts of the run so far, and what is in force."""
+        ledger = self.ledger
+        return {
+            "steps": ledger.steps,
+            "applied": ledger.applied,
+            "skipped": ledger.skipped,
+            "overflows": ledger.overflows,
+            "rolled_back": ledger.rollbacks_total,
+            "success_rate": ledger.success_rate,
+            "first_bad_step": ledger.first_bad_step,
+            "last_bad_step": ledger.last_bad_step,
+            "incidents": len(self.incidents),
+            "lr_factor": ledger.lr_factor,
+            "clip_factor": ledger.clip_factor,
+            "guard_faults": dict(self._shield.faults),
+            "journal_degraded": self.journal.degraded,
+        }
+
+    def tell_batch_written(self, key: str) -> None:
+        """The user's loss_fn writes into the tensors it is given; say once what that means."""
+        with self._shield("journal", None):
+            self.show(
+                f"loss_fn writes into its batch (seen at batch {key}); if that very batch must be run again it will "
+                "not be the same. Later ones are copied first; write to a new tensor to spare the copy",
+                kind="batch_written",
+            )
+            self.journal.event("batch_written", batch_key=key)
 
     def tell_vital(self, found: Finding) -> None:
         """Keep what a sampled check found; it names silent trouble and refuses nothing."""

@@ -283,6 +283,8 @@ def _diverged(
     slower = try_remedy(policy, before, Action.SCALE_LR, step, can)
     if can.rollback:
         ledger = _counted(policy, slower or before, reading, live)
+        if ledger.streak >= policy.skip_streak_halt:
+            return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row spend the budget: {what}")
         if before.rollbacks >= policy.max_rollbacks:
             return _halt(policy, ledger, step, findings, f"diverged again after {before.rollbacks} rollbacks: {what}")
         also = (Action.SCALE_LR,) if slower else ()

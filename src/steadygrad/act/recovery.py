@@ -7,6 +7,7 @@ for bit that of a run which never saw the bad batches.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,13 +34,14 @@ from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finit
 
 Kept = list[tuple[Any, str]]
 _CAREFUL_STEPS = 20
+_SNAPSHOT_SHARE = 0.002
 
 
 class RollBackAgain(Exception):
     """A step failed while a rollback was re-running batches: unwind to that rollback and start it over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verbs:
     """What recovery asks of the guard."""
 
@@ -79,6 +81,7 @@ class Recovery:
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
         self._careful_left = 0
+        self._last_snapshot = 0.0
         self._last_checkpoint = 0
         self._rolling_back = False
         self._terms_add_up: bool | None = None
@@ -92,17 +95,26 @@ class Recovery:
         return self._careful_left > 0
 
     def snapshot_due(self, step: int) -> bool:
-        """At once if there is none, then once in each stretch of `snapshot_every` steps."""
+        """At once if there is none, then once in each stretch of `snapshot_every` steps.
+
+        On a GPU, where copying a large state out takes longer than a step hides, so seldom that it stays a small
+        share of the time.
+        """
         every = self._books.policy.snapshot_every
         if self._ring is None:
             return False
-        return not self._ring.steps or step // every > self._ring.steps[-1] // every
+        if not self._ring.steps:
+            return True
+        if step // every <= self._ring.steps[-1] // every:
+            return False
+        return self._ring.seconds <= _SNAPSHOT_SHARE * (time.monotonic() - self._last_snapshot)
 
     def take_snapshot(self, step: int) -> None:
         """Copy the state before forward of this step. The step before it is settled."""
         with self._shield("snapshots", None):
             assert self._ring is not None
             self._ring.take(step)
+            self._last_snapshot = time.monotonic()
             self._histories[step] = self._books.history.to_plain()
             oldest = min(self._ring.steps)
             self._tape.trim(oldest)

@@ -23,6 +23,7 @@ from .forward_state import ForwardState
 from .gate import check_supported, parameters_of
 from .policy import Policy
 from .program import PRECISIONS
+from .shield import Shield
 from .snapshots import SnapshotRing
 from .training_state import TrainingState, restore_scaler
 
@@ -103,7 +104,9 @@ def guarded_parameters(
 
     The order is the one `clip_grad_norm_(model.parameters(), ...)` would sum in.
     """
-    named = {id(p): (clean_name(name), p) for name, p in model.named_parameters() if p.requires_grad}
+    named: dict[int, tuple[str, Tensor]] = {
+        id(p): (clean_name(name), p) for name, p in model.named_parameters() if p.requires_grad
+    }
     if isinstance(loss_fn, nn.Module):
         for name, p in loss_fn.named_parameters():
             if p.requires_grad and id(p) not in named:
@@ -177,6 +180,19 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         optimizer.register_load_state_dict_pre_hook(settle)
     if any(True for _ in model.buffers()):
         model.register_forward_pre_hook(settle)
+
+
+def batch_namer(batch_key: Callable[[Any], str] | None, shield: Shield) -> Callable[[Any, int], str]:
+    """How a batch is called in the journal: as the user says, or by counting."""
+
+    def name(batch: Any, count: int) -> str:
+        if batch_key is None:
+            return str(count)
+        with shield("batch_key", str(count)) as answer:
+            answer.value = str(batch_key(batch))
+        return answer.value
+
+    return name
 
 
 def run_config(policy: str, precision: str, accumulate: int, optimizers: Sequence[Optimizer]) -> dict[str, Any]:

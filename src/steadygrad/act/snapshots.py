@@ -7,6 +7,7 @@ copy on the device, not on the host.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,17 @@ class SnapshotRing:
         self._stream: Any = _side_stream(device) if device.type == "cuda" and not on_device else None
         self._ring: list[Snapshot] = []
         self._spare: list[dict[tuple[Any, ...], list[Tensor]]] = []
+        self._copying = False
+        self._timed: tuple[Any, Any] | None = None
+        self._host_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the last snapshot cost at the most: the device's time to copy, and the host's to ask for it. Zero on a
+        CPU, where the interval is as the policy says. Does not wait: an unfinished copy counts as no time yet."""
+        if self._timed is None or not self._timed[1].query():
+            return 0.0
+        return self._host_seconds + float(self._timed[0].elapsed_time(self._timed[1])) / 1e3
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -58,6 +70,8 @@ class SnapshotRing:
     def take(self, step: int) -> Snapshot:
         """Copy the state. On a GPU the copy runs beside compute; call `wait_for_copies` before the update."""
         self._make_room()
+        started = time.perf_counter()
+        reused = bool(self._spare)
         live = self._state.live()
         tensors = [t for _, t in self._state.floating_tensors()]
         copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device)
@@ -68,20 +82,27 @@ class SnapshotRing:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
+                begun = _event()
+                begun.record(self._stream)
                 tree = copy_tree(live, copier)
                 largest = [copier(largest_magnitudes(group)) for group in by_device.values()]
                 done = _event()
                 done.record(self._stream)
+            self._copying = True
+            self._timed = (begun, done)
         else:
             tree = copy_tree(live, copier)
             largest = [largest_magnitudes(group) for group in by_device.values()]
         snapshot = Snapshot(step, tree, largest, done)
         self._ring.append(snapshot)
+        # The first ones also allocate pinned memory, which is slow and never happens again.
+        self._host_seconds = time.perf_counter() - started if reused else 0.0
         return snapshot
 
     def wait_for_copies(self) -> None:
         """Make the device finish copying before what follows on the current stream. Does not stop the host."""
-        if self._stream is not None:
+        if self._copying:
+            self._copying = False
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def newest_good(self, *, before: int | None = None) -> Snapshot | None:
@@ -147,4 +168,4 @@ def _side_stream(device: torch.device) -> Any:
 
 
 def _event() -> Any:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..act.books import Books
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
 from ..act.program import PRECISIONS, StepProgram
 from ..act.tape import tensors_in
 from ..act.training_state import TrainingState
-from ..records import Finding, StepRecord
+from ..records import Diagnosis, Finding, StepRecord
 from ..watch.gradients import GradientProbe, clip_exact
 from .keepsake import Keepsake
 from .patient import StepFacts
@@ -112,6 +113,29 @@ class GuardPatient:
             finally:
                 self.restore()
                 self._keepsake = None
+
+
+def examine_window(
+    program: StepProgram,
+    forward: ForwardState,
+    state: TrainingState,
+    books: Books,
+    window: Window,
+    step: int,
+    findings: tuple[Finding, ...],
+    names: Mapping[int, str],
+    max_grad_norm: float | None,
+    *,
+    depth: str,
+) -> Diagnosis:
+    """Diagnose a refused window of a guard. State is bit-identical before and after."""
+    from .diagnose import diagnose
+
+    patient = GuardPatient(
+        program=program, forward=forward, state=state, window=window, step=step, symptom=books.incidents[-1].symptom,
+        findings=findings, history=books.recent, names=names, max_grad_norm=max_grad_norm,
+    )  # fmt: skip
+    return diagnose(patient, depth=depth)
 
 
 def select_rows(batch: Any, rows: Sequence[int]) -> Any:

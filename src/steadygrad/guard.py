@@ -111,7 +111,9 @@ class Guard:
         self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
         self._probe, self._readout = parts.probe, parts.readout
         self._shield, self._books, self._clerk = parts.shield, parts.books, parts.clerk
-        verbs = Verbs(self._run_again, self._reset_to, self._set_halt, lambda: self._step)
+        verbs = Verbs(
+            run_again=self._run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self.step_number
+        )  # fmt: skip
         self._recovery = Recovery(
             verbs, program=self._program, forward=self._forward, state=self._state, books=self._books,
             shield=self._shield,
@@ -119,8 +121,7 @@ class Guard:
             store=setup.make_store(self._journal.path, self._state, checkpoint_every, keep_checkpoints, resume),
             can_clip=max_grad_norm is not None,
         )  # fmt: skip
-        self._names = {id(p): name for name, p in zip(names, parameters, strict=True)}
-        self._diagnose = diagnose
+        self._names, self._diagnose = {id(p): n for n, p in zip(names, parameters, strict=True)}, diagnose
         self._window = Window()
         self._pending: Flight | None = None
         self._step = self._batches_seen = 0

@@ -41,7 +41,7 @@ class RollBackAgain(Exception):
     """A step failed while a rollback was re-running batches: unwind to that rollback and start it over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verbs:
     """What recovery asks of the guard."""
 

@@ -42,7 +42,7 @@ def test_the_newest_incident_of_a_run_is_explained_in_words(run: Path) -> None:
     answer = steady("diagnose", str(run))
     assert answer.returncode == 1
     assert "log_zero" in answer.stdout
-    assert "test_diagnose.py" in answer.stdout
+    assert "test_diagnose_command.py" in answer.stdout
     assert "torch.log(" in answer.stdout
 
 

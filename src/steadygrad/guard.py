@@ -431,7 +431,7 @@ class Guard:
 
                 found = examine_window(
                     self._program, self._forward, self._state, self._books, window, reading.step, decision.findings,
-                    self._names, self._max_grad_norm, depth=depth,
+                    self._names, self._max_grad_norm, self._recovery.recent_good(window), depth=depth,
                 )  # fmt: skip
                 self._books.enter_diagnosis(found)
 

@@ -195,6 +195,14 @@ class Recovery:
         self._program.precision = _WIDER[self._narrow] if ledger.widened else self._narrow
         return int(books["step"]), int(books["batches_seen"])
 
+    def recent_good(self, window: Window, steps: int = 3) -> list[list[Any]]:
+        """The micro-batches of a few good steps before this window, for the clinic to follow a remedy with."""
+        bad = self._bad_keys | set(window.keys)
+        size = self._program.accumulate
+        good = [t for t in self._tape.newest(steps * size + len(bad)) if t.key not in bad and not t.changed()]
+        good = good[-steps * size :]
+        return [[t.fetch() for t in good[i : i + size]] for i in range(0, len(good) - size + 1, size)]
+
     def is_quarantined(self, key: str) -> bool:
         return key in self._bad_keys
 

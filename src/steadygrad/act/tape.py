@@ -8,6 +8,7 @@ says that it could not re-run them.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class Tape:
         if any(taped.key in keys for taped in self._batches):
             self._batches = deque(taped for taped in self._batches if taped.key not in keys)
             self._bytes = sum(taped.size for taped in self._batches)
+
+    def newest(self, count: int) -> list[TapedBatch]:
+        """The last so many batches, oldest first."""
+        return list(itertools.islice(self._batches, max(0, len(self._batches) - count), None))
 
     def forget_from(self, step: int) -> None:
         """Drop the batches of this step and later ones; a re-run will tape them again."""

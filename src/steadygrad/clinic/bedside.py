@@ -44,7 +44,9 @@ class GuardPatient:
         history: Sequence[StepRecord],
         names: Mapping[int, str],
         max_grad_norm: float | None,
+        others: Sequence[Sequence[Any]] = (),
     ) -> None:
+        self._others = others
         self._program = program
         self._forward_state = forward
         self._state = state
@@ -81,6 +83,13 @@ class GuardPatient:
 
     def prepare(self) -> None:
         """The guard's loop does nothing between steps that a replay would have to redo."""
+
+    def following(self, ahead: int) -> Sequence[Any] | None:
+        """What comes next is not known yet, so good batches from just before stand in for it."""
+        return self._others[ahead - 1] if ahead <= len(self._others) else None
+
+    def prepare_following(self, ahead: int) -> None:
+        """Nothing happens between this loop's steps."""
 
     def forward(self, batch: Any) -> Mapping[str, Tensor]:
         terms = self._program.forward(batch)
@@ -125,6 +134,7 @@ def examine_window(
     findings: tuple[Finding, ...],
     names: Mapping[int, str],
     max_grad_norm: float | None,
+    others: Sequence[Sequence[Any]],
     *,
     depth: str,
 ) -> Diagnosis:
@@ -134,6 +144,7 @@ def examine_window(
     patient = GuardPatient(
         program=program, forward=forward, state=state, window=window, step=step, symptom=books.incidents[-1].symptom,
         findings=findings, history=books.recent, names=names, max_grad_norm=max_grad_norm,
+        others=others,
     )  # fmt: skip
     return diagnose(patient, depth=depth)
 

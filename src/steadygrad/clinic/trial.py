@@ -131,7 +131,7 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
         steps += 1
         if not judge.accepts(seen, at_failure=ahead == start):
             return False, steps, f"{judge.why}, {ahead} steps on"
-    return judge.conclude(seen), steps, judge.why or "holds"
+    return judge.conclude(seen, steps), steps, judge.why or "holds"
 
 
 def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
@@ -204,9 +204,9 @@ class _Judge:
                 cured = True
         return cured
 
-    def conclude(self, seen: StepSeen) -> bool:
+    def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
         if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
-            self.why = "the steps after it fail as well"
+            self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
             return False
         return True
 

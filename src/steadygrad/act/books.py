@@ -45,6 +45,7 @@ class Books:
         self._rank = rank
         self._limits = Limits()
         self._shown: dict[str, int] = {}
+        self._capsuled: set[str] = set()
 
     def limits(self, max_grad_norm: float | None) -> Limits:
         """What the device compares the coming step with, rounded to float32 so that host and device agree.
@@ -153,11 +154,33 @@ class Books:
             return None
         return "full" if wish == "auto" and before == 0 else "origin"
 
+    def capsule_due(self, wish: str, step: int) -> bool:
+        """Whether the step just refused is the first incident of its kind; asked once for each kind, kept or not."""
+        last = self.incidents[-1] if self.incidents else None
+        if wish == "off" or self.journal.path is None or last is None or last.last_step != step:
+            return False
+        first = last.symptom not in self._capsuled
+        self._capsuled.add(last.symptom)
+        return first
+
+    def enter_capsule(self, path: str) -> None:
+        """Remember where the newest incident's capsule is, as seen from the run directory."""
+        self.incidents[-1] = replace(self.incidents[-1], capsule=path)
+        self.journal.incident(self.incidents[-1])
+
     def enter_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Keep the clinic's answer with the newest incident and say it in a line."""
         incident = replace(self.incidents[-1], diagnosis=diagnosis)
         self.incidents[-1] = incident
         self.journal.incident(incident)
+        if diagnosis.rows and incident.batch_key is not None:
+            self.journal.quarantine(
+                incident.batch_key,
+                step=incident.first_step,
+                cause=diagnosis.cause.slug if diagnosis.cause else "",
+                rows=diagnosis.rows,
+                sample_ids=diagnosis.sample_ids,
+            )
         cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause else "cause not recognised"
         origin = diagnosis.origin
         where = (

@@ -12,7 +12,7 @@ from specimens import batches, differing, run_guarded, run_plain, setup, state_o
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.journal import read_incidents
+from steadygrad.journal import read_incidents, read_quarantine
 
 
 @pytest.mark.parametrize("mode", ["now", "late"])
@@ -73,6 +73,8 @@ def test_an_empty_mask_is_traced_to_its_division_line_row_and_sample(tmp_path: P
     (kept,) = read_incidents(tmp_path / "run")
     assert kept.diagnosis is not None
     assert kept.diagnosis.cause == diagnosis.cause
+    guilty = [entry for entry in read_quarantine(tmp_path / "run") if entry.rows]
+    assert [(entry.batch_key, tuple(entry.rows), tuple(entry.sample_ids)) for entry in guilty] == [("5", (3,), ("503",))]
 
 
 def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from .act import setup
 from .act.fallback import PlainLoop
-from .act.flight import Flight, Window
+from .act.flight import Flight, Window, answer_for, passed_over
 from .act.forward_state import Entry
 from .act.ladder import Ledger
 from .act.parts import assemble
@@ -58,6 +58,9 @@ class Guard:
         checkpoint_every: steps between checkpoints in `run_dir/snapshots`; None writes none.
         resume: continue from the last good checkpoint in `run_dir`, if there is one.
         diagnose: "auto" (the first incidents of a kind, on the spot), "origin" (without trying remedies), or "off".
+        capsule: what `steady replay` needs of the first incident of each kind, in run_dir: "keep" (the state and the
+            batches, as they are), "redact" (of batches only shapes and dtypes), or "off".
+        capsule_bytes: the most a capsule may take; past it weights are left out.
         batch_key: `batch_key(batch)` names a batch in the journal; by default batches are counted.
         extra_state: name -> (take, put) for state the guard cannot see, such as your own generator.
     """
@@ -83,6 +86,8 @@ class Guard:
         keep_checkpoints: int = 3,
         resume: bool = False,
         diagnose: str = "auto",
+        capsule: str = "keep",
+        capsule_bytes: int = 2 << 30,
         batch_key: Callable[[Any], str] | None = None,
         extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
     ) -> None:
@@ -90,15 +95,15 @@ class Guard:
             model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision=precision,
             scaler=scaler, accumulate=accumulate, clip=clip, settle=settle, snapshots=snapshots,
             checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints, run_dir=run_dir, diagnose=diagnose,
+            capsule=capsule, capsule_bytes=capsule_bytes,
         )  # fmt: skip
         self.policy = Policy.named(policy)
         self.model = model
         self.optimizers = setup.as_optimizers(optimizer)
         names, parameters = setup.guarded_parameters(model, loss_fn, self.optimizers)
-        self._device = parameters[0].device
-        self._max_grad_norm = max_grad_norm
-        self._settle_mode = settle
-        self.scheduler = scheduler
+        self._device, self.scheduler = parameters[0].device, scheduler
+        self._max_grad_norm, self._settle_mode = max_grad_norm, settle
+        self._capsule, self._capsule_bytes = capsule, capsule_bytes
         self._journal = Journal(
             run_dir, names=names, run_config=setup.run_config(self.policy.name, precision, accumulate, self.optimizers)
         )
@@ -116,8 +121,7 @@ class Guard:
         )  # fmt: skip
         self._recovery = Recovery(
             verbs, program=self._program, forward=self._forward, state=self._state, books=self._books,
-            shield=self._shield,
-            ring=setup.make_ring(snapshots, self._state, self._device, self.policy),
+            shield=self._shield, ring=setup.make_ring(snapshots, self._state, self._device, self.policy),
             store=setup.make_store(self._journal.path, self._state, checkpoint_every, keep_checkpoints, resume),
             can_clip=max_grad_norm is not None,
         )  # fmt: skip
@@ -284,11 +288,7 @@ class Guard:
         self._clerk.after_forward(self._step, self._forward)
         if terms is None:
             self._forward.restore(entry)
-            outcome = Outcome(step=self._step)
-            outcome.resolve(
-                decision=Decision(step=self._step, reason="loss_fn returned None"), reading=None, applied=False
-            )
-            return outcome
+            return passed_over(self._step)
         self._window.add(batch, key, terms, entry)
         if len(self._window) < self._program.accumulate:
             return Outcome(step=self._step, accumulating=True)
@@ -297,10 +297,8 @@ class Guard:
         gradients = self._probe.measure()
         scale = self._program.scaler._scale if self._program.scaler is not None else None
         row = self._readout.pack(gradients, self._window.terms, scale)
-        if late:
-            self._commit_late(outcome, gradients, row, attempt)
-        else:
-            self._commit_now(outcome, gradients, row, attempt)
+        commit = self._commit_late if late else self._commit_now
+        commit(outcome, gradients, row, attempt)
         return outcome
 
     def _commit_late(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
@@ -409,6 +407,14 @@ class Guard:
         decision = self._books.decide(reading, findings, self._recovery.capabilities())
         self._books.enter(reading, decision, applied=False, attempt=attempt)
         self._recovery.quarantine(reading, window, kept)
+        if not reading.scale_to_blame and self._books.capsule_due(self._capsule, reading.step):
+            with self._shield("clinic", None):
+                from .clinic.keeping import keep_capsule
+
+                keep_capsule(
+                    self._program, self._state, self._books, window, decision.findings, self._max_grad_norm,
+                    batch=self._capsule, max_bytes=self._capsule_bytes,
+                )  # fmt: skip
         if not reading.scale_to_blame and not reading.undone:
             self._call_the_clinic(reading, decision, window)
         self._recovery.apply(decision)
@@ -443,19 +449,13 @@ class Guard:
                 break
             last = self._feed(batch, key, late=False, attempt=1)
         if outcome is not None and last is not None:
-            if last.accumulating:
-                outcome.accumulating = True
-            outcome.resolve(
-                decision=last.decision or Decision(step=last.step), reading=last.reading, applied=last.applied
-            )
+            answer_for(outcome, last)
 
     # -- small things
 
     def _reset_to(self, step: int) -> None:
         """A rollback has restored the state before this step."""
-        self._step = step
-        self._window = Window()
-        self._pending = None
+        self._step, self._window, self._pending = step, Window(), None
 
     def _set_halt(self, decision: Decision) -> None:
         self._halt = decision

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..records import Outcome
+from ..records import Decision, Outcome
 from ..watch.history import Limits
 from .forward_state import Entry
 from .program import Terms
@@ -57,3 +57,17 @@ class Flight:
     lr: float
     fresh: list[tuple[Optimizer, list[Tensor]]]
     attempt: int = 0
+
+
+def passed_over(step: int) -> Outcome:
+    """The outcome of a batch that loss_fn itself chose to leave out."""
+    outcome = Outcome(step=step)
+    outcome.resolve(decision=Decision(step=step, reason="loss_fn returned None"), reading=None, applied=False)
+    return outcome
+
+
+def answer_for(outcome: Outcome, last: Outcome) -> None:
+    """Let a batch that was run again answer for the outcome its first run promised."""
+    if last.accumulating:
+        outcome.accumulating = True
+    outcome.resolve(decision=last.decision or Decision(step=last.step), reading=last.reading, applied=last.applied)

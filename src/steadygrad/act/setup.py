@@ -34,7 +34,7 @@ _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKe
 def check_arguments(
     *, model: Any, loss_fn: Any, max_grad_norm: Any, scheduler: Any, precision: Any, scaler: Any, accumulate: Any,
     clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, keep_checkpoints: Any, run_dir: Any,
-    diagnose: Any,
+    diagnose: Any, capsule: Any, capsule_bytes: Any,
 ) -> None:  # fmt: skip
     """One clear sentence for each argument that cannot work."""
     if not isinstance(model, nn.Module):
@@ -53,6 +53,9 @@ def check_arguments(
     _one_of("settle", settle, ("auto", "late", "now"))
     _one_of("snapshots", snapshots, ("auto", "host", "device", "off"))
     _one_of("diagnose", diagnose, ("auto", "origin", "off"))
+    _one_of("capsule", capsule, ("keep", "redact", "off"))
+    if not isinstance(capsule_bytes, int) or capsule_bytes < 1:
+        raise UsageError(f"capsule_bytes is the most a capsule may take and must be at least 1; got {capsule_bytes!r}.")
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise UsageError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
     if not isinstance(accumulate, int) or accumulate < 1:

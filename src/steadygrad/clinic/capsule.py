@@ -10,6 +10,7 @@ is checked against the manifest before it is used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from .. import __version__
 from ..act.packing import pack, unpack
 from ..errors import CapsuleError, UsageError
+from ..journal.run_directory import redacted
 from ..records.plain import to_plain
 from .seen import walk_batch
 
@@ -49,6 +51,8 @@ class Capsule:
     command: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    shapes: list[dict[str, Any]] | None = None
+    """Of a redacted capsule: shape and dtype of every tensor of every micro-batch, by its key."""
 
 
 def write_capsule(
@@ -88,13 +92,14 @@ def write_capsule(
         "step": step,
         "written": time.time(),
         "versions": versions(),
-        "command": list(sys.argv),
+        "command": redacted(list(sys.argv)),
         "facts": to_plain(dict(facts or {})),
         "batch": batch,
         "shapes": _shapes(batches) if batch == "redact" else None,
         "blobs": [{"file": TENSORS, "bytes": blob.stat().st_size, "sha256": _sha256(blob), "tensors": len(tensors)}],
         "tree": tree,
     }
+    manifest["sha256"] = _sha256_of(manifest)
     text = json.dumps(manifest, allow_nan=False)
     _write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return folder / MANIFEST
@@ -104,6 +109,7 @@ def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
     """Open a capsule from anybody. Says in one sentence why it cannot be used, if so."""
     manifest = _manifest(folder)
     blob = _checked_blob(folder, manifest, max_bytes)
+    _check_itself(folder, manifest)
     try:
         tensors = load_file(blob)
         tree = unpack(manifest["tree"], tensors)
@@ -128,6 +134,7 @@ def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
         command=tuple(str(word) for word in command) if isinstance(command, list) else (),
         versions={str(key): str(value) for key, value in found.items()},
         notes=notes,
+        shapes=manifest.get("shapes"),
     )
 
 
@@ -154,6 +161,20 @@ def _manifest(folder: Path) -> dict[str, Any]:
             "Upgrade to read it."
         )
     return manifest
+
+
+def _check_itself(folder: Path, manifest: dict[str, Any]) -> None:
+    """A changed learning rate or shape in the manifest would replay another step than the one that failed."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    if manifest.get("sha256") != _sha256_of(rest):
+        raise CapsuleError(
+            f"The capsule in {folder} does not hold together: its manifest was changed after it was written."
+        )
+
+
+def _sha256_of(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checked_blob(folder: Path, manifest: Mapping[str, Any], max_bytes: int) -> Path:
@@ -196,7 +217,13 @@ def _shapes(batches: Sequence[Any]) -> list[dict[str, Any]]:
 def _write_atomically(path: Path, write: Any) -> None:
     """Whole or not at all: written beside, flushed to disk, then renamed."""
     beside = path.with_name(path.name + ".part")
-    write(beside)
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        write(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        # A full disk must not be left fuller.
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

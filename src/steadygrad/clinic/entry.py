@@ -1,0 +1,55 @@
+"""From the words of a command line to a capsule's folder and to the user's own function. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..errors import CapsuleError, UsageError
+from ..journal import read_incidents
+from ..journal.run_directory import incident_name
+
+MANIFEST = "capsule.json"
+
+
+def find_capsule(target: str | os.PathLike[str]) -> Path:
+    """The folder a path means: an incident's own, or that of the newest incident of a run that has a capsule.
+
+    Which folder is decided by its number; the path written in an incident is shown and never followed.
+    """
+    path = Path(target)
+    if not path.is_dir():
+        raise CapsuleError(f"There is no directory {path}, so there is no capsule to replay.")
+    if (path / MANIFEST).exists() or path.parent.name == "incidents":
+        return path
+    folders = [path / "incidents" / incident_name(incident.number) for incident in read_incidents(path)]
+    for folder in reversed(folders):
+        if (folder / MANIFEST).exists():
+            return folder
+    raise CapsuleError(
+        f"No incident of {path} has a capsule. A guard with a run_dir keeps one for the first incident of each kind, "
+        "unless it was made with capsule='off' or the capsule did not fit on the disk."
+    )
+
+
+def load_entry(words: str) -> Callable[[], Any]:
+    """The function called `module:function`, imported with the current directory first on the path."""
+    module_name, colon, name = words.partition(":")
+    if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise UsageError(f"--entry is {words!r}: expected module:function, for example train:make.")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise UsageError(f"--entry {words}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"--entry {words}: {module_name} has no function {name}.")
+    found: Callable[[], Any] = function
+    return found

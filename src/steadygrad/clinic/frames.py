@@ -14,6 +14,10 @@ import torch
 
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _OURS = str(Path(__file__).resolve().parent.parent)
+# Among our own files the clinic's instruments stand between the patient and an op; all the others run the patient, and
+# what they do between forward and update (dividing a loss, asking for backward) is no line of the user's.
+_TOOLS = str(Path(__file__).resolve().parent)
+_DRIVERS = ("bedside.py", "replay.py")
 # The demo's training program plays the user.
 _DEMO = str(Path(__file__).resolve().parent.parent / "demo")
 _STDLIB = tuple(
@@ -60,7 +64,7 @@ class Stack:
 
 @cache
 def _kind(filename: str) -> str:
-    """torch, ours, library or user, by where the file lies."""
+    """torch, ours, owner, library or user, by where the file lies."""
     if filename.startswith("<"):
         return "torch"
     path = str(Path(filename).resolve()) if filename else ""
@@ -69,7 +73,7 @@ def _kind(filename: str) -> str:
     if path.startswith(_DEMO):
         return "user"
     if path.startswith(_OURS):
-        return "ours"
+        return "ours" if path.startswith(_TOOLS) and not path.endswith(_DRIVERS) else "owner"
     if "site-packages" in path or "dist-packages" in path:
         return "library"
     return "torch" if path.startswith(_STDLIB) else "user"
@@ -96,7 +100,7 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
         if kind == "ours":
             if entered_patient and code.co_name not in _TRANSPARENT:
                 break
-        elif code.co_filename in owners:
+        elif kind == "owner" or code.co_filename in owners:
             break
         else:
             if kind != "torch":

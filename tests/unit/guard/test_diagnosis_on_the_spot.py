@@ -91,3 +91,24 @@ def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.Monkey
     assert guard.summary()["applied"] == 5
     assert guard.summary()["guard_faults"] == {"clinic": 1}
     assert guard.incidents[0].diagnosis is None
+
+
+def test_a_bad_micro_batch_with_sound_gradients_is_not_taken_for_scrubbed_ones() -> None:
+    """All labels missing: the loss is 0 / 0 and its gradient exactly zero, beside a healthy micro-batch."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    data = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(8)]
+    data[5] = (data[5][0], torch.full((5,), -100))
+    guard = sg.Guard(model, torch.optim.AdamW(model.parameters()), loss_fn, accumulate=2)
+    for batch in data:
+        guard.step(batch)
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.slug == "empty_reduction"
+    assert diagnosis.phase == "loss"
+    guard.close()

@@ -4,7 +4,7 @@ import torch
 from protocol import Case
 import blocks as B
 TRUTH = dict(id="325_sinkhorn_kernel_underflow", source="common report: Sinkhorn iterations with a small eps",
-             symptom="nan_loss", phase="loss", cause="zero_division", op="div", module=None, line_marker="# <-- origin",
+             symptom="nan_loss", phase="loss", cause="zero_division", op="div", op_also=["reciprocal"], module=None, line_marker="# <-- origin",
              first_bad_step=5, bad_rows=[2], fixes_that_work=["eps", "skip_batch", "drop_rows"], fixes_that_do_not=["clip", "lr_down", "zero_nan_grads"])
 FIXES = {"eps"}
 

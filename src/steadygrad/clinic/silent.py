@@ -18,7 +18,7 @@ from .tracelog import OpRecord, Touch, Trace
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
 FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
-_CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
+CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
 _DETACHING = frozenset({"detach", "detach_"})
 
 
@@ -155,7 +155,7 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
         if not record.grad_enabled:
             return record
         floats = [t for t in record.writes if "float" in t.dtype]
-        if record.op in _CHOOSING:
+        if record.op in CHOOSING:
             return record
         if record.writes and not floats:
             indices = indices or record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from steadygrad.clinic.replay import replay
 from steadygrad.clinic.surgery.batch import DropRows, SkipBatch
 from steadygrad.clinic.surgery.calls import CallSurgery, floor_denominator, on_argument
+from steadygrad.clinic.surgery.gradients import KeepGradients, PassChoice
 from steadygrad.clinic.surgery.modules import OpenCheckpoints, UpcastModule
 from steadygrad.clinic.surgery.optimizer import AddParameters, Options
 from steadygrad.clinic.surgery.precision import Precision, overridden_autocast
@@ -164,3 +166,55 @@ def test_dropped_rows_are_gone_and_the_others_are_as_they_were(make_patient: Any
     patient = make_patient(nn.Linear(3, 1), regression, [data])
     kept = DropRows((1, 3)).batch(patient, data)
     assert torch.equal(kept["x"], data["x"][[0, 2, 4]])
+
+
+class Muted(nn.Module):
+    """Its encoder runs, and something is done to its features, in a scope without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            features = self.encoder(x).tanh()
+        return self.head(features)
+
+
+def test_gradients_kept_on_reach_through_the_rest_of_the_scope_and_no_further(make_patient: Any) -> None:
+    patient = make_patient(Muted(), regression, [batch()])
+    without = replay(patient, until="backward")
+    change = KeepGradients("encoder")
+    kept = replay(patient, change=change, until="backward")
+    change.undo(patient)
+    after = replay(patient, until="backward")
+    assert not without.gradients["encoder.weight"].present
+    assert kept.gradients["encoder.weight"].norm > 0
+    assert kept.loss == without.loss
+    assert not after.gradients["encoder.weight"].present
+    assert torch.is_grad_enabled()
+
+
+class Picking(nn.Module):
+    """A score that is used only to pick a row of a table, or a column of a one-hot matrix."""
+
+    def __init__(self, *, table: bool) -> None:
+        super().__init__()
+        self.score, self.table, self.by_table = nn.Linear(3, 5), nn.Embedding(5, 5), table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        index = self.score(x).argmax(-1)
+        picked = self.table(index) if self.by_table else F.one_hot(index, 5).float() @ self.table.weight
+        return picked.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_a_choice_passes_the_gradient_and_keeps_its_value(make_patient: Any, table: bool) -> None:
+    patient = make_patient(Picking(table=table), regression, [batch()])
+    without = replay(patient, until="backward")
+    change = PassChoice(line_of(Picking.forward, "argmax"), "argmax", NOBODY)
+    passed = replay(patient, change=change, until="backward")
+    assert not without.gradients["score.weight"].present
+    assert passed.gradients["score.weight"].norm > 0
+    assert passed.loss == pytest.approx(without.loss, rel=1e-6)
+    assert passed.gradients["table.weight"].norm == pytest.approx(without.gradients["table.weight"].norm, rel=1e-5)

@@ -1,10 +1,10 @@
-"""Remove the detach between the parameters and the loss.
+"""Remove the detach, or the scope without gradients, between the parameters and the loss.
 
 What it sees
-    Trainable parameters whose output is detached before it reaches the loss.
+    Trainable parameters whose output is detached before it reaches the loss, or computed under no_grad.
 
 Why it hurts
-    detach stops every gradient, wanted or not.
+    Both stop every gradient, wanted or not.
 
 Smallest example
     features = encoder(x)  # not encoder(x).detach()
@@ -25,10 +25,14 @@ from collections.abc import Iterator
 
 from ...rules import Rule
 from ..replay import Change
+from ..silent import CHOOSING, FLAT
 from ..surgery.calls import CallSurgery
+from ..surgery.gradients import KeepGradients
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX162", "no_detach", "Remove the detach between the parameters and the loss.")
+RULE = Rule(
+    "RX162", "no_detach", "Remove the detach, or the scope without gradients, between the parameters and the loss."
+)
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
@@ -36,11 +40,14 @@ def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.evidence.kind != "zero_gradient" or origin is None or not origin.stack:
         return
     file, _, line = origin.stack[0].rpartition(":")
-    if "detach" not in (origin.code_line or ""):
-        return
+    if "detach" in (origin.code_line or ""):
 
-    def make() -> Change:
-        site = (file, int(line))
-        return CallSurgery(site, "detach", lambda func, args, kwargs: args[0], ward.patient.facts.owners)
+        def attached() -> Change:
+            site = (file, int(line))
+            return CallSurgery(site, "detach", lambda func, args, kwargs: args[0], ward.patient.facts.owners)
 
-    yield Proposal(code=RULE.code, slug="no_detach", change="the tensor is not detached", make=make)
+        yield Proposal(code=RULE.code, slug="no_detach", change="the tensor is not detached", make=attached)
+    elif origin.module is not None and origin.op not in FLAT | CHOOSING:
+        name = origin.module
+        change = f"{name or 'the model'} runs with gradients on"
+        yield Proposal(code=RULE.code, slug="no_detach", change=change, make=lambda: KeepGradients(name))

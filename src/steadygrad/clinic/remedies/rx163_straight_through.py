@@ -1,16 +1,18 @@
-"""Let the gradient pass a rounding as if it were not there.
+"""Let the gradient pass a rounding or a choice as if it were soft.
 
 What it sees
-    Trainable parameters whose output goes through round, floor, sign or the like before it reaches the loss.
+    Trainable parameters whose output goes through round, floor, sign or the like, or is used only to pick an index with
+    argmax or argmin, before it reaches the loss.
 
 Why it hurts
-    Their derivative is zero wherever it exists.
+    The derivative of a rounding is zero wherever it exists, and an index has none.
 
 Smallest example
     q = x + (torch.round(x) - x).detach()
 
 What to do
-    Use the straight-through estimator, or a soft rounding.
+    Use the straight-through estimator, or a soft rounding or choice. A choice is tried as hard + (soft - soft.detach())
+    with the softmax of the scores.
 
 Safety
     Behavioural: a biased gradient in place of none.
@@ -26,24 +28,27 @@ from typing import Any
 
 from ...rules import Rule
 from ..replay import Change
-from ..silent import FLAT
+from ..silent import CHOOSING, FLAT
 from ..surgery.calls import CallSurgery
+from ..surgery.gradients import PassChoice
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX163", "straight_through", "Let the gradient pass a rounding as if it were not there.")
+RULE = Rule("RX163", "straight_through", "Let the gradient pass a rounding or a choice as if it were soft.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
     origin = ward.origin
-    if ward.evidence.kind != "zero_gradient" or origin is None or not origin.stack or origin.op not in FLAT:
+    if ward.evidence.kind != "zero_gradient" or origin is None or not origin.stack or origin.op is None:
         return
     file, _, line = origin.stack[0].rpartition(":")
-    name = origin.op
+    site, name, owners = (file, int(line)), origin.op, ward.patient.facts.owners
 
     def passing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0] + (func(*args, **kwargs) - args[0]).detach()
 
     def make() -> Change:
-        return CallSurgery((file, int(line)), name, passing, ward.patient.facts.owners)
+        return CallSurgery(site, name, passing, owners) if name in FLAT else PassChoice(site, name, owners)
 
-    yield Proposal(code=RULE.code, slug="straight_through", change=f"the gradient passes {name} unchanged", make=make)
+    if name in FLAT | CHOOSING:
+        change = f"the gradient passes {name} " + ("unchanged" if name in FLAT else "as if the choice were soft")
+        yield Proposal(code=RULE.code, slug="straight_through", change=change, make=make)

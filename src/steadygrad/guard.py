@@ -407,7 +407,7 @@ class Guard:
         decision = self._books.decide(reading, findings, self._recovery.capabilities())
         self._books.enter(reading, decision, applied=False, attempt=attempt)
         self._recovery.quarantine(reading, window, kept)
-        if not reading.scale_to_blame and self._books.capsule_due(self._capsule, reading.step):
+        if not reading.scale_to_blame and self._books.capsule_due(self._capsule, reading):
             with self._shield("clinic", None):
                 from .clinic.keeping import keep_capsule
 

@@ -154,13 +154,17 @@ class Books:
             return None
         return "full" if wish == "auto" and before == 0 else "origin"
 
-    def capsule_due(self, wish: str, step: int) -> bool:
-        """Whether the step just refused is the first incident of its kind; asked once for each kind, kept or not."""
+    def capsule_due(self, wish: str, reading: Reading) -> bool:
+        """Whether the step just refused is the first incident of its kind; asked once for each kind, kept or not.
+
+        An update that was undone is a kind of its own: it is the step that makes the poison others only find.
+        """
         last = self.incidents[-1] if self.incidents else None
-        if wish == "off" or self.journal.path is None or last is None or last.last_step != step:
+        if wish == "off" or self.journal.path is None or last is None or last.last_step != reading.step:
             return False
-        first = last.symptom not in self._capsuled
-        self._capsuled.add(last.symptom)
+        kind = f"{last.symptom}, undone" if reading.undone else last.symptom
+        first = kind not in self._capsuled
+        self._capsuled.add(kind)
         return first
 
     def enter_capsule(self, path: str) -> None:

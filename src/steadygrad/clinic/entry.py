@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CapsuleError, UsageError
-from ..journal import read_incidents
+from ..journal import files, read_incidents
 from ..journal.run_directory import incident_name
 
 MANIFEST = "capsule.json"
@@ -26,7 +26,8 @@ def find_capsule(target: str | os.PathLike[str]) -> Path:
         raise CapsuleError(f"There is no directory {path}, so there is no capsule to replay.")
     if (path / MANIFEST).exists() or path.parent.name == "incidents":
         return path
-    folders = [path / "incidents" / incident_name(incident.number) for incident in read_incidents(path)]
+    numbers = [incident.number for incident in read_incidents(path)]
+    folders = [files.inside(path, "incidents", incident_name(number)) for number in numbers]
     for folder in reversed(folders):
         if (folder / MANIFEST).exists():
             return folder

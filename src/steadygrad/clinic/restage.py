@@ -7,9 +7,8 @@ the function made is compared with the capsule first, so that a script that chan
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ..act import setup
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
 from ..act.program import PRECISIONS, StepProgram, TheirFault
+from ..act.rng import put_rng, take_rng
 from ..act.tape import pristine
 from ..act.training_state import TrainingState, Tree, copy_tree
 from ..errors import CapsuleError, SteadyError, UsageError
@@ -32,6 +32,8 @@ from .diagnose import diagnose
 from .fitting import batches_in_place, change_since
 from .replay import replay
 
+MAX_BYTES_TO_READ = 1 << 40
+"""The caller named this very capsule, so its size is no surprise; its hash is checked before it is loaded."""
 _AUTOCAST = {"torch.bfloat16": torch.bfloat16, "torch.float16": torch.float16}
 
 
@@ -66,7 +68,14 @@ def replay_capsule(folder: Path, entry: Callable[[], Any], *, depth: str = "full
 
     Raises CapsuleError for a capsule that cannot be used or does not fit what `entry` made. Syncs with the host.
     """
-    capsule = read_capsule(folder)
+    before = take_rng()
+    try:
+        return _replay(read_capsule(folder, max_bytes=MAX_BYTES_TO_READ), folder, entry, depth)
+    finally:
+        put_rng(before)
+
+
+def _replay(capsule: Capsule, folder: Path, entry: Callable[[], Any], depth: str) -> Replayed:
     staged = as_staging(_called(entry))
     try:
         patient, recorded, notes = _restage(capsule, staged)
@@ -77,18 +86,9 @@ def replay_capsule(folder: Path, entry: Callable[[], Any], *, depth: str = "full
         raise CapsuleError(
             f"The capsule in {folder} does not hold together ({type(error).__name__}: {error})."
         ) from error
-    try:
-        with _outer_autocast(capsule, patient):
-            losses = _losses_of(patient)
-            with patient.examining():
-                finite = replay(patient).finite
-            found = diagnose(patient, depth=depth)
-    except TheirFault as fault:
-        what = f"{type(fault.original).__name__}: {fault.original}"
-        raise CapsuleError(
-            f"The step cannot be run again, so the script changed since the capsule was written, or it needs something "
-            f"that the entry function does not set up: {what}"
-        ) from fault.original
+    with _outer_autocast(capsule, patient.facts.device_type):
+        losses, finite = _run(patient)
+        found = diagnose(patient, depth=depth)
     same = len(losses) == len(recorded) and all(map(_same_bits, losses, recorded))
     symptom = patient.facts.symptom or "none"
     return Replayed(
@@ -194,7 +194,8 @@ def _put_in_place(
         tensor.data.copy_(saved["frozen"][name])
     here = {setup.clean_name(name): name for name in live["buffers"]}
     saved["buffers"] = {here[setup.clean_name(name)]: value for name, value in saved["buffers"].items()}
-    saved["counters"] = {name.replace("_orig_mod.", ""): value for name, value in saved["counters"].items()}
+    # Under both names, for the model may be compiled here and not there; a name that is not known is passed over.
+    saved["counters"] |= {name.replace("_orig_mod.", ""): value for name, value in saved["counters"].items()}
     for part in ("parameters", "optimizers"):
         saved.setdefault(part, copy_tree(live[part], torch.clone))
     if saved["rng"].get("numpy") is not None:
@@ -225,16 +226,23 @@ def _differences(facts: Mapping[str, Any], device: torch.device, forward: Forwar
     return found
 
 
-def _losses_of(patient: GuardPatient) -> list[Tensor]:
-    """The loss of each micro-batch, as the run computed it. Leaves the patient restored and the RNG as it was."""
+def _run(patient: GuardPatient) -> tuple[list[Tensor], bool]:
+    """The loss of each micro-batch as the run computed it, and whether the whole step is finite."""
     losses = []
-    with patient.examining():
-        patient.restore()
-        for batch in patient.batches:
-            terms = patient.forward(batch)
-            losses.append(terms["loss"].detach().to("cpu", copy=True))
-            patient.backward(terms)
-    return losses
+    try:
+        with patient.examining():
+            patient.restore()
+            for batch in patient.batches:
+                terms = patient.forward(batch)
+                losses.append(terms["loss"].detach().to("cpu", copy=True))
+                patient.backward(terms)
+            return losses, replay(patient).finite
+    except Exception as error:
+        theirs = error.original if isinstance(error, TheirFault) else error
+        raise CapsuleError(
+            "The step cannot be run again, so the script changed since the capsule was written, or it needs something "
+            f"that the entry function does not set up: {type(theirs).__name__}: {theirs}"
+        ) from theirs
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -244,14 +252,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a, b)) or (math.isnan(float(a)) and math.isnan(float(b)))
 
 
-@contextmanager
-def _outer_autocast(capsule: Capsule, patient: GuardPatient) -> Iterator[None]:
-    """The autocast that the user's own loop had around the guard, and this process's random numbers afterwards."""
+def _outer_autocast(capsule: Capsule, device_type: str) -> AbstractContextManager[Any]:
+    """The autocast that the user's own loop had around the guard."""
     dtype = _AUTOCAST.get(str(capsule.facts["outer_autocast"]))
-    kept = torch.get_rng_state(), random.getstate()
-    with nullcontext() if dtype is None else torch.autocast(patient.facts.device_type, dtype=dtype):
-        try:
-            yield
-        finally:
-            torch.set_rng_state(kept[0])
-            random.setstate(kept[1])
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.clinic.capsule import read_capsule
 from steadygrad.clinic.restage import Replayed, replay_capsule
 from steadygrad.errors import CapsuleError, UsageError
 
@@ -201,3 +202,33 @@ def test_state_that_the_user_registered_comes_back_too(tmp_path: Path) -> None:
     without = again(tmp_path, lambda: {k: v for k, v in with_noise().items() if k != "extra_state"}, depth="origin")
     assert not without.same_loss_bits
     assert any("extra state noise" in note for note in without.notes)
+
+
+def test_trouble_that_the_optimizer_made_is_in_its_capsule_too(tmp_path: Path) -> None:
+    def make_without_eps() -> tuple[Any, Any, Any]:
+        model = nn.Linear(3, 1, bias=False)
+        return model, torch.optim.Adam(model.parameters(), eps=0.0), lambda model, x: model(x).pow(2).mean()
+
+    torch.manual_seed(2)
+    model, optimizer, loss_fn = make_without_eps()
+    batch = torch.tensor([[1.0, 2.0, 0.0], [3.0, 1.0, 0.0]])  # the third weight's gradient is nought: 0 / 0 in Adam
+    with sg.Guard(model, optimizer, loss_fn, run_dir=tmp_path) as guard:
+        for _ in range(4):
+            guard.step(batch)
+    assert guard.incidents[0].symptom == "nan_param"
+    # The weights were found bad a step late; the capsule is of the step that made them so, from before it.
+    assert read_capsule(tmp_path / "incidents" / "0001").state["parameters"]["weight"].isfinite().all()
+    found = again(tmp_path, make_without_eps, depth="origin")
+    assert found.reproduced
+    assert found.same_loss_bits
+    assert math.isfinite(found.losses[0])
+    assert found.diagnosis.phase == "optimizer"
+
+
+def test_a_replay_leaves_the_random_numbers_of_its_process_alone(tmp_path: Path) -> None:
+    train(tmp_path, data(8, bad=5), diagnose="off")
+    made = make()
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    replay_capsule(tmp_path / "incidents" / "0001", lambda: made, depth="origin")
+    assert torch.equal(torch.get_rng_state(), before)

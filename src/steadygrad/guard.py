@@ -415,7 +415,7 @@ class Guard:
                     self._program, self._state, self._books, window, decision.findings, self._max_grad_norm,
                     batch=self._capsule, max_bytes=self._capsule_bytes,
                 )  # fmt: skip
-        if not reading.scale_to_blame and not reading.undone:
+        if not reading.scale_to_blame:
             self._call_the_clinic(reading, decision, window)
         self._recovery.apply(decision)
         outcome.resolve(decision=decision, reading=reading, applied=False)
@@ -430,7 +430,7 @@ class Guard:
 
     def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:
         """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
-        depth = self._books.diagnosis_due(self._diagnose)
+        depth = self._books.diagnosis_due(self._diagnose, caught=reading.undone)
         if depth is not None:
             with self._shield("clinic", None):
                 from .clinic.bedside import examine_window

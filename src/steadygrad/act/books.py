@@ -144,10 +144,18 @@ class Books:
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
 
-    def diagnosis_due(self, wish: str) -> str | None:
-        """How deep to diagnose the newest incident: the first of a kind in full, a few more for their origin."""
-        if wish == "off" or not self.incidents or self.incidents[-1].diagnosis is not None:
+    def diagnosis_due(self, wish: str, *, caught: bool = False) -> str | None:
+        """How deep to diagnose the newest incident: the first of a kind in full, a few more for their origin.
+
+        `caught`: the very update that makes weights bad was caught and undone, so an earlier answer that could only
+        say they were bad already is worth asking again.
+        """
+        if wish == "off" or not self.incidents:
             return None
+        made = self.incidents[-1].diagnosis
+        if made is not None:
+            again = caught and made.phase == "state"
+            return ("full" if wish == "auto" else "origin") if again else None
         kind = self.incidents[-1].symptom
         before = sum(1 for incident in self.incidents[:-1] if incident.symptom == kind and incident.diagnosis)
         if before >= _DIAGNOSED_PER_SYMPTOM:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..act.books import Books
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
-from ..act.program import PRECISIONS, StepProgram
+from ..act.program import PRECISIONS, StepProgram, TheirFault
 from ..act.tape import tensors_in
 from ..act.training_state import TrainingState
 from ..records import Diagnosis, Finding, StepRecord
@@ -89,15 +89,20 @@ class GuardPatient:
         return self._others[ahead - 1] if ahead <= len(self._others) else None
 
     def prepare_following(self, ahead: int) -> None:
-        """Nothing happens between this loop's steps."""
+        """What the guard's loop does between two steps: no gradients left over, a scaler ready for the next."""
+        self._program.zero_grad()
+        if self._program.scaler is not None:
+            self._program.scaler._per_optimizer_states.clear()
 
     def forward(self, batch: Any) -> Mapping[str, Tensor]:
-        terms = self._program.forward(batch)
+        with _as_raised():
+            terms = self._program.forward(batch)
         assert terms is not None
         return terms
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
-        self._program.backward(terms)
+        with _as_raised():
+            self._program.backward(terms)
 
     def commit(self) -> None:
         """Unscale, clip, step, as the run does."""
@@ -122,6 +127,15 @@ class GuardPatient:
             finally:
                 self.restore()
                 self._keepsake = None
+
+
+@contextmanager
+def _as_raised() -> Iterator[None]:
+    """The user's own exceptions as they were raised: an operation may well make the user's code impossible to run."""
+    try:
+        yield
+    except TheirFault as fault:
+        raise fault.original from None
 
 
 def examine_window(

@@ -112,3 +112,26 @@ def test_a_bad_micro_batch_with_sound_gradients_is_not_taken_for_scrubbed_ones()
     assert diagnosis.cause.slug == "empty_reduction"
     assert diagnosis.phase == "loss"
     guard.close()
+
+
+def test_an_epsilon_that_vanishes_is_caught_in_the_update_and_named() -> None:
+    """Loss and gradients are finite; the optimizer itself writes the NaN, which no gradient check can see."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).half()
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, eps=1e-8)
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        out = model(batch).float()
+        return (out[:, 1] ** 2 + 0.0 * out[:, 0]).mean()  # the first unit's gradient is zero: 0 / (sqrt(0) + 0)
+
+    guard = sg.Guard(model, optimizer, loss_fn, policy=sg.Policy.named("balanced").but(escalation=()))
+    for _ in range(6):
+        guard.step(torch.randn(8, 4).half())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.slug == "optimizer_eps_underflow"
+    assert diagnosis.phase == "optimizer"
+    assert "eps" in {trial.remedy.slug for trial in diagnosis.remedies}
+    guard.close()

@@ -58,7 +58,8 @@ def keep_capsule(
         write_capsule(
             folder, step=incident.last_step, state=tree, batches=batches, facts=facts, batch=batch, max_bytes=max_bytes
         )
-    except (OSError, SteadyError, SafetensorError) as error:
+    except (OSError, SteadyError, SafetensorError, TypeError, ValueError) as error:
+        # The last two are safetensors' and torch's words for what they cannot hold, such as an array of objects.
         books.journal.event("capsule_not_kept", incident=incident.number, why=str(error)[:500])
         books.show(f"incident {incident.number} has no capsule: {error}", kind="capsule")
         return
@@ -113,6 +114,8 @@ def _kept_batches(program: StepProgram, window: Window) -> tuple[list[Any], list
 def _plain(value: Any, notes: set[str]) -> Any:
     """A batch in containers that can be read back without importing anybody's class."""
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise CapsuleError(f"The batch holds a tensor of layout {value.layout}, which safetensors cannot keep.")
         return value
     if isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys")):
         if type(value) is not dict:

@@ -3,7 +3,7 @@
     run.json               what ran: command, versions, configuration, sessions
     state.json             what the guard needs to go on after a restart
     steps/                 one row a step, Arrow IPC streams (see steps.py)
-    incidents/NNNN/        incident.json, later a capsule
+    incidents/NNNN/        incident.json, and of the first of each kind a capsule
     snapshots/             last good states
     events.jsonl           decisions, faults, degraded periods, one line each
     quarantine.jsonl       batches that were refused

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -225,3 +226,22 @@ def test_a_batch_that_cannot_be_kept_without_code_costs_the_capsule_and_nothing_
     assert guard.summary()["applied"] == 2
     (event,) = [event for event in read_events(tmp_path) if event.kind == "capsule_not_kept"]
     assert "Example" in event.data["why"]
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.eye(3).to_sparse(), np.array([{"a": 1}, {"a": 2}], dtype=object)], ids=["sparse", "array of objects"]
+)
+def test_a_batch_with_something_no_open_format_holds_is_no_fault_of_the_guard(odd: Any, tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        return model(batch["x"]).mean()
+
+    with sg.Guard(model, optimizer, loss_fn, run_dir=tmp_path, diagnose="off") as guard:
+        for value in (1.0, math.nan, 1.0):
+            guard.step({"x": torch.full((2, 3), value), "odd": odd})
+    assert guard.summary()["applied"] == 2
+    assert not guard.summary()["guard_faults"]
+    assert len([event for event in read_events(tmp_path) if event.kind == "capsule_not_kept"]) == 1
+    assert list(tmp_path.rglob("capsule*")) == []

@@ -163,11 +163,11 @@ class _Search:
     def _nan_from_infinities(self, record: OpRecord, infs: list[Touch]) -> list[Birth]:
         sources: list[Birth] = []
         for touch in infs:
-            sources += _Search(self.trace, self.forward_is_clean).from_touch(touch)
-        guilty = [birth for birth in sources if not self._innocent_here(birth, record)]
-        return guilty or [Birth(record=record)]
+            births = _Search(self.trace, self.forward_is_clean).from_touch(touch)
+            sources += [birth for birth in births if not self._innocent_here(birth, record, touch)]
+        return sources or [Birth(record=record)]
 
-    def _innocent_here(self, birth: Birth, consumer: OpRecord) -> bool:
+    def _innocent_here(self, birth: Birth, consumer: OpRecord, touch: Touch) -> bool:
         if birth.intended:
             return True
         if birth.record is None or birth.bits:
@@ -178,7 +178,35 @@ class _Search:
             elsewhere = birth.record.ordinal != consumer.forward_ordinal
             return not (half and elsewhere and birth.record.op in _PRODUCTS)
         # log(0) used as an additive mask: the softmax that found nothing left is where it went wrong.
-        return consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
+        # Turned over on its way it is +inf, and no mask at all.
+        mask = consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
+        return mask and not turned_over(self.trace, touch, birth.record)
+
+
+def turned_over(trace: Trace, touch: Touch, maker: OpRecord) -> bool:
+    """Whether an infinity changed its sign between the op that made it and this touch of it."""
+    pending, seen = [(touch, False)], set[int]()
+    while pending:
+        current, flipped = pending.pop()
+        record = producer(trace, current)
+        if record is maker:
+            return flipped
+        if record is None or record.ordinal in seen:
+            continue
+        seen.add(record.ordinal)
+        for place, read in enumerate(record.reads):
+            if math.isinf(trace.value(read)):
+                pending.append((read, flipped != _turns(record, place)))
+    return False
+
+
+def _turns(record: OpRecord, place: int) -> bool:
+    """Whether an op gives its input at this place back with the other sign."""
+    if record.op in ("neg", "rsub"):
+        return True
+    if record.op == "sub":
+        return place == 1
+    return record.op in ("mul", "div") and any(scalar < 0 for scalar in record.scalars)
 
 
 def ancestors(trace: Trace, record: OpRecord, *, limit: int = 200) -> list[OpRecord]:

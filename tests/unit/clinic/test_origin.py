@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -52,6 +53,18 @@ def test_an_overflowed_infinity_is_followed_past_the_op_that_made_it_nan(make_pa
     origin = origin_of(make_patient(model, loss_fn, [torch.full((3, 2), 1e4)]))
     assert (origin.phase, origin.op, origin.module) == ("loss", "exp", None)
     assert origin.code_line == "grown = torch.exp(model(batch))"
+
+
+@pytest.mark.parametrize(("sign", "guilty"), [(1.0, "softmax"), (-1.0, "log")])
+def test_a_log_of_zero_is_a_mask_for_softmax_unless_its_sign_was_turned(
+    make_patient: Any, sign: float, guilty: str
+) -> None:
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        prior = torch.log(batch["p"])
+        return torch.softmax(model(batch["x"]) + (prior if sign > 0 else -prior), -1)[:, 0].mean()
+
+    batch = {"x": torch.randn(3, 2), "p": torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.1, 0.9]])}
+    assert origin_of(make_patient(nn.Linear(2, 2), loss_fn, [batch])).op == guilty
 
 
 def test_an_infinity_in_an_unselected_branch_is_innocent(make_patient: Any) -> None:

@@ -118,6 +118,14 @@ def test_the_near_miss_is_not(slug: str) -> None:
     assert judge.match(NEAR_MISSES[slug]) is None
 
 
+@pytest.mark.parametrize(("dtype", "slug"), [("float16", "optimizer_eps_underflow"), ("float32", "zero_division")])
+def test_only_float16_can_lose_an_optimizers_eps(dtype: str, slug: str) -> None:
+    divided = op("div", phase="optimizer", stage="commit", dtype=dtype, facts=OpFacts(denominator_zero=True))
+    cause, _, _ = name_cause(divided)
+    assert cause is not None
+    assert cause.slug == slug
+
+
 def test_evidence_that_fits_nothing_gets_no_name() -> None:
     cause, match, _ = name_cause(op("cumsum"))
     assert cause is None

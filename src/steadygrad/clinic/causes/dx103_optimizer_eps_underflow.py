@@ -33,6 +33,8 @@ RULE = Rule("DX103", "optimizer_eps_underflow", "The optimizer's eps rounds to z
 def match(e: Evidence) -> Match | None:
     if e.phase != "optimizer" or e.op not in ("addcdiv", "div", "reciprocal", "fused_adam", "fused_adamw", "rsqrt"):
         return None
+    if e.dtype not in ("float16", ""):
+        return None  # wider types hold any eps: without one it is a plain division by zero
     if e.facts.denominator_zero or (e.inputs and e.inputs[-1].num_zero > 0):
         return Match(0.95, f"{e.op} in the optimizer divided by zero in {e.dtype}")
     return None

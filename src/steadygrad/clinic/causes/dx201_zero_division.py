@@ -41,8 +41,11 @@ NORMALISATIONS = frozenset(
 
 
 def match(e: Evidence) -> Match | None:
-    if e.op is None or e.phase == "optimizer" or e.kind != "non_finite":
+    if e.op is None or e.kind != "non_finite":
         return None
+    if e.phase == "optimizer":
+        divided = e.op in DIVISIONS and e.facts.denominator_zero and not e.half
+        return Match(0.9, f"{e.op} in the optimizer by an exact zero") if divided else None
     divides = e.op in DIVISIONS or e.op == "pow"
     if e.op in NORMALISATIONS and not e.backward and not any(d.num_nan or d.num_inf for d in e.inputs) and not e.half:
         return Match(0.7, f"{e.op} of values without any spread, with no eps to speak of")

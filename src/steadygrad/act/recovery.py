@@ -113,12 +113,21 @@ class Recovery:
         """Copy the state before forward of this step. The step before it is settled."""
         with self._shield("snapshots", None):
             assert self._ring is not None
-            self._ring.take(step)
+            taken = self._ring.take(step)
             self._last_snapshot = time.monotonic()
+            if self._program.device.type == "cpu" and not taken.good:
+                self._tell_unnoticed()
             self._histories[step] = self._books.history.to_plain()
             oldest = min(self._ring.steps)
             self._tape.trim(oldest)
             self._histories = {s: h for s, h in self._histories.items() if s >= oldest}
+
+    def _tell_unnoticed(self) -> None:
+        """The state is not finite although no step was: a weight that nothing reads, say. Never silent."""
+        names = non_finite(self._state.floating_tensors())
+        sentence = f"{len(names)} tensors are not finite although every loss and gradient was: {', '.join(names[:3])}"
+        self._books.show(sentence, kind="unnoticed")
+        self._books.journal.event("state_not_finite", names=names[:32])
 
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every

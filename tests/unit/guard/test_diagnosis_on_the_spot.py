@@ -74,7 +74,9 @@ def test_an_empty_mask_is_traced_to_its_division_line_row_and_sample(tmp_path: P
     assert kept.diagnosis is not None
     assert kept.diagnosis.cause == diagnosis.cause
     guilty = [entry for entry in read_quarantine(tmp_path / "run") if entry.rows]
-    assert [(entry.batch_key, tuple(entry.rows), tuple(entry.sample_ids)) for entry in guilty] == [("5", (3,), ("503",))]
+    assert [(entry.batch_key, tuple(entry.rows), tuple(entry.sample_ids)) for entry in guilty] == [
+        ("5", (3,), ("503",))
+    ]
 
 
 def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,3 +313,24 @@ def test_an_evaluation_in_the_middle_of_a_window_sees_no_bad_micro_batch() -> No
 def test_skip_only_is_what_these_tests_believe_it_is() -> None:
     assert SKIP_ONLY.acts
     assert SKIP_ONLY.escalation == ()
+
+
+def test_a_weight_that_nothing_reads_does_not_turn_bad_in_silence(tmp_path: Path) -> None:
+    """Neither loss nor gradient shows it, so the scan of the next snapshot is what says it."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    guard = sg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch)[:, 1].pow(2).mean(),
+        run_dir=tmp_path / "run",
+        policy=sg.Policy.named("balanced").but(snapshot_every=5),
+    )
+    for index in range(12):
+        if index == 7:
+            with torch.no_grad():
+                model.weight[0, 0] = math.nan
+        guard.step(torch.randn(3, 4))
+    guard.close()
+    told = [event for event in read_events(tmp_path / "run") if event.kind == "state_not_finite"]
+    assert [event.data["names"] for event in told] == [["parameter weight"]]

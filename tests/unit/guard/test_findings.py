@@ -11,6 +11,9 @@ import torch
 from specimens import SKIP_ONLY, batches, differing, make_guard, run_plain, setup, state_of
 from torch import Tensor, nn, optim
 
+import steadygrad as sg
+from steadygrad.journal import read_events
+
 MODES = ["now", "late"]
 
 

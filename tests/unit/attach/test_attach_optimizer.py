@@ -176,12 +176,17 @@ def test_a_streak_of_bad_steps_halts_the_loop() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = sg.attach(optimizer, model=model)
     steps = 0
-    with pytest.raises(sg.TrainingHalted, match="halted at step 9"):
+
+    def train() -> None:
+        nonlocal steps
         for _ in range(50):
             optimizer.zero_grad()
             (model(torch.ones(2, 3)).sum() * math.nan).backward()
             steps += 1
             optimizer.step()
+
+    with pytest.raises(sg.TrainingHalted, match="halted at step 9"):
+        train()
     assert steps == 10
     guard.close()
 

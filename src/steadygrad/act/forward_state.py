@@ -96,6 +96,17 @@ class ForwardState:
     def hot_tensors(self) -> list[tuple[str, Tensor]]:
         return [(slot.name, slot.tensor) for slot in self._slots.values() if slot.hot]
 
+    def infinite_on_purpose(self) -> frozenset[str]:
+        """Tensors that held an infinity, and no NaN, before the first step: additive masks and the like."""
+        return frozenset(
+            slot.name
+            for slot in self._slots.values()
+            if slot.cold is not None
+            and slot.cold.is_floating_point()
+            and bool(torch.isinf(slot.cold).any())
+            and not bool(torch.isnan(slot.cold).any())
+        )
+
     def take(self) -> Entry:
         """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
         self._takes_since_audit += 1

@@ -36,6 +36,7 @@ class TrainingState:
         self._parameters = dict(parameters)
         self._optimizers = optimizers
         self._forward = forward
+        self._infinite_on_purpose = forward.infinite_on_purpose()
         self._scheduler = scheduler
         self._scaler = scaler
         self._ema = ema
@@ -91,7 +92,8 @@ class TrainingState:
             for parameter, state in optimizer.state.items():
                 label = names.get(id(parameter), "?")
                 found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
-        found += [(f"buffer {name}", t) for name, t in self._forward.tensors().items()]
+        buffers = self._forward.tensors().items()
+        found += [(f"buffer {name}", t) for name, t in buffers if name not in self._infinite_on_purpose]
         return [(name, t) for name, t in found if t.is_floating_point() and t.numel() and not t.is_sparse]
 
 

@@ -45,12 +45,18 @@ def test_the_comparison_can_fail() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["nan", "inf", "spike", "overflow"])
-@pytest.mark.parametrize("where", [0, 1, 13, 24])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    # A spike is told from the steps before it, so there must be some.
+    [
+        (kind, where)
+        for kind in ("nan", "inf", "spike", "overflow")
+        for where in (0, 1, 13, 24)
+        if kind != "spike" or where > 8
+    ],
+)
 def test_one_bad_batch_leaves_no_trace(mode: str, kind: str, where: int) -> None:
     data = batches(24)
-    if kind == "spike" and where < 13:
-        pytest.skip("a spike is told from the steps before it, and here there are none")
     bad = [*data[:where], poison(data[5], kind), *data[where:]]
     assert differing(state_of(run_plain(data)), state_of(run_guarded(bad, settle=mode))) == []
 

@@ -337,3 +337,38 @@ def test_a_weight_that_nothing_reads_does_not_turn_bad_in_silence(tmp_path: Path
     guard.close()
     told = [event for event in read_events(tmp_path / "run") if event.kind == "state_not_finite"]
     assert [event.data["names"] for event in told] == [["parameter weight"]]
+
+
+def test_a_mask_buffer_that_is_infinite_on_purpose_is_no_finding(tmp_path: Path) -> None:
+    """An additive causal mask of -inf is healthy: snapshots hold, checkpoints are written, a skip stays a skip."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+            self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(self.project(x)[:, None, :] + self.mask, -1).mean(1)
+
+    torch.manual_seed(0)
+    model = Masked()
+    guard = sg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch).pow(2).mean(),
+        run_dir=tmp_path / "run",
+        checkpoint_every=4,
+        policy=sg.Policy.named("balanced").but(snapshot_every=4),
+        diagnose="off",
+    )
+    for index in range(10):
+        guard.step(torch.full((3, 4), math.nan) if index == 6 else torch.randn(3, 4))
+    guard.close()
+    assert guard.summary()["skipped"] == 1
+    assert guard.summary()["rolled_back"] == 0
+    assert sorted(path.name for path in (tmp_path / "run" / "snapshots").iterdir()) == [
+        "step-00000004",
+        "step-00000008",
+    ]
+    assert [event for event in read_events(tmp_path / "run") if event.kind == "state_not_finite"] == []

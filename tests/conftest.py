@@ -6,6 +6,13 @@ import random
 import sys
 
 import pytest
+from hypothesis import settings
+
+# The same examples everywhere, so that a change is judged by what it changed; `--hypothesis-profile=explore` looks
+# for new ones.
+settings.register_profile("fixed", derandomize=True, database=None)
+settings.register_profile("explore")
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)

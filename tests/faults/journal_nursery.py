@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from steadygrad.journal import Journal
 from steadygrad.journal.columns import batch_of, row_of
@@ -20,6 +22,7 @@ from steadygrad.journal.segment import encode_batch
 from steadygrad.records import Incident, StepRecord
 
 NAMES = [f"layer.{number}" for number in range(20)]
+HELD_AT = ("write", "fsync", "replace")
 
 
 def made(step: int) -> StepRecord:
@@ -84,6 +87,30 @@ def replace_json(run_dir: str, acknowledgements: str, seed: int) -> None:
         os.write(notes, b"state %d\n" % number)
 
 
+def hold_inside_replacement(run_dir: str, acknowledgements: str, seed: int) -> None:
+    """Replaces one file whole, then stops for ever inside the next replacement, at the system call `seed` chooses.
+
+    The kill that comes after falls inside a replacement on every machine and file system, however fast.
+    """
+    notes = os.open(acknowledgements, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    path = Path(run_dir) / "whole.json"
+    replace_file(path, json_bytes(payload(1, 20_000)))
+    name, write = HELD_AT[seed % len(HELD_AT)], os.write
+
+    def held(*args: Any) -> None:
+        if name == "write":
+            write(args[0], args[1][: len(args[1]) // 2])
+        write(notes, b"state 1\n")
+        while True:
+            signal.pause()
+
+    setattr(os, name, held)
+    replace_file(path, json_bytes(payload(2, 20_000)))
+
+
+MODES = {"journal": write_journal, "json": replace_json, "held": hold_inside_replacement}
+
+
 def main() -> None:
     encode_batch(batch_of([row_of(made(0), (), norms=True)]), level=1)  # what pyarrow loads on first use, loaded once
     for line in sys.stdin:
@@ -91,7 +118,7 @@ def main() -> None:
         writer = os.fork()
         if writer == 0:
             try:
-                {"journal": write_journal, "json": replace_json}[mode](run_dir, acknowledgements, int(seed))
+                MODES[mode](run_dir, acknowledgements, int(seed))
             except BaseException as error:
                 print(f"failed {error!r}", file=sys.stderr, flush=True)
             finally:

@@ -22,7 +22,6 @@ from steadygrad.journal.read import segment_paths
 sys.path.insert(0, str(Path(__file__).parent))
 import journal_nursery
 
-
 KINDS = ("put", "flushed", "event", "incident", "state", "quarantined")
 
 

@@ -35,7 +35,12 @@ def run_script(path: Path, rest: str) -> subprocess.CompletedProcess[str]:
         ("", 0),
         ("sys.exit(3)", 3),
         ("raise RuntimeError('the training script failed')", 1),
-        ("journal.event('training'); os.kill(os.getpid(), signal.SIGINT); time.sleep(10)", -signal.SIGINT),
+        (
+            # A process started in the background may have been told to ignore Ctrl-C.
+            "signal.signal(signal.SIGINT, signal.default_int_handler); journal.event('training')\n"
+            "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
+            -signal.SIGINT,
+        ),
         ("del journal", 0),
     ],
     ids=["end of script", "exit", "exception", "ctrl-c", "forgotten"],

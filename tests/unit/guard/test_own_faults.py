@@ -310,7 +310,8 @@ def test_the_last_step_in_flight_is_journaled_when_the_guard_closes(mode: str, t
 def test_ctrl_c_in_a_real_process_leaves_the_journal_whole(mode: str, tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
-        import sys, time, torch
+        import signal, sys, time, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
         sys.path.insert(0, {here!r})
         from specimens import make_guard, setup, batches
         torch.set_num_threads(1)

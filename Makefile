@@ -17,7 +17,7 @@ install: $(STAMP) ## make .venv with everything
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0" -e ".[dev,zoo]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0" -e ".[dev,zoo,trainers]"
 	@touch $(STAMP)
 
 demo: install ## a small language model whose loss turns NaN: the plain loop beside the guarded one

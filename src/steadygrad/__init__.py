@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActivationMonitorCallback": "integrations.monitors",
     "Decision": "records",
     "Diagnosis": "records",
     "Finding": "records",
+    "GradientMonitorCallback": "integrations.monitors",
     "Guard": "guard",
     "Incident": "records",
     "Outcome": "records",
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from .errors import TrainingHalted as TrainingHalted
     from .errors import UsageError as UsageError
     from .guard import Guard as Guard
+    from .integrations.monitors import ActivationMonitorCallback as ActivationMonitorCallback
+    from .integrations.monitors import GradientMonitorCallback as GradientMonitorCallback
     from .records import Decision as Decision
     from .records import Diagnosis as Diagnosis
     from .records import Finding as Finding

@@ -42,9 +42,11 @@ WITHOUT_TORCH = ("records", "rules", "errors", "journal", "reporters", "commands
 MAX_LINES = 500
 
 PUBLIC = [
+    "ActivationMonitorCallback",
     "Decision",
     "Diagnosis",
     "Finding",
+    "GradientMonitorCallback",
     "Guard",
     "Incident",
     "Outcome",

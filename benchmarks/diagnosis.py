@@ -57,12 +57,14 @@ def measure(name: str) -> dict[str, Any]:
     step = statistics.median(times)
     training_peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     result: dict[str, Any] = {"step_ms": step * 1e3}
+    parts = guard._engine.parts
+    names = {id(parameter): name for name, parameter in guard.model.named_parameters()}
     for depth in ("origin", "full"):
         window = Window()
-        window.add(bad, "bad", {}, guard._forward.take())
+        window.add(bad, "bad", {}, parts.forward.take())
         patient = GuardPatient(
-            program=guard._program, forward=guard._forward, state=guard._state, window=window, step=5,
-            symptom="nan_loss", findings=(), history=(), names=guard._names, max_grad_norm=1.0,
+            program=parts.program, forward=parts.forward, state=parts.state, window=window, step=5,
+            symptom="nan_loss", findings=(), history=(), names=names, max_grad_norm=1.0,
         )  # fmt: skip
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -246,7 +246,7 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
         for batch in data(6):
             guard.step(batch)
         guard.settle()
-        ring = guard._recovery._ring
+        ring = guard._engine.recovery._ring
         assert ring is not None
         kept: list[Tensor] = [t for snapshot in ring._ring for t in snapshot.tree["parameters"].values()]
         assert kept

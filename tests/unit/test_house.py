@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "steadygrad"
 FLOORS = (
     ("commands", "demo"),
     ("reporters", "integrations", "attach"),
-    ("guard", "clinic"),
+    ("guard", "start", "consult", "clinic"),
     ("act", "watch", "checkup"),
     ("journal", "numerics"),
     ("records", "rules", "errors"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from ..errors import UsageError
@@ -112,6 +113,19 @@ class StepProgram:
         if self.scaler is not None:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether the gradients are free of a loss scale: there is none, or it has been divided out."""
+        if self.scaler is None:
+            return True
+        states = self.scaler._per_optimizer_states
+        return all(states[id(each)]["stage"] is not OptState.READY for each in self.optimizers)
+
+    def inverse_scale(self) -> Tensor:
+        """What unscaling multiplies by, on the device."""
+        scale: Tensor = self.scaler._scale
+        return scale.double().reciprocal().float()
 
     def update_scale(self) -> None:
         """Let the loss scale grow or shrink, on the device."""

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Recovery:
         ring: SnapshotRing | None,
         store: CheckpointStore | None,
         can_clip: bool,
+        whole_windows: bool = False,
     ) -> None:
         self._verbs = verbs
         self._program = program
@@ -76,6 +78,7 @@ class Recovery:
         self._ring = ring
         self._store = store
         self._can_clip = can_clip
+        self._whole_windows = whole_windows
         self._probe = GradientProbe(program.parameters)
         self._tape = Tape()
         self._histories: dict[int, dict[str, Any]] = {}
@@ -207,10 +210,14 @@ class Recovery:
     def recent_good(self, window: Window, steps: int = 3) -> list[list[Any]]:
         """The micro-batches of a few good steps before this window, for the clinic to follow a remedy with."""
         bad = self._bad_keys | set(window.keys)
-        size = self._program.accumulate
-        good = [t for t in self._tape.newest(steps * size + len(bad)) if t.key not in bad and not t.changed()]
-        good = good[-steps * size :]
-        return [[t.fetch() for t in good[i : i + size]] for i in range(0, len(good) - size + 1, size)]
+        size = max(self._program.accumulate, len(window))
+        good = [t for t in self._tape.newest((steps + 1) * size + len(bad)) if t.key not in bad and not t.changed()]
+        if self._whole_windows:
+            groups = _by_step(good)[-steps:]
+        else:
+            good = good[-steps * size :]
+            groups = [good[i : i + size] for i in range(0, len(good) - size + 1, size)]
+        return [[taped.fetch() for taped in group] for group in groups]
 
     def is_quarantined(self, key: str) -> bool:
         return key in self._bad_keys
@@ -241,7 +248,8 @@ class Recovery:
             if looked["scale_to_blame"]:
                 self._back_off_scale()
         kept: Kept = []
-        if self._program.accumulate > 1 and clean_enough(looked) and not looked.get("scale_to_blame"):
+        may_part = self._program.accumulate > 1 and not self._whole_windows
+        if may_part and clean_enough(looked) and not looked.get("scale_to_blame"):
             kept = self._good_micro_batches(reading, window)
         return replace(reading, refused=True, **looked), kept
 
@@ -377,10 +385,12 @@ class Recovery:
             taped = self._restore(snapshot, again=not diverged)
             self._rolling_back = True
             try:
-                for batch in taped:
-                    # Refused batches had step numbers of their own, so the numbers are others this time.
-                    batch.step = self._verbs.step_now()
-                    self._verbs.run_again([(batch.fetch(), batch.key)], outcome if batch is taped[-1] else None)
+                for group in _by_step(taped) if self._whole_windows else [[batch] for batch in taped]:
+                    for batch in group:
+                        # Refused batches had step numbers of their own, so the numbers are others this time.
+                        batch.step = self._verbs.step_now()
+                    last = group[-1] is taped[-1]
+                    self._verbs.run_again([(b.fetch(), b.key) for b in group], outcome if last else None)
                 return snapshot.step
             except RollBackAgain:
                 continue
@@ -415,6 +425,11 @@ class Recovery:
             )
             return []
         return taped
+
+
+def _by_step(taped: list[TapedBatch]) -> list[list[TapedBatch]]:
+    """Micro-batches that made one update together."""
+    return [list(group) for _, group in groupby(taped, key=lambda batch: batch.step)]
 
 
 _WIDER = {"fp16": "bf16", "bf16": "fp32", "fp32": "fp32"}

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..watch.gradients import Gradients, clip_exact, fold_divisor
+from ..watch.gradients import GradientProbe, Gradients, clip_exact, fold_divisor
 from .forward_state import Entry, ForwardState
-from .gate import DeviceGate, why_not_on_device
+from .gate import DeviceGate, parameters_of, why_not_on_device
 from .ladder import Ledger
 from .learning_rate import current_rate, scaled_learning_rate
 from .program import theirs
@@ -50,6 +50,15 @@ class Updater:
             else:
                 for optimizer in self._optimizers:
                     optimizer.step()
+
+    def outside(self, update: Callable[[], Any], force: Ledger) -> None:
+        """Let the owner of the loop, who has clipped already, make its update with what is in force."""
+        if force.clip_factor != 1.0 and self._max_grad_norm is not None:
+            gradients = GradientProbe([p for o in self._optimizers for p in parameters_of(o)]).measure()
+            if gradients is not None:
+                clip_exact(gradients, self._max_grad_norm * force.clip_factor)
+        with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
+            update()
 
     def _clip(self, gradients: Gradients | None, flag: Tensor | None, force: Ledger) -> Tensor | None:
         if self._max_grad_norm is None or gradients is None:

@@ -128,7 +128,7 @@ def test_a_dropped_term_stays_dropped_over_a_resume(tmp_path: Path) -> None:
         guard = make_guard(model, optimizer, two, run_dir=where, checkpoint_every=5, resume=True, policy=policy)
         for batch in data[guard.batches_seen : upto]:
             guard.step(batch)
-        dropped = guard._program.dropped_terms
+        dropped = guard._engine.program.dropped_terms
         guard.close()
         return model, dropped
 
@@ -317,9 +317,9 @@ def test_a_step_saved_again_leaves_the_old_one_whole_until_the_new_one_is(tmp_pa
     guard = guarded(tmp_path, it)
     for batch in batches(6):
         guard.step(batch)
-    store = guard._recovery._store
+    store = guard._engine.recovery._store
     first = store.load_newest()
-    guard._recovery.save_checkpoint(5, 6)
+    guard._engine.recovery.save_checkpoint(5, 6)
     assert names(tmp_path) == ["step-00000005", "step-00000005-1"]
     newest = store.load_newest()
     assert newest[2]["batches_seen"] == 6 != first[2]["batches_seen"]

@@ -1,0 +1,409 @@
+"""The engine: everything that happens around a training step, whoever runs its forward and backward the first time.
+
+Two speeds. Where the optimizer can refuse an update on the device, step t is committed at once under a device flag
+and settled on the host just before step t+1 commits ("late"). If t turns out bad, its update was refused, so the
+weights are still those from before t; t+1 is in flight with random numbers and running statistics from after t, so
+those are put back and t+1 is run again. Everywhere else the host reads first and commits then ("now").
+
+Two drivers. The guard hands batches to `feed`, which runs them. A loop that somebody else owns runs them itself,
+calls `enter` before and `leave` after each, and `commit_outside` where it would step its optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import TrainingHalted
+from ..records import Action, Decision, Diagnosis, Finding, Outcome, Reading
+from ..watch.gradients import Gradients
+from .checkpoints import CheckpointStore
+from .fallback import PlainLoop
+from .flight import Flight, Window, answer_for, passed_over
+from .forward_state import Entry
+from .ladder import Ledger
+from .parts import Parts
+from .policy import Policy
+from .program import Terms
+from .readout import Row, must_refuse, reading_of
+from .recovery import Recovery, Verbs
+from .snapshots import SnapshotRing
+from .tape import versions_of
+
+
+class Clinic(Protocol):
+    """What the engine asks of the clinic."""
+
+    capsule: str
+
+    def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None: ...
+
+    def examine(
+        self,
+        window: Window,
+        step: int,
+        findings: tuple[Finding, ...],
+        others: Sequence[Sequence[Any]],
+        *,
+        depth: str,
+    ) -> Diagnosis: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How an engine works: what its owner chose once."""
+
+    max_grad_norm: float | None
+    settle: str
+    diagnose: str
+    outside: bool = False
+    """Somebody else runs forward and backward the first time, steps the schedule, and says where a window ends."""
+
+
+class Engine:
+    """Commits, settles, refuses and recovers. One per guard."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        policy: Policy,
+        clinic: Clinic,
+        manner: Manner,
+        *,
+        ring: SnapshotRing | None,
+        store: CheckpointStore | None,
+        run_path: Path | None,
+    ) -> None:
+        self.policy, self.parts = policy, parts
+        self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
+        self._clerk, self._mode, self._probe, self._readout = parts.clerk, parts.mode, parts.probe, parts.readout
+        self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
+        self._clinic, self._manner, self._run_path = clinic, manner, run_path
+        verbs = Verbs(
+            run_again=self.run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self.step
+        )
+        self.recovery = Recovery(
+            verbs, program=parts.program, forward=parts.forward, state=parts.state, books=parts.books,
+            shield=parts.shield, ring=ring, store=store, can_clip=manner.max_grad_norm is not None,
+            whole_windows=manner.outside,
+        )  # fmt: skip
+        self.step = self.batches_seen = 0
+        self.window = Window()
+        self.pending: Flight | None = None
+        self.halt: Decision | None = None
+        self.fallback: PlainLoop | None = None
+        self.landed = False
+        """Whether the update of the step under way has been made, so that a fault after it does not make it twice."""
+        self.settle_for_readers: Callable[[], None] = self.settle
+        """What an outcome calls when somebody reads it; a facade puts its own, safer door here."""
+        self._before_forward: Entry | None = None
+
+    # -- one micro-batch
+
+    def keep_state(self) -> None:
+        """Snapshot and checkpoint where due, of a settled state, before forward."""
+        if not (self.recovery.snapshot_due(self.step) or self.recovery.checkpoint_due(self.step)):
+            return
+        if self.pending is not None:
+            self.settle_pending(())
+        if len(self.window) or self.halt is not None:
+            return  # the step in flight was bad and left good micro-batches: wait for their window to end
+        if self.recovery.snapshot_due(self.step):
+            self.recovery.take_snapshot(self.step)
+        if self.recovery.checkpoint_due(self.step):
+            self.recovery.save_checkpoint(self.step, self.batches_seen - 1)
+
+    def feed(
+        self, batch: Any, key: str, *, late: bool, original: Any = None, attempt: int = 0, last: bool | None = None
+    ) -> Outcome:
+        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time.
+
+        `last` says that it does or does not fill the window, where counting cannot tell.
+        """
+        entry = self.enter()
+        versions = versions_of(batch)
+        terms = self.program.micro(batch, original=original)
+        if versions != versions_of(batch):
+            self.program.writes_batches = True
+            self.books.tell_batch_written(key)
+        if terms is None:
+            self.forward.notice()
+            self._clerk.after_forward(self.step, self.forward)
+            self.forward.restore(entry)
+            return passed_over(self.step)
+        self.leave(batch, key, terms, entry)
+        if not (len(self.window) >= self.program.accumulate if last is None else last):
+            return Outcome(step=self.step, accumulating=True)
+        outcome = Outcome(step=self.step, settle=self.settle_for_readers)
+        gradients, row = self.measure()
+        commit = self._commit_late if late else self._commit_now
+        commit(outcome, gradients, row, attempt)
+        return outcome
+
+    def enter(self) -> Entry:
+        """Before a micro-batch's forward: take what it may move. Does not sync."""
+        self._before_forward = entry = self.forward.take()
+        self._clerk.before_forward(self.step)
+        return entry
+
+    def leave(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
+        """After a micro-batch's backward: it is part of the window. Does not sync."""
+        self.forward.notice()
+        self._clerk.after_forward(self.step, self.forward)
+        self.window.add(batch, key, terms, entry)
+
+    def note_mode(self) -> None:
+        """Remember which modules are training, in case what is open must be run again under other modes."""
+        if self.pending is not None or len(self.window):
+            self._mode.note()
+
+    def measure(self) -> tuple[Gradients | None, Row]:
+        """The window's numbers, unscaled and unclipped, still on the device. Does not sync."""
+        scale = self.program.scaler._scale if self.program.scaler is not None else None
+        if not self._manner.outside:
+            self.program.unscale()
+        gradients = self._probe.measure()
+        if gradients is not None and self._manner.outside and not self.program.unscaled:
+            # The loop unscales in its own time; doing it here would make it fail there.
+            factor = self.program.inverse_scale()
+            gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
+        return gradients, self._readout.pack(gradients, self.window.terms, scale)
+
+    # -- commit
+
+    def commit_outside(self, gradients: Gradients | None, row: Row, update: Callable[[], Any]) -> Outcome:
+        """The owner of the loop would step its optimizer here; `update` does so. One host read."""
+        outcome = Outcome(step=self.step)
+        self._commit_now(outcome, gradients, row, 0, update)
+        return outcome
+
+    def _commit_late(self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int) -> None:
+        """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
+        if self.pending is not None and self.settle_pending(self.window.fed, outcome):
+            return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
+        limits = self.books.limits(self._manner.max_grad_norm)
+        flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
+        if not self.policy.acts:
+            flag = torch.zeros_like(flag)
+        lr = self._updater.rate(self.books.ledger)
+        self._update(gradients, flag, self.books.ledger)
+        self.program.update_scale()
+        self.program.zero_grad()
+        seat = self._readout.send(row, flag)
+        window, self.window = self.window, Window()
+        self.pending = Flight(
+            self.step, window, outcome, seat, row.layout, limits, lr, self._gate.take_fresh(), attempt
+        )  # fmt: skip
+        self.step += 1
+
+    def _commit_now(
+        self, outcome: Outcome, gradients: Gradients | None, row: Row, attempt: int,
+        update: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Read first, commit then. One host read."""
+        values = row.joined().tolist()
+        limits = self.books.limits(self._manner.max_grad_norm)
+        lr = self._updater.rate(self.books.ledger)
+        reading = reading_of(values, row.layout, step=self.step, lr=lr, batch_key=self.window.key, limits=limits)
+        findings = self.books.judge(reading)
+        window, self.window = self.window, Window()
+        self.step += 1
+        if self.policy.acts and must_refuse(reading):
+            self._refuse(reading, window, outcome, attempt, gradients)
+            return
+        force = self.books.ledger  # a remedy that this very step takes back is in force until the next, as when late
+        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        undo = self.recovery.careful_copy()
+        self._update(gradients, None, force, update)
+        if undo is not None and (bad := self.recovery.poisoned_by_update(undo, window)):
+            self._refuse(replace(reading, **bad), window, outcome, attempt, None)
+            return
+        if update is None:
+            self.program.update_scale()
+            self.program.zero_grad()
+        self._conclude(reading, decision, outcome, window, attempt, followers=update is None)
+
+    def _update(
+        self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger,
+        update: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.recovery.before_update()
+        self._clerk.before_update()
+        if update is None:
+            self._updater(gradients, flag, force)
+        else:
+            self._updater.outside(update, force)
+        self._before_forward, self.landed = None, True
+        self._clerk.after_update()
+
+    # -- settlement
+
+    def settle(self) -> None:
+        """Wait for the last step's answer and act on it; leave no bad micro-batch in an unfinished window."""
+        if self.pending is None and not len(self.window):
+            return
+        with self._mode.again():
+            if self.pending is not None:
+                self.settle_pending(self.window.fed)
+            if len(self.window) and not self._manner.outside:
+                self._tidy_window()
+
+    def _tidy_window(self) -> None:
+        """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
+        kept = self.recovery.good_part(self.window)
+        if len(kept) < len(self.window):
+            self.window = Window()
+            self.run_again(kept)
+
+    def settle_pending(self, behind: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> bool:
+        """Judge the step in flight. True if it was bad: then all `behind` it has been run again, `outcome` theirs."""
+        flight, self.pending = self.pending, None
+        assert flight is not None
+        values = self._readout.receive(flight.seat)
+        reading = reading_of(
+            values, flight.layout, step=flight.step, lr=flight.lr, batch_key=flight.window.key, limits=flight.limits,
+            refused=values[-1] != 0.0,
+        )  # fmt: skip
+        findings = self.books.judge(reading)
+        if not reading.refused:
+            decision = self.books.decide(reading, findings, self.recovery.capabilities())
+            return self._conclude(reading, decision, flight.outcome, flight.window, flight.attempt, behind, outcome)
+        self._gate.forget_fresh(flight.fresh)
+        self.program.zero_grad()
+        self.window = Window()
+        self._refuse(reading, flight.window, flight.outcome, flight.attempt, None, behind, outcome)
+        return True
+
+    def _conclude(
+        self, reading: Reading, decision: Decision, outcome: Outcome, window: Window, attempt: int,
+        behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None, *, followers: bool = True,
+    ) -> bool:  # fmt: skip
+        """A landed update: let schedule, EMA and books advance. True if the decision was to roll back."""
+        if followers:
+            self._followers.advance(self.window.entry)
+        rolled_back = Action.ROLLBACK in decision.actions
+        self.books.enter(reading, decision, applied=not rolled_back, attempt=attempt)
+        self._clerk.after_step(reading)
+        self.recovery.apply(decision)
+        self.recovery.note_terms(reading)
+        if rolled_back:
+            outcome.rolled_back_to = self.recovery.roll_back(decision, next_outcome)
+        outcome.resolve(decision=decision, reading=reading, applied=not rolled_back)
+        if window.entry is not None:
+            self.forward.release(window.entry)
+        return rolled_back
+
+    # -- refusal
+
+    def _refuse(
+        self, reading: Reading, window: Window, outcome: Outcome, attempt: int, gradients: Gradients | None,
+        behind: Sequence[tuple[Any, str]] = (), next_outcome: Outcome | None = None,
+    ) -> None:  # fmt: skip
+        """A refused update: leave no trace of its batch, remember it, and run what came behind it again."""
+        self._clerk.after_refusal()
+        reading, kept = self.recovery.second_look(reading, window, gradients)
+        findings = self.books.judge(reading)
+        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        self.books.enter(reading, decision, applied=False, attempt=attempt)
+        self.recovery.quarantine(reading, window, kept)
+        if not reading.scale_to_blame:
+            self._call_the_clinic(reading, decision, window)
+        self.recovery.apply(decision)
+        outcome.resolve(decision=decision, reading=reading, applied=False)
+        if Action.HALT in decision.actions:
+            self.halt = decision
+            self.recovery.save_before_halt(self.step, self.batches_seen - len(behind))
+            return
+        if Action.ROLLBACK in decision.actions:
+            outcome.rolled_back_to = self.recovery.roll_back(decision, next_outcome)
+            return
+        self.run_again([*kept, *behind], next_outcome)
+
+    def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:
+        """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
+        if self.books.capsule_due(self._clinic.capsule, reading):
+            with self.shield("clinic", None):
+                self._clinic.keep_capsule(window, decision.findings)
+        depth = self.books.diagnosis_due(self._manner.diagnose, caught=reading.undone)
+        if depth is not None:
+            with self.shield("clinic", None):
+                others = self.recovery.recent_good(window)
+                found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth)
+                self.books.enter_diagnosis(found)
+
+    def run_again(self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> None:
+        """Feed batches again, each judged before it lands; the last one's outcome answers for `outcome`.
+
+        In somebody else's loop they are one whole window.
+        """
+        answer = None
+        for number, (batch, key) in enumerate(batches):
+            if self.halt is not None:
+                break
+            last = number == len(batches) - 1 if self._manner.outside else None
+            answer = self.feed(batch, key, late=False, attempt=1, last=last)
+        if outcome is not None and answer is not None:
+            answer_for(outcome, answer)
+
+    # -- small things
+
+    def look_around(self) -> None:
+        """Look once at model and optimizers before the first step, and say what looks wrong."""
+        self._clerk.inspect_setup()
+
+    def begin(self) -> None:
+        """A step begins: nothing of it has landed and nothing has to be put back."""
+        self._before_forward, self.landed = None, False
+
+    def _reset_to(self, step: int) -> None:
+        """A rollback has restored the state before this step."""
+        self.step, self.window, self.pending = step, Window(), None
+
+    def _set_halt(self, decision: Decision) -> None:
+        self.halt = decision
+
+    def late(self) -> bool:
+        """Whether the next commit can be settled one step late."""
+        settle = self._manner.settle
+        if settle == "now" or self.recovery.careful or self._manner.outside:
+            return False
+        if settle == "auto" and self.program.device.type == "cpu":
+            return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
+        return self._updater.refuses_on_device()
+
+    def halted(self) -> TrainingHalted:
+        assert self.halt is not None
+        return TrainingHalted.at(self.halt.step, self.halt.reason, self._run_path)
+
+    def abandon_window(self) -> None:
+        """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
+        window, self.window = self.window, Window()
+        with self.shield("forward_state", None):
+            self.program.forget()
+            if (entry := window.entry or self._before_forward) is not None:
+                self.forward.restore(entry)
+
+    def stand_down(self, fault: Exception) -> PlainLoop:
+        """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly."""
+        self.shield.note("guard", fault)
+        self.fallback = PlainLoop(
+            self.program, self.program.optimizers, self._manner.max_grad_norm, self._followers.scheduler,
+            self._followers.ema_update,
+        )  # fmt: skip
+        flight, self.pending = self.pending, None
+        entry, self.window = self.window.entry or self._before_forward, Window()
+        self.program.forget()
+        with self.shield("standing_down", None):
+            if flight is not None and self._readout.receive(flight.seat)[-1] != 0.0:
+                self._gate.forget_fresh(flight.fresh)
+                entry = flight.window.entry
+            elif flight is not None:
+                self._followers.advance(self.window.entry)
+        with self.shield("standing_down", None):
+            if entry is not None:
+                self.forward.restore(entry)
+        return self.fallback

@@ -1,0 +1,51 @@
+"""What the engine asks of the clinic, and when the clinic is worth loading: at the first refused step, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .act.flight import Window
+from .act.parts import Parts
+from .records import Diagnosis, Finding
+
+
+class Consult:
+    """The clinic as one guard sees it. Both calls end with the training state as they found it, bit for bit."""
+
+    def __init__(
+        self, parts: Parts, names: Mapping[int, str], max_grad_norm: float | None, *, capsule: str, capsule_bytes: int
+    ) -> None:
+        self._parts = parts
+        self._names = names
+        self._max_grad_norm = max_grad_norm
+        self._capsule_bytes = capsule_bytes
+        self.capsule = capsule
+
+    def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None:
+        """Write what `steady replay` needs of the newest incident."""
+        from .clinic.keeping import keep_capsule
+
+        parts = self._parts
+        keep_capsule(
+            parts.program, parts.state, parts.books, window, findings, self._max_grad_norm, batch=self.capsule,
+            max_bytes=self._capsule_bytes,
+        )  # fmt: skip
+
+    def examine(
+        self,
+        window: Window,
+        step: int,
+        findings: tuple[Finding, ...],
+        others: Sequence[Sequence[Any]],
+        *,
+        depth: str,
+    ) -> Diagnosis:
+        """Find out why the window was refused, while the weights are still those from before it."""
+        from .clinic.bedside import examine_window
+
+        parts = self._parts
+        return examine_window(
+            parts.program, parts.forward, parts.state, parts.books, window, step, findings, self._names,
+            self._max_grad_norm, others, depth=depth,
+        )  # fmt: skip

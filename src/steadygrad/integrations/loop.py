@@ -1,0 +1,263 @@
+"""LoopGuard: the engine behind a loop that somebody else owns and that can be run again.
+
+A framework runs forward, backward, clipping, its optimizer and its schedule as it always did, and tells the guard
+where it is by five calls: `begin`, `seen`, `before_clip`, `commit`, and `settle` before anybody looks at the weights.
+Where an update is refused the guard runs the framework's own computation again through `loss_fn`, so diagnosis,
+capsules and rollback work as they do behind `sg.Guard`. One host read a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from ..act import setup
+from ..act.forward_state import Entry
+from ..act.policy import Policy
+from ..act.program import TheirFault
+from ..act.readout import Row
+from ..act.tape import pristine, versions_of
+from ..errors import SteadyError
+from ..records import Finding, Incident, Outcome
+from ..start import start_engine
+from ..watch.gradients import Gradients, GradientProbe, finite_gradients
+
+
+class LoopGuard:
+    """A guard that is told of each step instead of making it.
+
+    Args:
+        model: the module whose forward the loop calls.
+        optimizers: the torch optimizer, or all that step together.
+        loss_fn: `loss_fn(model, batch)` runs one micro-batch as the loop runs it, given what `seen` was given, and
+            returns its loss, or a mapping of named terms with "loss". Called only to run a batch again.
+        accumulate: what the loop divides a micro-batch's loss by before backward. May be changed between windows.
+        max_grad_norm: what the loop clips to. The loop clips; this is for batches that are run again.
+        scheduler, scaler: the loop's own; it goes on stepping the schedule itself, where `landed` is true.
+
+    The other options are those of `sg.Guard`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Any,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        *,
+        run_dir: Any = None,
+        policy: str | Policy = "balanced",
+        max_grad_norm: float | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        accumulate: int = 1,
+        diagnose: str = "auto",
+        capsule: str = "keep",
+        capsule_bytes: int = 2 << 30,
+        snapshots: str = "auto",
+        batch_key: Callable[[Any], str] | None = None,
+        extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
+        precision_shown: str = "the loop's own",
+    ) -> None:
+        setup.check_arguments(
+            model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision="fp32",
+            scaler=scaler, accumulate=accumulate, clip="exact", settle="now", snapshots=snapshots,
+            checkpoint_every=None, keep_checkpoints=1, run_dir=run_dir, diagnose=diagnose, capsule=capsule,
+            capsule_bytes=capsule_bytes,
+        )  # fmt: skip
+        self.policy = Policy.named(policy)
+        self.model = model
+        self.optimizers = setup.as_optimizers(optimizers, monitor=not self.policy.acts)
+        self._engine = start_engine(
+            model, self.optimizers, loss_fn, self.policy, run_dir=run_dir, max_grad_norm=max_grad_norm,
+            scheduler=scheduler, scaler=scaler, accumulate=accumulate, settle="now", snapshots=snapshots,
+            diagnose=diagnose, capsule=capsule, capsule_bytes=capsule_bytes, extra_state=extra_state, outside=True,
+            precision_shown=precision_shown,
+        )  # fmt: skip
+        self._name_of = setup.batch_namer(batch_key, self._engine.shield)
+        self._entry: Entry | None = None
+        self._versions: tuple[int, ...] = ()
+        self._measured: tuple[Gradients | None, Row] | None = None
+        self._closed = self._broken = False
+        self.landed = True
+        """Whether the last commit's update landed. The owner of the loop steps its schedule only then."""
+        self.outcome: Outcome | None = None
+        """The last commit's outcome."""
+        self.busy = False
+        """True while the guard itself runs forward, backward or an optimizer; hooks of an integration look away."""
+        setup.claim(self.optimizers, weakref.ref(self))
+        self._engine.look_around()
+
+    # -- what an integration calls, in this order
+
+    @property
+    def accumulate(self) -> int:
+        return self._engine.program.accumulate
+
+    @accumulate.setter
+    def accumulate(self, divisor: int) -> None:
+        self._engine.program.accumulate = divisor
+
+    def begin(self, batch: Any = None) -> None:
+        """Before a micro-batch's forward. Does not sync, but for a snapshot that is due."""
+        if self._idle():
+            return
+        self._measured = None
+        with self._watching():
+            self._engine.begin()
+            if not len(self._engine.window):
+                self._engine.keep_state()
+            self._versions = versions_of(batch)
+            self._entry = self._engine.enter()
+
+    def seen(self, batch: Any, terms: Mapping[str, Tensor], key: str | None = None) -> None:
+        """After a micro-batch's backward, run by the loop: what `loss_fn` needs to run it again, and its loss terms."""
+        if self._idle() or self._entry is None:
+            return
+        entry, self._entry = self._entry, None
+        with self._watching():
+            engine = self._engine
+            name = key if key is not None else self._name_of(batch, engine.batches_seen)
+            engine.batches_seen += 1
+            kept = pristine(batch)
+            engine.recovery.tape(engine.step, kept, name)
+            engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
+            engine.note_mode()
+
+    def before_clip(self) -> None:
+        """Just before the loop clips: measure the gradients as they are. Does not sync."""
+        if not self._idle() and len(self._engine.window):
+            with self._watching():
+                self._measured = self._engine.measure()
+
+    def commit(self, update: Callable[[], Any]) -> bool:
+        """Where the loop steps its optimizer: calls `update` if it may land, else leaves no trace of the window.
+
+        One host read. Raises what `update` raises, and TrainingHalted when the policy gives up.
+        """
+        engine = self._engine
+        if self._closed or self.busy:
+            update()
+            return True
+        if self._broken or not len(engine.window):
+            return self._bare_commit(update)
+        if self._measured is None:
+            self.before_clip()
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return self._bare_commit(update)
+        self.busy = True
+        try:
+            self.outcome = engine.commit_outside(*measured, self._once(update))
+            self.landed = self.outcome.applied_flag
+        except TheirFault as fault:
+            raise fault.original from fault.original.__cause__
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._break(fault)
+            if engine.landed:
+                self.landed = True
+                return True
+            return self._bare_commit(update)
+        finally:
+            self.busy = False
+        if engine.halt is not None:
+            raise engine.halted()
+        return self.landed
+
+    def settle(self) -> None:
+        """Before somebody looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
+
+    # -- what a user calls
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What went wrong so far, newest last."""
+        return list(self._engine.books.incidents)
+
+    @property
+    def vitals(self) -> list[Finding]:
+        """Silent trouble found by the sampled checks."""
+        return list(self._engine.books.vitals)
+
+    @property
+    def step_number(self) -> int:
+        """How many updates have been attempted."""
+        return self._engine.step
+
+    def summary(self) -> dict[str, Any]:
+        """Steps, applied, skipped, rolled back, success rate, first and last bad step, and what is in force."""
+        return {
+            **self._engine.books.summary(),
+            "halted": self._engine.halt is not None,
+            "standing_down": self._broken,
+            "settles": "now",
+        }
+
+    def close(self) -> None:
+        """Let go of the optimizers and close the journal. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            setup.release(self.optimizers)
+            with self._engine.shield("journal", None):
+                self._engine.books.journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- small things
+
+    def _idle(self) -> bool:
+        return self._closed or self._broken or self.busy
+
+    def _once(self, update: Callable[[], Any]) -> Callable[[], Any]:
+        """The loop's own update may run hooks of an integration, which must find the guard listening, not busy."""
+
+        def run() -> Any:
+            self.busy = False
+            try:
+                return update()
+            finally:
+                self.busy = True
+
+        return run
+
+    def _watching(self) -> _Watching:
+        return _Watching(self)
+
+    def _break(self, fault: Exception) -> None:
+        """The guard itself failed: from here on only finiteness is checked, loudly."""
+        self._broken = True
+        self._engine.shield.note("guard", fault)
+
+    def _bare_commit(self, update: Callable[[], Any]) -> bool:
+        gradients = GradientProbe(self._engine.program.parameters).measure()
+        self.landed = gradients is None or finite_gradients(gradients)
+        if self.landed:
+            update()
+        return self.landed
+
+
+class _Watching:
+    """Around the guard's own work outside of commit: a fault there makes it stand down, never stops the loop."""
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: LoopGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, SteadyError):
+            return False
+        self._guard._break(error)
+        return True

@@ -1,0 +1,68 @@
+"""Starts an engine: journal, parts, clinic, snapshots and checkpoints, put together the same way for every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from .act import setup
+from .act.engine import Engine, Manner
+from .act.parts import assemble
+from .act.policy import Policy
+from .consult import Consult
+from .journal import Journal
+
+
+def start_engine(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    loss_fn: Callable[[nn.Module, Any], Any],
+    policy: Policy,
+    *,
+    run_dir: Any,
+    max_grad_norm: float | None,
+    scheduler: Any,
+    scaler: Any,
+    ema: Any = None,
+    precision: str = "fp32",
+    accumulate: int = 1,
+    clip: str = "exact",
+    settle: str = "auto",
+    snapshots: str = "auto",
+    checkpoint_every: int | None = None,
+    keep_checkpoints: int = 3,
+    resume: bool = False,
+    diagnose: str = "auto",
+    capsule: str = "keep",
+    capsule_bytes: int = 2 << 30,
+    extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
+    outside: bool = False,
+    precision_shown: str | None = None,
+) -> Engine:
+    """An engine at its first step, or where a resumed run left off. The options are those of Guard."""
+    names, parameters = setup.guarded_parameters(model, loss_fn, optimizers)
+    config = setup.run_config(policy.name, precision_shown or precision, accumulate, tuple(optimizers))
+    journal = Journal(run_dir, names=names, run_config=config)
+    parts = assemble(
+        model, loss_fn, optimizers, names, parameters, policy, journal, scheduler=scheduler, scaler=scaler, ema=ema,
+        precision=precision, accumulate=accumulate, max_grad_norm=max_grad_norm, clip=clip,
+        extra_state=extra_state or {},
+    )  # fmt: skip
+    engine = Engine(
+        parts,
+        policy,
+        Consult(
+            parts, {id(p): n for n, p in zip(names, parameters, strict=True)}, max_grad_norm, capsule=capsule,
+            capsule_bytes=capsule_bytes,
+        ),
+        Manner(max_grad_norm=max_grad_norm, settle=settle, diagnose=diagnose, outside=outside),
+        ring=setup.make_ring(snapshots, parts.state, parameters[0].device, policy),
+        store=setup.make_store(journal.path, parts.state, checkpoint_every, keep_checkpoints, resume),
+        run_path=journal.path,
+    )  # fmt: skip
+    if resume and (found := engine.recovery.resume()) is not None:
+        engine.step, engine.batches_seen = found
+    return engine

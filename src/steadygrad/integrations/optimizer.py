@@ -9,7 +9,6 @@ back too. One host read a step.
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,18 +20,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..act import setup
-from ..act.books import Books
 from ..act.forward_state import Entry, ForwardState
 from ..act.gate import parameters_of
-from ..act.learning_rate import current_rate
 from ..act.policy import Capabilities, Policy
-from ..act.readout import Readout, must_refuse, reading_of
+from ..act.readout import must_refuse
 from ..act.shield import Shield
 from ..act.training_state import TrainingState, bad_state
 from ..errors import TrainingHalted
 from ..journal import Journal
-from ..records import Action, Decision, Incident, Reading
-from ..watch.gradients import GradientProbe
+from ..records import Action, Decision, Incident
+from .desk import Desk, names_of
+from .patching import outside_of_compile, shell_of, wrap_method
 
 
 class OptimizerGuard:
@@ -60,7 +58,7 @@ class OptimizerGuard:
         self._shield = Shield()
         self._optimizers = setup.as_optimizers(list(optimizers), monitor=not self.policy.acts)
         self._forward = ForwardState([model] if model is not None else [])
-        names = _names(model, self._optimizers)
+        names = names_of(model, self._optimizers)
         config = setup.run_config(self.policy.name, "the loop's own", 1, self._optimizers)
         self._journal = Journal(run_dir, names=list(names.values()), run_config=config)
         self._shield.report_to(self._journal.event)
@@ -70,7 +68,7 @@ class OptimizerGuard:
         )  # fmt: skip
         device = parameters_of(self._optimizers[0])[0].device
         self._ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
-        self._desks = [_Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
+        self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
         self._entry: Entry | None = None
         self._refused: set[int] = set()
         self._loss: Tensor | None = None
@@ -126,7 +124,7 @@ class OptimizerGuard:
 
     def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
         for desk in self._desks:
-            before = _outside_of_compile(functools.partial(self._before_step, desk))
+            before = outside_of_compile(functools.partial(self._before_step, desk))
             after = functools.partial(self._after_step, desk)
             self._undo.append(desk.optimizer.register_step_pre_hook(before).remove)
             self._undo.append(desk.optimizer.register_step_post_hook(after).remove)
@@ -134,9 +132,9 @@ class OptimizerGuard:
             self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
             self._undo.append(model.register_forward_hook(self._after_forward).remove)
         if scheduler is not None:
-            self._undo.append(_wrap(scheduler, "step", self._hold_schedule))
+            self._undo.append(wrap_method(scheduler, "step", self._hold_schedule))
         if scaler is not None:
-            self._undo.append(_wrap(scaler, "step", self._watch_scaler))
+            self._undo.append(wrap_method(scaler, "step", self._watch_scaler))
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
@@ -158,16 +156,16 @@ class OptimizerGuard:
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 self._loss = loss.detach()
 
-    def _before_step(self, desk: _Desk, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def _before_step(self, desk: Desk, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is not None:
             return self._with_closure(desk, args, kwargs, closure)
         if self._judged(desk):
             desk.begin_update()
             return None
-        return (_shell_of(optimizer), *args[1:]), kwargs
+        return (shell_of(optimizer), *args[1:]), kwargs
 
-    def _with_closure(self, desk: _Desk, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+    def _with_closure(self, desk: Desk, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
 
         def judged_closure() -> Any:
@@ -185,7 +183,7 @@ class OptimizerGuard:
         rest = {key: value for key, value in kwargs.items() if key != "closure"}
         return (args[0],), {**rest, "closure": judged_closure}
 
-    def _after_step(self, desk: _Desk, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _after_step(self, desk: Desk, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         desk.end_update()
         if id(desk) not in self._refused:
             self._entry = None
@@ -195,7 +193,7 @@ class OptimizerGuard:
 
     # -- judging
 
-    def _judged(self, desk: _Desk) -> bool:
+    def _judged(self, desk: Desk) -> bool:
         """Whether this update may land. One host read. A fault of ours lets only a finite gradient through."""
         self._refused.discard(id(desk))
         step, self._step = self._step, self._step + 1
@@ -204,7 +202,7 @@ class OptimizerGuard:
             answer.value = lambda: good
         return answer.value()
 
-    def _judge(self, desk: _Desk, step: int) -> bool:
+    def _judge(self, desk: Desk, step: int) -> bool:
         reading = desk.read(step, self._loss)
         can = Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
         findings = desk.books.judge(reading)
@@ -257,107 +255,3 @@ class OptimizerGuard:
                 desk.count_overflow(before)
             self._step += 1
         return result
-
-
-class _Desk:
-    """One attached optimizer: its parameters, its readout, its books."""
-
-    def __init__(
-        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield
-    ) -> None:
-        self.optimizer = optimizer
-        self.parameters = parameters_of(optimizer)
-        self.books = Books(policy, journal, shield, run=journal.run_id)
-        self._readout = Readout([names[id(p)] for p in self.parameters], self.parameters[0].device)
-        self._probe = GradientProbe(self.parameters)
-        self._rates: list[tuple[dict[str, Any], Any]] = []
-
-    def read(self, step: int, loss: Tensor | None) -> Reading:
-        """The gradients' numbers on the host, unscaled. One host read."""
-        gradients = self._probe.measure()
-        scale = getattr(self.optimizer, "grad_scale", None)
-        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
-        row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        values = row.joined().tolist()
-        limits = self.books.limits(None)
-        reading = reading_of(
-            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
-        )
-        if scale is not None and reading.loss_scale:
-            factor = 1.0 / reading.loss_scale
-            reading = replace(
-                reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
-            )
-        return reading
-
-    def finite_or_nothing(self) -> bool:
-        """The bare check that is left when the guard itself has failed."""
-        return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
-
-    def begin_update(self) -> None:
-        """Put a backed-off learning rate in force for this update; repair a summed `found_inf`."""
-        found = getattr(self.optimizer, "found_inf", None)
-        if isinstance(found, Tensor):
-            # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
-            self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]
-        factor = self.books.ledger.lr_factor
-        if factor != 1.0:
-            self._rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
-            for group, rate in self._rates:
-                group["lr"] = rate * factor
-
-    def end_update(self) -> None:
-        for group, rate in self._rates:
-            group["lr"] = rate
-        self._rates = []
-
-    def count_overflow(self, step: int) -> None:
-        """Enter a step that the user's GradScaler dropped."""
-        self.books.ledger = replace(
-            self.books.ledger,
-            steps=self.books.ledger.steps + 1,
-            skipped=self.books.ledger.skipped + 1,
-            overflows=self.books.ledger.overflows + 1,
-        )
-
-
-def _names(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
-    named = {id(p): setup.clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
-    for number, optimizer in enumerate(optimizers):
-        for place, parameter in enumerate(parameters_of(optimizer)):
-            named.setdefault(id(parameter), f"optimizer{number}.{place}")
-    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}
-
-
-def _shell_of(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with no parameters: its `step` has nothing to do."""
-    shell: Optimizer = object.__new__(type(optimizer))
-    shell.__dict__ = {**optimizer.__dict__, "param_groups": []}
-    return shell
-
-
-def _outside_of_compile(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled `optimizer.step` must break its graph here; loading dynamo where nobody uses it would cost seconds."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return hook if dynamo is None else dynamo.disable(lambda *args: hook(*args))
-
-
-def _wrap(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put `around(original, ...)` before `thing.name`; returns what undoes it.
-
-    By a subclass and not by an attribute: schedulers write all their attributes into their state_dict.
-    """
-    kind = type(thing)
-    original = getattr(kind, name)
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(functools.partial(original, self), *args, **kwargs)
-
-    thing.__class__ = type(
-        kind.__name__, (kind,), {name: functools.wraps(original)(wrapped), "__module__": kind.__module__}
-    )
-
-    def undo() -> None:
-        thing.__class__ = kind
-
-    return undo

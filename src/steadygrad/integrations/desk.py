@@ -1,0 +1,95 @@
+"""One guarded optimizer at a loop's own `step()`: its parameters, what is read of them, its books.
+
+Shared by the integrations that listen at `optimizer.step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..act import setup
+from ..act.books import Books
+from ..act.gate import parameters_of
+from ..act.learning_rate import current_rate
+from ..act.policy import Policy
+from ..act.readout import Readout, reading_of
+from ..act.shield import Shield
+from ..journal import Journal
+from ..records import Reading
+from ..watch.gradients import GradientProbe
+
+
+class Desk:
+    """One attached optimizer: its parameters, its readout, its books."""
+
+    def __init__(
+        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters_of(optimizer)
+        self.books = Books(policy, journal, shield, run=journal.run_id)
+        self._readout = Readout([names[id(p)] for p in self.parameters], self.parameters[0].device)
+        self._probe = GradientProbe(self.parameters)
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+
+    def read(self, step: int, loss: Tensor | None) -> Reading:
+        """The gradients' numbers on the host, unscaled. One host read."""
+        gradients = self._probe.measure()
+        scale = getattr(self.optimizer, "grad_scale", None)
+        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
+        row = self._readout.pack(gradients, [{"loss": shown}], scale)
+        values = row.joined().tolist()
+        limits = self.books.limits(None)
+        reading = reading_of(
+            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
+        )
+        if scale is not None and reading.loss_scale:
+            factor = 1.0 / reading.loss_scale
+            reading = replace(
+                reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
+            )
+        return reading
+
+    def finite_or_nothing(self) -> bool:
+        """The bare check that is left when the guard itself has failed."""
+        return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
+
+    def begin_update(self) -> None:
+        """Put a backed-off learning rate in force for this update; repair a summed `found_inf`."""
+        found = getattr(self.optimizer, "found_inf", None)
+        if isinstance(found, Tensor):
+            # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
+            self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]
+        factor = self.books.ledger.lr_factor
+        if factor != 1.0:
+            self._rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
+            for group, rate in self._rates:
+                group["lr"] = rate * factor
+
+    def end_update(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
+
+    def count_overflow(self, step: int) -> None:
+        """Enter a step that the user's GradScaler dropped."""
+        self.books.ledger = replace(
+            self.books.ledger,
+            steps=self.books.ledger.steps + 1,
+            skipped=self.books.ledger.skipped + 1,
+            overflows=self.books.ledger.overflows + 1,
+        )
+
+
+def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
+    named = {id(p): setup.clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
+    for number, optimizer in enumerate(optimizers):
+        for place, parameter in enumerate(parameters_of(optimizer)):
+            named.setdefault(id(parameter), f"optimizer{number}.{place}")
+    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}

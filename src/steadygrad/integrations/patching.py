@@ -1,0 +1,44 @@
+"""Listening to other people's objects: wrapping a method, and swapping an optimizer for one with nothing to do."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+def shell_of(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with no parameters: its `step` has nothing to do."""
+    shell: Optimizer = object.__new__(type(optimizer))
+    shell.__dict__ = {**optimizer.__dict__, "param_groups": []}
+    return shell
+
+
+def outside_of_compile(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled `optimizer.step` must break its graph here; loading dynamo where nobody uses it would cost seconds."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return hook if dynamo is None else dynamo.disable(lambda *args: hook(*args))
+
+
+def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around(original, ...)` before `thing.name`; returns what undoes it.
+
+    By a subclass and not by an attribute: schedulers write all their attributes into their state_dict.
+    """
+    kind = type(thing)
+    original = getattr(kind, name)
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(functools.partial(original, self), *args, **kwargs)
+
+    thing.__class__ = type(
+        kind.__name__, (kind,), {name: functools.wraps(original)(wrapped), "__module__": kind.__module__}
+    )
+
+    def undo() -> None:
+        thing.__class__ = kind
+
+    return undo

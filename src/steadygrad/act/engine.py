@@ -325,6 +325,8 @@ class Engine:
 
     def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:
         """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
+        if not window.can_run_again:
+            return
         if self.books.capsule_due(self._clinic.capsule, reading):
             with self.shield("clinic", None):
                 self._clinic.keep_capsule(window, decision.findings)

@@ -13,6 +13,7 @@ from ..watch.history import Limits
 from .forward_state import Entry
 from .program import Terms
 from .readout import Layout
+from .tape import NOT_AGAIN
 
 
 @dataclass(slots=True)
@@ -38,6 +39,11 @@ class Window:
     def fed(self) -> list[tuple[Any, str]]:
         """Its micro-batches with their keys, to be fed again."""
         return list(zip(self.batches, self.keys, strict=True))
+
+    @property
+    def can_run_again(self) -> bool:
+        """Whether all of it can be fed again, for a replay or another look."""
+        return all(batch is not NOT_AGAIN for batch in self.batches)
 
     @property
     def key(self) -> str:

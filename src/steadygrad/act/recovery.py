@@ -241,10 +241,13 @@ class Recovery:
         )
         clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
         losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
-        if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None:
+        again = window.can_run_again
+        if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None and again:
             looked["gradients_finite"] = self._gradients_finite_again(window)
         if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
-            looked["scale_to_blame"] = self._finite_at_scale_one(window)
+            # What cannot be tried again is taken for an overflow, as GradScaler takes it; a scale that keeps
+            # shrinking is a symptom of its own.
+            looked["scale_to_blame"] = self._finite_at_scale_one(window) if again else True
             if looked["scale_to_blame"]:
                 self._back_off_scale()
         kept: Kept = []

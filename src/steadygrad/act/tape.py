@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NOT_AGAIN = object()
+"""Stands for a micro-batch of somebody else's loop that only that loop could run."""
+
 
 @dataclass(slots=True)
 class TapedBatch:
@@ -38,7 +41,9 @@ class TapedBatch:
         return _map_tensors(self.batch, lambda t: t.to(device, non_blocking=True) if t.is_pinned() else t)
 
     def changed(self) -> bool:
-        """Whether somebody wrote into the kept tensors since; such a batch cannot be re-run."""
+        """Whether it cannot be re-run: only its loop could, or somebody wrote into the kept tensors since."""
+        if self.batch is NOT_AGAIN:
+            return True
         return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
 
 

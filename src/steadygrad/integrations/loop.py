@@ -20,11 +20,11 @@ from ..act.forward_state import Entry
 from ..act.policy import Policy
 from ..act.program import TheirFault
 from ..act.readout import Row
-from ..act.tape import pristine, versions_of
+from ..act.tape import NOT_AGAIN, pristine, versions_of
 from ..errors import SteadyError
 from ..records import Finding, Incident, Outcome
 from ..start import start_engine
-from ..watch.gradients import Gradients, GradientProbe, finite_gradients
+from ..watch.gradients import GradientProbe, Gradients, finite_gradients
 
 
 class LoopGuard:
@@ -114,7 +114,11 @@ class LoopGuard:
             self._entry = self._engine.enter()
 
     def seen(self, batch: Any, terms: Mapping[str, Tensor], key: str | None = None) -> None:
-        """After a micro-batch's backward, run by the loop: what `loss_fn` needs to run it again, and its loss terms."""
+        """After a micro-batch's backward, run by the loop: what `loss_fn` needs to run it again, and its loss terms.
+
+        A batch of None says that only the loop could run it: then there is no diagnosis, and a rollback does not run
+        the batches since its snapshot again.
+        """
         if self._idle() or self._entry is None:
             return
         entry, self._entry = self._entry, None
@@ -122,7 +126,7 @@ class LoopGuard:
             engine = self._engine
             name = key if key is not None else self._name_of(batch, engine.batches_seen)
             engine.batches_seen += 1
-            kept = pristine(batch)
+            kept = NOT_AGAIN if batch is None else pristine(batch)
             engine.recovery.tape(engine.step, kept, name)
             engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
             engine.note_mode()

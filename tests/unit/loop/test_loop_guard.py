@@ -42,7 +42,8 @@ def made_batches(count: int) -> list[Batch]:
 class Loop:
     """Somebody's training loop, with the five calls in it if it is given a guard's options."""
 
-    def __init__(self, *, accumulate: int = 1, scaler: Any = None, **options: Any) -> None:
+    def __init__(self, *, accumulate: int = 1, scaler: Any = None, can_run_again: bool = True, **options: Any) -> None:
+        self.can_run_again = can_run_again
         torch.manual_seed(0)
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -66,7 +67,7 @@ class Loop:
                 divided = loss / self.accumulate if self.accumulate > 1 else loss
                 (self.scaler.scale(divided) if self.scaler is not None else divided).backward()
                 if self.guard is not None:
-                    self.guard.seen(batch, {"loss": loss})
+                    self.guard.seen(batch if self.can_run_again else None, {"loss": loss})
             self.clip()
             if self.guard is None or self.guard.commit(self.update):
                 if self.guard is None:
@@ -135,6 +136,22 @@ def test_a_poisoned_window_leaves_no_trace(accumulate: int, with_scaler: bool) -
     assert diagnosis is not None
     assert diagnosis.cause is not None
     assert (diagnosis.cause.slug, diagnosis.rows) == ("bad_input", (2,))
+
+
+@pytest.mark.parametrize("with_scaler", [False, True], ids=["plain", "scaled"])
+def test_a_window_that_cannot_be_run_again_is_refused_without_a_trace_all_the_same(with_scaler: bool) -> None:
+    windows = windows_of(made_batches(8), 2)
+    reference = Loop(accumulate=2, scaler=torch.amp.GradScaler("cpu") if with_scaler else None)
+    reference.train([window for number, window in enumerate(windows) if number != 2])
+    wanted = reference.state()
+    scaler = torch.amp.GradScaler("cpu") if with_scaler else None
+    guarded = Loop(accumulate=2, scaler=scaler, policy="balanced", can_run_again=False)
+    guarded.train([[poisoned(batch) for batch in w] if number == 2 else w for number, w in enumerate(windows)])
+    assert_same(guarded.state(), wanted)
+    assert guarded.guard is not None
+    (incident,) = guarded.guard.incidents
+    assert incident.diagnosis is None
+    assert guarded.guard.summary()["guard_faults"] == {}
 
 
 def test_a_healthy_loop_is_not_changed_by_a_bit() -> None:

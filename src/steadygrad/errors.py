@@ -4,6 +4,7 @@
     ├── UsageError              a mistake in the call (also a ValueError)
     ├── ClosedError             the guard was used after close()
     ├── TrainingHalted          the policy gave up: budgets are spent; exit code 23
+    ├── RanksError              the ranks of a run fell out of step, or one of them is gone; exit code 24
     ├── JournalError            a run directory cannot be written or read
     └── CapsuleError            a capsule is missing, torn, tampered with or from another version
 
@@ -42,6 +43,12 @@ class TrainingHalted(SteadyError, RuntimeError):
             f"Training was halted at step {step}: {reason}. "
             f"The weights are the last good ones; no bad update was applied.{where}"
         )
+
+
+class RanksError(SteadyError, RuntimeError):
+    """The ranks of a run no longer take the same steps, or one of them is gone. Raised on every rank that is left."""
+
+    exit_code = 24
 
 
 class JournalError(SteadyError, OSError):

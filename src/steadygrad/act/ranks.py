@@ -72,7 +72,7 @@ class Ranks:
                 other = next(rank for rank, value in enumerate(values) if value != values[0])
                 raise UsageError(
                     f"The guards of this run were not made alike: {name} is {values[0]!r} on rank 0 and "
-                    f"{values[other]!r} on rank {other}. They could not decide alike; make them with the same arguments."
+                    f"{values[other]!r} on rank {other}. They could not decide alike; give them the same arguments."
                 )
         self._num_micro, self._num_squares = num_micro, num_squares
         return told
@@ -203,9 +203,9 @@ class Ranks:
         listed = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
         self.say(f"rank {self.rank} stopped because the ranks were out of step")
         return RanksError(
-            f"The ranks are out of step: {listed}. A rank that skips or repeats a step would mix gradients of different "
-            "batches, so all ranks stop here and no update of this step lands. Call guard.step() equally often on every "
-            "rank, and catch no exception around it on one rank alone."
+            f"The ranks are out of step: {listed}. A rank that skips or repeats a step would mix gradients of other "
+            "batches into this one, so all ranks stop here and no update of this step lands. Call guard.step() equally "
+            "often on every rank, and catch no exception around it on one rank alone."
         )
 
     def _gather(self, value: Any) -> list[Any]:

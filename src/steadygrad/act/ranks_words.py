@@ -28,7 +28,7 @@ def check_in(rank: int, size: int, *, wait_s: float | None = None) -> Any:
     global _guards
     _guards += 1
     shared = dist.distributed_c10d._get_default_store()
-    store = dist.PrefixStore(f"steadygrad/guard{_guards}", shared)
+    store = dist.distributed_c10d.PrefixStore(f"steadygrad/guard{_guards}", shared)
     store.set(f"here{rank}", "1")
     wait_s = CHECK_IN_S if wait_s is None else wait_s
     try:

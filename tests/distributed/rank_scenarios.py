@@ -1,0 +1,141 @@
+"""What the ranks of the distributed tests do. Each function runs on every rank, in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from steadygrad.act import ranks_words
+from steadygrad.act.ranks import Ranks, default_timeout
+from steadygrad.records import Action, Decision
+
+COLLECTIVE_S = 60.0
+SCENARIOS: dict[str, Callable[..., Any]] = {}
+
+
+def scenario(function: Callable[..., Any]) -> Callable[..., Any]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def run(name: str, rank: int, world: int, folder: Path, options: dict[str, Any]) -> Any:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=options.pop("timeout", COLLECTIVE_S))
+    store = dist.FileStore(str(folder / "meeting"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    return SCENARIOS[name](rank, world, folder, **options)
+
+
+def ranks_of(world: int, **facts: Any) -> Ranks:
+    ranks = Ranks(torch.device("cpu"))
+    ranks.introduce(facts, num_micro=2, num_squares=3)
+    return ranks
+
+
+# -- the agreement itself
+
+
+@scenario
+def vectors(rank: int, world: int, folder: Path) -> Any:
+    """Healthy, then a NaN on each rank in turn, then an infinity on the last and a number too large to add up."""
+    ranks = ranks_of(world)
+    told = []
+    for step, bad in enumerate([None, *range(world)]):
+        loss = torch.tensor(math.nan if bad == rank else float(rank))
+        micros = [{"loss": loss, "extra": torch.tensor(2.0)}, {"loss": torch.tensor(1.0), "extra": torch.tensor(4.0)}]
+        ranks.begin(step, step, micros, squares=torch.full((3,), float(rank)))
+        agreed = ranks.finish(2, 2)
+        told.append([[repr(x) for micro in agreed.terms for x in micro], agreed.bad_ranks, agreed.squares])
+        ranks.note(Decision(step=step, actions=(Action.PROCEED if bad is None else Action.SKIP,)))
+    ranks.begin(99, 99, [{"loss": torch.tensor(3e38, dtype=torch.float32)}])
+    agreed = ranks.finish(1)
+    told.append([[repr(x) for micro in agreed.terms for x in micro], agreed.bad_ranks, agreed.lost_ranks])
+    ranks.begin(100, 100, [], lost=rank == world - 1)
+    told.append(ranks.finish(0).lost_ranks)
+    told.append(default_timeout() == timedelta(seconds=COLLECTIVE_S))
+    return told
+
+
+@scenario
+def questions(rank: int, world: int, folder: Path) -> Any:
+    ranks = ranks_of(world)
+    last = rank == world - 1
+    return [
+        ranks.any("one", last),
+        ranks.any("none", False),
+        ranks.all("not all", last),
+        ranks.all("all", True),
+        ranks.exchange("names", {"rank": rank, "long": "x" * (10 * rank), "number": math.nan}),
+    ]
+
+
+@scenario
+def differing_guards(rank: int, world: int, folder: Path) -> Any:
+    return ranks_of(world, accumulate=2 if rank else 1)
+
+
+@scenario
+def out_of_step(rank: int, world: int, folder: Path, how: str) -> Any:
+    """The last rank leaves something out, repeats it, decides otherwise or names other terms."""
+    ranks = ranks_of(world)
+    odd = rank == world - 1
+    for step in range(6):
+        batch = step
+        if odd and how == "skips a batch" and step >= 3:
+            batch = step + 1
+        terms = {"loss": torch.tensor(1.0)}
+        if odd and how == "names other terms" and step == 3:
+            terms["kd"] = torch.tensor(1.0)
+        if odd and how == "asks a question" and step == 3:
+            ranks.any("something else", True)
+        ranks.begin(step, batch, [terms])
+        ranks.finish(len(terms))
+        alone = odd and how == "decides otherwise" and step == 2
+        ranks.note(Decision(step=step, actions=(Action.SKIP if alone else Action.PROCEED,)))
+    return "nobody noticed"
+
+
+@scenario
+def one_leaves(rank: int, world: int, folder: Path, how: str) -> Any:
+    """The last rank is killed, or raises; the others are left in the middle of a step."""
+    ranks = ranks_of(world)
+    for step in range(5):
+        if rank == world - 1 and step == 3:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            ranks.say(f"rank {rank} stopped at step 3: ValueError: no such file")
+            raise ValueError("no such file")
+        ranks.begin(step, step, [{"loss": torch.tensor(1.0)}])
+        ranks.finish(1)
+    return "nobody noticed"
+
+
+@scenario
+def one_is_slow(rank: int, world: int, folder: Path) -> Any:
+    ranks = ranks_of(world)
+    if rank == 0:
+        time.sleep(0.3)
+    ranks.begin(0, 0, [{"loss": torch.tensor(float(rank))}])
+    return ranks.finish(1).terms
+
+
+@scenario
+def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
+    ranks_words.CHECK_IN_S = 0.5
+    if rank == 1:
+        try:
+            ranks_of(world)
+        finally:
+            (folder / "gave_up").touch()
+    while not (folder / "gave_up").exists():
+        time.sleep(0.01)
+    return None

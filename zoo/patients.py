@@ -211,6 +211,7 @@ class _Run:
     def go(self, *, depth: str) -> Sighting:
         vigil = Vigil(trusts=self._overflow_is_the_scalers, reads=self._parameters_read)
         suspicion: Suspicion | None = None
+        latent: Suspicion | None = None
         handled: list[Suspicion] = []
         for index in range(len(self.case.batches)):
             self.snapshots[index] = Snapshot(self.case)
@@ -224,16 +225,23 @@ class _Run:
                 handled.append(suspicion)
                 suspicion = None
                 continue
+            if suspicion is not None and _only_lurks(seen):
+                # Told at once; but what it does can only be seen in the step in which somebody reads it.
+                latent, suspicion = latent or suspicion, None
+                continue
             if suspicion is not None:
                 suspicion = handled[0] if handled and self._refused(seen, index) else suspicion
                 break
             handled.clear()
-        suspicion = suspicion or vigil.conclude()
-        if suspicion is None:
+        suspicion = suspicion or (None if latent else vigil.conclude())
+        if suspicion is None and latent is None:
             return Sighting()
-        at = suspicion.step if suspicion.step in self.snapshots else max(self.snapshots)
-        patient = self.patient(at, suspicion.symptom)
-        return Sighting(suspicion, diagnose(patient, depth=depth, suspicion=suspicion))
+        told, seen_at = latent or suspicion, suspicion or latent
+        assert told is not None
+        assert seen_at is not None
+        at = seen_at.step if seen_at.step in self.snapshots else max(self.snapshots)
+        patient = self.patient(at, seen_at.symptom)
+        return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
 
     def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
         def prepare() -> None:
@@ -264,6 +272,12 @@ class _Run:
 
         with patient.examining():
             return not replay(patient, change=WithoutScale(), until="backward").bad_gradients
+
+
+def _only_lurks(seen: StepSeen) -> bool:
+    """Whether a weight or buffer was bad before the step and nothing in the step has read it yet."""
+    sound = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
+    return sound and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
 
 
 def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:

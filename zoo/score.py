@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from .patients import load_case
-from .tools import TOOLS
-from .truth import FIELDS, Answer, case_line, judge, marked_line
+from .tools import SIDE_BY_SIDE, TOOLS
+from .truth import FIELDS, LEFT_OUT, Answer, case_line, judge, marked_line
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m zoo.score", description=__doc__)
     parser.add_argument("--cases", type=Path, default=HERE / "cases", help="folder of case files")
     parser.add_argument("--json", type=Path, help="write every answer and every field here")
-    parser.add_argument("--tools", default=",".join(TOOLS), help="comma-separated; known: " + ", ".join(TOOLS))
+    parser.add_argument("--tools", default=",".join(SIDE_BY_SIDE), help="comma-separated; known: " + ", ".join(TOOLS))
     parser.add_argument("--only", default="*", help="glob over file names, for example '0*.py'")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--jobs", type=int, default=2)
@@ -48,7 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     jobs = [(tool, path) for tool in tools for path in paths]
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda job: _one(*job, limit=options.limit), jobs))
+        answered = list(pool.map(lambda job: _one(*job, limit=options.limit), jobs))
+    rows = [row for row in answered if not row["answer"].error.startswith(LEFT_OUT)]
+    for row in answered:
+        if row not in rows:
+            print(f"left out: {row['case']}: {row['answer'].error.removeprefix(LEFT_OUT).strip()}")
     if options.json:
         options.json.write_text(json.dumps(_report(rows), indent=1), encoding="utf-8")
     _print(rows, tools)
@@ -150,7 +154,7 @@ def _totals(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 def _print(rows: list[dict[str, Any]], tools: list[str]) -> None:
     for row in rows:
         missed = [name for name, right in row["fields"].items() if right is False]
-        if row["tool"] == "steadygrad" and (missed or row["false_alarm"] or row["answer"].error):
+        if row["tool"] in ("steadygrad", "guard") and (missed or row["false_alarm"] or row["answer"].error):
             answer, truth, path = row["answer"], row["truth"], row["path"]
             print(f"{row['case']}: {', '.join(missed) or 'false alarm'}  {answer.error}")
             print(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import protocol
+from .through_guard import guard
 from .truth import Answer
 
 
@@ -99,4 +100,7 @@ TOOLS: dict[str, Callable[[Any], Answer]] = {
     "steadygrad": steadygrad,
     "detect_anomaly": detect_anomaly,
     "debug_underflow_overflow": debug_underflow_overflow,
+    "guard": guard,
 }
+SIDE_BY_SIDE = ("steadygrad", "detect_anomaly", "debug_underflow_overflow")
+"""What is compared when nothing else is asked for; `guard` is steadygrad again, through its front door."""

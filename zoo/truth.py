@@ -9,6 +9,9 @@ from typing import Any
 FIELDS = ("detected", "phase", "op", "module", "line", "rows", "cause", "remedy", "honest")
 """`honest` is lost when a remedy is called verified that is known not to work."""
 
+LEFT_OUT = "not for a guard:"
+"""How an answer's error begins when the tool was never made for this kind of loop: it is not asked then."""
+
 # What a case calls its own repair, and the generic remedies that do the same to the arithmetic.
 SAME_ARITHMETIC = {
     "biased": {"guard"},
@@ -34,6 +37,7 @@ SAME_ARITHMETIC = {
     "nan_to_num_input": {"drop_rows"},
     "schedule_per_epoch": {"lr_down"},
     "warmup": {"lr_down"},
+    "right_rate": {"lr_down"},
 }
 
 

@@ -14,7 +14,7 @@ from .gather import gather, gather_silent, is_compiled, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
-from .rows import Rows, bad_batch_rows, find_rows, num_rows, read_rows
+from .rows import Rows, bad_batch_rows, find_rows, num_rows, read_rows, readers_of_state
 from .trial import try_all
 from .vigil import Suspicion, grown_gradients
 from .ward import Ward
@@ -126,12 +126,12 @@ class _Case:
         return evidence, Origin(phase=phase)
 
     def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
-        if (
-            origin is None
-            or self.exam is None
-            or origin.phase in ("state", "optimizer", "none")
-            or not self.patient.batches
-        ):
+        if origin is None or self.exam is None or not self.patient.batches:
+            return Rows()
+        if cause == "uninitialised" and origin.phase == "state" and depth == "full":
+            # Memory nobody filled does nothing until a sample asks for it, such as the first to use a new token.
+            return readers_of_state(self.patient, self.exam)
+        if origin.phase in ("state", "optimizer", "none"):
             return Rows()
         if origin.phase == "data":
             if evidence.batch_outlier is not None:

@@ -193,10 +193,20 @@ def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Ori
         case "tampered_gradient":
             origin = Origin(phase="backward", module=common_module(names), tensor=names[0] if names else None)
         case _:
-            module = common_module(names) if suspicion.kind in ("unmoved", "outside_optimizer") else None
+            module = _whole_module(patient, names) if suspicion.kind in ("unmoved", "outside_optimizer") else None
             tensor = names[0] if len(names) == 1 else None
             origin = Origin(phase="optimizer", module=module, tensor=tensor)
     return replace(evidence, phase=origin.phase), origin
+
+
+def _whole_module(patient: Patient, names: tuple[str, ...]) -> str | None:
+    """The module that these parameters make up; None where they are scattered over a module that has others too."""
+    module = common_module(names)
+    if module is None or len(names) == 1:
+        return module
+    inside = [name for name, _ in patient.model.named_parameters() if name.startswith(f"{module}.")]
+    direct = any(name.rpartition(".")[0] == module for name in names)
+    return module if direct or set(inside) <= set(names) else None
 
 
 def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin]:

@@ -138,6 +138,20 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
     return Rows(rows=guilty, proven=True)
 
 
+def readers_of_state(patient: Patient, exam: Examination) -> Rows:
+    """The rows that ask for a part of the state that is bad, where the other rows do without it."""
+    if exam.seen.loss_finite or patient.facts.select_rows is None:
+        return Rows()
+    guilty_batch = exam.seen.guilty_batch or 0
+    size = num_rows(patient.batches[guilty_batch])
+    test = _Subsets(patient, lambda seen: not seen.loss_finite, "forward", guilty_batch)
+    if size < 2 or all(test((row,)) for row in {0, size // 2, size - 1}):
+        return Rows()  # whoever comes, it fails: not a question of rows
+    guilty = tuple(sorted(_search(test, tuple(range(size)))))
+    rest = tuple(row for row in range(size) if row not in guilty)
+    return Rows(rows=guilty, proven=True) if guilty and rest and test(rest) is False else Rows()
+
+
 def _proves(test: _Subsets, hint: tuple[int, ...], everyone: tuple[int, ...]) -> bool:
     rest = tuple(row for row in everyone if row not in hint)
     if test(rest) is not False:

@@ -105,12 +105,16 @@ def untreated_peak(ward: Ward) -> float:
 
 def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[bool, int, str]:
     patient, start = ward.patient, 0
-    if proposal.rewind and patient.facts.earlier is not None:
-        for back in range(min(REWIND_STEPS, patient.facts.step), 0, -1):
-            earlier = patient.facts.earlier(back)
+    step, earlier_state = patient.facts.step, patient.facts.earlier
+    if proposal.from_start or (proposal.rewind and earlier_state is not None):
+        backs = (step,) if proposal.from_start else range(min(REWIND_STEPS, step), 0, -1)
+        for back in backs:
+            earlier = earlier_state(back) if earlier_state is not None else None
             if earlier is not None:
                 patient, start = earlier, back
                 break
+        if proposal.from_start and step and not start:
+            return False, 0, "cannot be tried here: the first steps are no longer kept"
     judge = _Judge(ward, change, peak)
     seen = replay(patient, change=change)
     if not judge.accepts(seen, at_failure=start == 0):

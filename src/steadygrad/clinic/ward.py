@@ -43,6 +43,12 @@ class Ward:
         kinds = {str(p.dtype) for p in self.patient.model.parameters()}
         return self.evidence.autocast == "float16" or "torch.float16" in kinds or self.evidence.half
 
+    @property
+    def usual_rate(self) -> float | None:
+        """The learning rate of the steps before this one; None in the first."""
+        before = [r.lr for r in self.patient.facts.history if r.step < self.patient.facts.step and r.lr > 0]
+        return sorted(before)[len(before) // 2] if before else None
+
     def can_operate(self) -> bool:
         """Whether the origin is a call of the forward pass that can be changed where it stands."""
         named = self.exam.named if self.exam is not None else None
@@ -64,7 +70,8 @@ class Ward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """One change worth a trial. `lasting` keeps it in force in the steps after; `rewind` starts some steps before."""
+    """One change worth a trial. `lasting` keeps it in force in the steps after; `rewind` starts some steps before,
+    `from_start` at the very first step, and is not tried where that is not kept."""
 
     code: str
     slug: str
@@ -73,4 +80,5 @@ class Proposal:
     safety: str = "behavioural"
     lasting: bool = True
     rewind: bool = False
+    from_start: bool = False
     code_change: str | None = None

@@ -51,3 +51,18 @@ def test_the_batch_size_is_the_leading_dimension_most_tensors_share() -> None:
     batch = {"table": torch.zeros(7, 2), "x": torch.zeros(4, 3), "y": torch.zeros(4)}
     assert num_rows(batch) == 4
     assert num_rows({"name": "no tensor"}) == 0
+
+
+def test_of_memory_nobody_filled_the_rows_are_told_that_ask_for_it(run_case: Any, make_case: Any) -> None:
+    model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1))
+    with torch.no_grad():
+        model[0].weight[5] = torch.nan
+    batches = [torch.randint(0, 5, (4, 2)) for _ in range(5)]
+    batches[3][2, 1] = 5
+    case = make_case(model, lambda m, b: m(b).square().mean(), batches, torch.optim.SGD(model.parameters(), lr=0.01))
+    sighting = run_case(case)
+    assert sighting.suspicion.step == 0  # told at once, and explained where it first does harm
+    assert sighting.diagnosis.cause.slug == "uninitialised"
+    assert sighting.diagnosis.symptom == "nan_loss"
+    assert sighting.diagnosis.rows == (2,)
+    assert "drop_rows" not in [trial.remedy.slug for trial in sighting.diagnosis.remedies]

@@ -16,7 +16,7 @@ from steadygrad.clinic.surgery.batch import DropRows, SkipBatch
 from steadygrad.clinic.surgery.calls import CallSurgery, floor_denominator, on_argument
 from steadygrad.clinic.surgery.gradients import KeepGradients, PassChoice
 from steadygrad.clinic.surgery.modules import OpenCheckpoints, UpcastModule
-from steadygrad.clinic.surgery.optimizer import AddParameters, Options
+from steadygrad.clinic.surgery.optimizer import AddParameters, Options, Warmup
 from steadygrad.clinic.surgery.precision import Precision, overridden_autocast
 
 NOBODY: frozenset[str] = frozenset()
@@ -218,3 +218,18 @@ def test_a_choice_passes_the_gradient_and_keeps_its_value(make_patient: Any, tab
     assert passed.gradients["score.weight"].norm > 0
     assert passed.loss == pytest.approx(without.loss, rel=1e-6)
     assert passed.gradients["table.weight"].norm == pytest.approx(without.gradients["table.weight"].norm, rel=1e-5)
+
+
+def test_a_warm_up_grows_to_the_full_rate_a_schedule_asks_for_and_goes_away_afterwards(make_patient: Any) -> None:
+    model = nn.Linear(3, 1)
+    patient = make_patient(model, regression, [batch()], optimizer=torch.optim.SGD(model.parameters(), lr=0.4))
+    (group,) = patient.optimizers[0].param_groups
+    warmup, rates = Warmup(4), []
+    for step in range(6):
+        if step == 5:
+            group["lr"] = 0.8  # the user's own schedule
+        warmup.prepared(patient)
+        rates.append(group["lr"])
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.8])
+    warmup.undo(patient)
+    assert group["lr"] == 0.8

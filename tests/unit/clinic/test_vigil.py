@@ -121,3 +121,17 @@ def test_one_gradient_that_grew_after_backward_is_a_fault_and_all_of_them_alike_
     alike = StepSeen(gradients=gradients, entering=dict.fromkeys("abcd", 65536.0))
     assert grown_gradients(one) == ("a",)
     assert grown_gradients(alike) == ()
+
+
+def test_gains_scattered_over_a_model_that_stand_still_have_no_module_of_their_own(
+    run_case: Any, make_case: Any
+) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)))
+    model = model.to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in ("0.1.weight", "0.3.weight"))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-6)
+    batches = [torch.randn(4, 4, dtype=torch.bfloat16) for _ in range(5)]
+    found = run_case(make_case(model, lambda m, b: m(b).float().square().mean(), batches, optimizer))
+    assert found.diagnosis.cause.slug == "lost_update"
+    assert found.diagnosis.origin.module is None

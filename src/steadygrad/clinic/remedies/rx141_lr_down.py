@@ -27,15 +27,28 @@ from ...rules import Rule
 from ..surgery.optimizer import Options
 from ..ward import Proposal, Ward
 
+JUMP = 3.0
+"""A rate this many times the usual one of the steps before is no schedule: somebody set it."""
 RULE = Rule("RX141", "lr_down", "Lower the learning rate.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.cause == "lr_divergence" or ward.evidence.kind == "spike":
+    if ward.cause != "lr_divergence" and ward.evidence.kind != "spike":
+        return
+    usual = ward.usual_rate
+    rewind = ward.evidence.kind != "spike"
+    if usual is not None and ward.evidence.rate > JUMP * usual:
         yield Proposal(
             code=RULE.code,
             slug="lr_down",
-            change="learning rate times 0.01",
-            make=lambda: Options(lr=lambda lr: lr * 0.01),
-            rewind=ward.evidence.kind != "spike",
+            change=f"learning rate back to {usual:.3g}, where it had been",
+            make=lambda: Options(lr=lambda lr: min(lr, usual)),
+            rewind=rewind,
         )
+    yield Proposal(
+        code=RULE.code,
+        slug="lr_down",
+        change="learning rate times 0.01",
+        make=lambda: Options(lr=lambda lr: lr * 0.01),
+        rewind=rewind,
+    )

@@ -37,6 +37,30 @@ class Options(Change):
         self._set.clear()
 
 
+class Warmup(Change):
+    """The learning rate grows linearly to its full size over so many steps, whatever a schedule makes of it besides."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.taken = steps, 0
+        self._full: dict[int, tuple[dict[str, Any], Any, Any]] = {}
+
+    def prepared(self, patient: Patient) -> None:
+        self.taken += 1
+        share = min(1.0, self.taken / self.steps)
+        for optimizer in patient.optimizers:
+            for group in optimizer.param_groups:
+                _, full, ours = self._full.get(id(group), (group, group["lr"], None))
+                if ours is not None and group["lr"] != ours:
+                    full = group["lr"]  # a schedule has moved on
+                group["lr"] = full * share
+                self._full[id(group)] = (group, full, group["lr"])
+
+    def undo(self, patient: Patient) -> None:
+        for group, full, _ in self._full.values():
+            group["lr"] = full
+        self._full.clear()
+
+
 class ResetOptimizer(Change):
     """The optimizer forgets everything once, before the step."""
 

@@ -1,0 +1,47 @@
+"""Let the learning rate grow from nothing over the first steps.
+
+What it sees
+    A loss that climbed away within the first steps, with the full learning rate from the start.
+
+Why it hurts
+    Adam's second moments are a guess at first, and fresh weights lie on steep ground: a full step there throws the
+    model somewhere it may not come back from.
+
+Smallest example
+    torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=500)
+
+What to do
+    Warm up over a few hundred steps; here it is tried over the few that are kept, from the very first.
+
+Safety
+    Behavioural: training takes another path.
+
+References
+    https://arxiv.org/abs/1706.03762
+    https://arxiv.org/abs/2002.04745
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from ...rules import Rule
+from ..surgery.optimizer import Warmup
+from ..ward import Proposal, Ward
+
+RULE = Rule("RX143", "warmup", "Let the learning rate grow from nothing over the first steps.")
+EARLY = 32
+"""Past so many steps a run has long been warm, and what went wrong is not the missing warm-up."""
+
+
+def propose(ward: Ward) -> Iterator[Proposal]:
+    step = ward.patient.facts.step
+    if (ward.cause == "lr_divergence" or ward.evidence.kind == "spike") and step <= EARLY:
+        yield Proposal(
+            code=RULE.code,
+            slug="warmup",
+            change=f"learning rate grows to its full size over the first {step + 3} steps",
+            make=partial(Warmup, step + 3),
+            from_start=True,
+        )

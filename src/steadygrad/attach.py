@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from .errors import UsageError
 
-if TYPE_CHECKING:
-    from .integrations.optimizer import OptimizerGuard
+# A class that the target is or descends from, and who looks after it. Told by name, so that nothing is imported that
+# the user has not imported already.
+_OWNERS = (
+    ("transformers", "Trainer", "transformers", "attach_trainer"),
+    ("lightning", "Trainer", "lightning", "attach_lightning"),
+    ("pytorch_lightning", "Trainer", "lightning", "attach_lightning"),
+    ("accelerate", "Accelerator", "accelerate", "attach_accelerator"),
+)
 
 
-def attach(target: Any, **options: Any) -> OptimizerGuard:
+def attach(target: Any, **options: Any) -> Any:
     """Guard a loop that stays as it is.
 
-        guard = sg.attach(optimizer, model=model, run_dir="runs/x")
+        guard = sg.attach(trainer, run_dir="runs/sft")                # transformers, TRL, Lightning
+        guard = sg.attach(accelerator, run_dir="runs/x")              # a loop of yours around an Accelerator
+        guard = sg.attach(optimizer, model=model, run_dir="runs/x")   # any other loop
         for batch in loader:
             loss_of(model, batch).backward()
             optimizer.step()        # refused if the gradient is not finite
             optimizer.zero_grad()
 
     Args:
-        target: a torch optimizer, or a list of several.
-        **options: see `steadygrad.integrations.optimizer.OptimizerGuard`.
+        target: a trainer, an Accelerator, a torch optimizer, or a list of optimizers.
+        **options: those of the integration: `run_dir`, `policy` and more; see `docs/doors`.
     """
+    for package, name, room, function in _OWNERS:
+        if any(kind.__name__ == name and kind.__module__.split(".")[0] == package for kind in type(target).__mro__):
+            return getattr(import_module(f"steadygrad.integrations.{room}"), function)(target, **options)
     from torch.optim import Optimizer
 
     targets = list(target) if isinstance(target, list | tuple) else [target]
@@ -30,8 +42,8 @@ def attach(target: Any, **options: Any) -> OptimizerGuard:
         from .integrations.optimizer import OptimizerGuard
 
         return OptimizerGuard(targets, **options)
-    kind = type(target).__name__
     raise UsageError(
-        f"sg.attach does not know what to do with a {kind}. It takes a torch.optim.Optimizer or a list of them; for a "
-        "loop of your own, sg.Guard(model, optimizer, loss_fn) does more."
+        f"sg.attach does not know what to do with a {type(target).__name__}. It takes a transformers or Lightning "
+        "Trainer, an Accelerator, a torch.optim.Optimizer or a list of them; for a loop of your own, "
+        "sg.Guard(model, optimizer, loss_fn) does more."
     )

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .patient import Patient
-from .seen import StepSeen, parameter_names
+from .seen import StepSeen, parameter_names, walk_batch
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -50,6 +52,15 @@ class _Row:
     loss_scale: float | None
     max_grad_norm: float | None
     rated: frozenset[str] = frozenset()
+    sizes: dict[str, int] = field(default_factory=dict)
+    """How many numbers each entry of the batch has."""
+
+    def allowed_growth_since(self, before: _Row) -> float:
+        """How much higher a loss may be only because the batch is larger: a sum grows with its terms, and a sum over
+        pairs with their square. One where the batch is as it was."""
+        both = [key for key in self.sizes if before.sizes.get(key)]
+        growth = max((self.sizes[key] / before.sizes[key] for key in both), default=1.0)
+        return growth**2 if growth >= 2 else max(growth, 1.0)
 
 
 @dataclass(slots=True)
@@ -70,7 +81,8 @@ class Vigil:
         names = parameter_names(patient)
         groups = [group for optimizer in patient.optimizers for group in optimizer.param_groups if group["lr"] > 0]
         rated = frozenset(names.get(id(p), "?") for group in groups for p in group["params"])
-        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated))
+        sizes = {k: v.numel() for b in patient.batches for k, v in walk_batch(b) if isinstance(v, torch.Tensor)}
+        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes))
         return (
             self._neutralised(step, seen)
             or self._non_finite(step, seen, patient)
@@ -221,7 +233,7 @@ class Vigil:
         at = len(losses) - (1 if ended else 2)
         if at < STEPS_BEFORE_SPIKE or not all(math.isfinite(loss) for loss in losses):
             return None
-        ceiling = max(losses[:at])
+        ceiling = self._ceiling(self.rows[:at], self.rows[at])
         if any(row.seen.loss < 0 for row in self.rows):
             ceiling *= 10  # a loss that crosses zero has no scale of its own
         if ceiling <= 0 or losses[at] <= JUMP * ceiling or (not ended and losses[-1] <= JUMP / 2 * ceiling):
@@ -236,14 +248,19 @@ class Vigil:
             symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}"
         )
 
+    @staticmethod
+    def _ceiling(before: list[_Row], now: _Row) -> float:
+        """The highest loss so far, lifted where the batch of now is larger than the batch then."""
+        return max(abs(row.seen.loss) * now.allowed_growth_since(row) for row in before)
+
     def _rising(self) -> Suspicion | None:
         """The loss has doubled, and doubled again, and again."""
         rows = self._recent(PATIENCE + 1)
         losses = [row.seen.loss for row in rows]
         if not rows or not all(math.isfinite(row.seen.loss) and row.seen.loss > 0 for row in self.rows):
             return None
-        doubled = all(after > 2 * before for before, after in itertools.pairwise(losses))
-        if doubled and losses[-1] > 2 * JUMP * self.rows[0].seen.loss:
+        doubled = all(b.seen.loss > 2 * a.seen.loss * b.allowed_growth_since(a) for a, b in itertools.pairwise(rows))
+        if doubled and losses[-1] > 2 * JUMP * self._ceiling(self.rows[:1], rows[-1]):
             return Suspicion(
                 symptom="spike", step=rows[0].step, kind="spike", detail=f"{losses[0]:.3g} to {losses[-1]:.3g}"
             )
@@ -256,8 +273,8 @@ class Vigil:
             return None
         first = rows[0]
         stride = first.seen.update_norm / first.seen.weight_norm if first.seen.weight_norm else 0.0
-        ceiling = max(abs(row.seen.loss) for row in self.rows[: -PATIENCE or None])
-        higher = [row.seen.loss > 1.5 * ceiling for row in rows[1:]]
+        before = self.rows[:-PATIENCE]
+        higher = [row.seen.loss > 1.5 * self._ceiling(before, row) for row in rows[1:]]
         if (stride > LONG_STRIDE and all(higher)) or (stride > 1.0 and any(higher)):
             return Suspicion(
                 symptom="spike", step=first.step, kind="spike", detail=f"one update moved the weights by {stride:.0%}"

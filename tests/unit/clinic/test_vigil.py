@@ -135,3 +135,18 @@ def test_gains_scattered_over_a_model_that_stand_still_have_no_module_of_their_o
     found = run_case(make_case(model, lambda m, b: m(b).float().square().mean(), batches, optimizer))
     assert found.diagnosis.cause.slug == "lost_update"
     assert found.diagnosis.origin.module is None
+
+
+def test_a_summed_loss_that_rises_with_the_length_of_its_batches_is_no_divergence(
+    run_case: Any, make_case: Any
+) -> None:
+    def run(long: int, lift: float) -> Any:
+        model = nn.Linear(3, 1)
+        batches = [torch.randn(n, 3) for n in [4] * 6 + [long] * 6]
+        for batch in batches[6:]:
+            batch.mul_(lift)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        return run_case(make_case(model, lambda m, b: (m(b) - 1).square().sum(), batches, optimizer)).suspicion
+
+    assert run(long=40, lift=1.0) is None
+    assert run(long=4, lift=20.0).kind == "spike"

@@ -36,6 +36,8 @@ EDGES = frozenset(
         "atanh",
         "logsumexp",
         "erfinv",
+        "logaddexp",
+        "logaddexp2",
         "logcumsumexp",
         "angle",
         "special_logit",

@@ -28,9 +28,12 @@ from .match import Match
 
 RULE = Rule("DX303", "where_grad_trap", "A value that the forward discarded leaked into backward.")
 
+# Minus infinity is what these say of a probability of nought: it flows on and is not discarded.
+LEGAL_INFINITIES = frozenset({"logsumexp", "logcumsumexp", "logaddexp", "logaddexp2", "angle"})
+
 
 def match(e: Evidence) -> Match | None:
-    if not e.backward or e.kind != "non_finite" or e.op in ("logsumexp", "logcumsumexp", "angle"):
+    if not e.backward or e.kind != "non_finite" or e.op in LEGAL_INFINITIES:
         return None
     if e.facts.incoming_zero and e.facts.zeroed_by_mask:
         return Match(0.95, f"the gradient coming into {e.op} is exactly zero there: its result was masked away")

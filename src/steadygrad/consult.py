@@ -18,7 +18,7 @@ class Consult:
     ) -> None:
         self._parts = parts
         self._names = names
-        self._max_grad_norm = max_grad_norm
+        self.max_grad_norm = max_grad_norm
         self._capsule_bytes = capsule_bytes
         self.capsule = capsule
 
@@ -28,7 +28,7 @@ class Consult:
 
         parts = self._parts
         keep_capsule(
-            parts.program, parts.state, parts.books, window, findings, self._max_grad_norm, batch=self.capsule,
+            parts.program, parts.state, parts.books, window, findings, self.max_grad_norm, batch=self.capsule,
             max_bytes=self._capsule_bytes,
         )  # fmt: skip
 
@@ -47,5 +47,5 @@ class Consult:
         parts = self._parts
         return examine_window(
             parts.program, parts.forward, parts.state, parts.books, window, step, findings, self._names,
-            self._max_grad_norm, others, depth=depth,
+            self.max_grad_norm, others, depth=depth,
         )  # fmt: skip

@@ -39,6 +39,7 @@ class Clinic(Protocol):
     """What the engine asks of the clinic."""
 
     capsule: str
+    max_grad_norm: float | None
 
     def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None: ...
 
@@ -356,6 +357,13 @@ class Engine:
     def look_around(self) -> None:
         """Look once at model and optimizers before the first step, and say what looks wrong."""
         self._clerk.inspect_setup()
+
+    def clips_to(self, max_grad_norm: float | None) -> None:
+        """The owner of an outside loop clips to this; learned when it first does."""
+        if max_grad_norm != self._manner.max_grad_norm:
+            self._manner = replace(self._manner, max_grad_norm=max_grad_norm)
+            self._updater.max_grad_norm = self._clinic.max_grad_norm = max_grad_norm
+            self.recovery.can_clip = max_grad_norm is not None
 
     def begin(self) -> None:
         """A step begins: nothing of it has landed and nothing has to be put back."""

@@ -77,7 +77,7 @@ class Recovery:
         self._shield = shield
         self._ring = ring
         self._store = store
-        self._can_clip = can_clip
+        self.can_clip = can_clip
         self._whole_windows = whole_windows
         self._probe = GradientProbe(program.parameters)
         self._tape = Tape()
@@ -354,7 +354,7 @@ class Recovery:
         if self._terms_add_up:
             terms = self._term_names
         good = self._ring is not None and bool(self._ring.steps)
-        return Capabilities(clip=self._can_clip, rollback=good, terms=terms, widen=self._narrow == "fp16")
+        return Capabilities(clip=self.can_clip, rollback=good, terms=terms, widen=self._narrow == "fp16")
 
     _term_names: tuple[str, ...] = ()
 

@@ -31,7 +31,7 @@ class Updater:
     ) -> None:
         self._optimizers = optimizers
         self._gate = gate
-        self._max_grad_norm = max_grad_norm
+        self.max_grad_norm = max_grad_norm
         self._folds = clip == "folded"
         self._scaler = scaler
         self._refuses = refuses
@@ -53,17 +53,17 @@ class Updater:
 
     def outside(self, update: Callable[[], Any], force: Ledger) -> None:
         """Let the owner of the loop, who has clipped already, make its update with what is in force."""
-        if force.clip_factor != 1.0 and self._max_grad_norm is not None:
+        if force.clip_factor != 1.0 and self.max_grad_norm is not None:
             gradients = GradientProbe([p for o in self._optimizers for p in parameters_of(o)]).measure()
             if gradients is not None:
-                clip_exact(gradients, self._max_grad_norm * force.clip_factor)
+                clip_exact(gradients, self.max_grad_norm * force.clip_factor)
         with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
             update()
 
     def _clip(self, gradients: Gradients | None, flag: Tensor | None, force: Ledger) -> Tensor | None:
-        if self._max_grad_norm is None or gradients is None:
+        if self.max_grad_norm is None or gradients is None:
             return None
-        max_norm = self._max_grad_norm * force.clip_factor
+        max_norm = self.max_grad_norm * force.clip_factor
         if self._folds and flag is not None:
             return fold_divisor(gradients.total, max_norm)
         clip_exact(gradients, max_norm)

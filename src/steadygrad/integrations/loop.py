@@ -101,6 +101,10 @@ class LoopGuard:
     def accumulate(self, divisor: int) -> None:
         self._engine.program.accumulate = divisor
 
+    def clips_to(self, max_grad_norm: float | None) -> None:
+        """What the loop clips to, where that is known only once it does."""
+        self._engine.clips_to(max_grad_norm)
+
     def begin(self, batch: Any = None) -> None:
         """Before a micro-batch's forward. Does not sync, but for a snapshot that is due."""
         if self._idle():

@@ -1,0 +1,114 @@
+"""sg.attach(accelerator): a loop of the user's own around an Accelerator, left as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import steadygrad as sg
+
+accelerate = pytest.importorskip("accelerate")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.drop, self.last = nn.Dropout(0.2), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        out = self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+        return {"loss": ((out - y) ** 2).mean()}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(48, 8, generator=generator), torch.randn(48, 1, generator=generator)
+
+
+def loss_outside(model: nn.Module, batch: Any) -> Tensor:
+    loss: Tensor = model(*batch)["loss"] * 1.0
+    return loss
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_state() -> Iterator[None]:
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def prepared(inputs: Tensor, targets: Tensor, accumulate: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=accumulate, cpu=True)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=4)
+    return (accelerator, *accelerator.prepare(model, optimizer, scheduler, loader))
+
+
+def train(inputs: Tensor, targets: Tensor, *, accumulate: int, outside: bool, **options: Any) -> tuple[Any, Any]:
+    accelerator, model, optimizer, scheduler, loader = prepared(inputs, targets, accumulate)
+    guard = sg.attach(accelerator, **options) if options else None
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = loss_outside(model, batch) if outside else model(*batch)["loss"]
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    if guard is not None:
+        guard.close()
+    epoch = torch.tensor(scheduler.scheduler.last_epoch)
+    return guard, [*model.state_dict().values(), *moments, epoch]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("loss_from", ["the model", "loss_fn", "the loop"])
+def test_a_poisoned_batch_leaves_no_trace(accumulate: int, loss_from: str) -> None:
+    inputs, targets = data()
+    bad = inputs.clone()
+    bad[4 * 5 + 2, 3] = math.nan
+    kept = [row for row in range(48) if row // 4 // accumulate != 5 // accumulate]
+    outside = loss_from != "the model"
+    _, wanted = train(inputs[kept], targets[kept], accumulate=accumulate, outside=outside)
+    options: dict[str, Any] = {"loss_fn": loss_outside} if loss_from == "loss_fn" else {"policy": "balanced"}
+    guard, found = train(bad, targets, accumulate=accumulate, outside=outside, **options)
+    assert len(found) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    (incident,) = guard.incidents
+    assert guard.summary()["guard_faults"] == {}
+    if loss_from == "the loop":
+        assert incident.diagnosis is None  # only the loop could run it again
+    else:
+        assert (incident.diagnosis.cause.slug, incident.diagnosis.rows) == ("bad_input", (2,))
+
+
+def test_after_close_the_accelerator_is_as_it_was() -> None:
+    inputs, targets = data()
+    accelerator, model, optimizer, _, _ = prepared(inputs, targets, 1)
+    kinds, hooks = (type(accelerator), type(optimizer)), len(model._forward_hooks)
+    guard = sg.attach(accelerator)
+    assert type(accelerator) is not kinds[0]
+    guard.close()
+    assert (type(accelerator), type(optimizer)) == kinds
+    assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == (hooks, 0)
+    sg.attach(accelerator).close()
+
+
+def test_an_accelerator_attached_twice_or_too_early_is_refused_in_a_sentence() -> None:
+    with pytest.raises(sg.UsageError, match=r"after accelerator\.prepare"):
+        sg.attach(accelerate.Accelerator(cpu=True))
+    accelerator, *_ = prepared(*data(), 1)
+    with sg.attach(accelerator), pytest.raises(sg.UsageError, match="already"):
+        sg.attach(accelerator)

@@ -1,0 +1,93 @@
+"""The truth in a trainer's log: the loss as it was, how many steps were refused, and no NaN that never ends.
+
+Trainer sums losses into `_tr_loss`, and its `logging_nan_inf_filter` adds a plausible number for a NaN, so a run that
+is dead prints a healthy curve; without the filter one NaN stays in the sum for ever. Here a refused window is taken
+out of the sum again, and the interval that held it shows the loss that was really seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .patches import Patches
+
+SKIPPED, REFUSED, LANDED_LOSS = "steady/skipped", "steady/refused_fraction", "steady/loss"
+
+
+class TruthfulLog:
+    """Follows the windows of one `train()` call and corrects what is logged. Adds no host read to a step."""
+
+    def __init__(self, trainer: Any, patches: Patches, skipped: Callable[[], int]) -> None:
+        self._trainer = trainer
+        self._total_skipped = skipped
+        self._sum_before: Tensor | None = None
+        self._window_loss: Tensor | None = None
+        self._refused_loss: Tensor | None = None
+        self._steps = self._refused = 0
+        self._all_steps = self._all_refused = 0
+        patches.wrap(trainer, "log", self._log)
+        if hasattr(trainer, "_finalize_training"):
+            patches.wrap(trainer, "_finalize_training", self._finalize)
+
+    def begin_window(self) -> None:
+        """Before a window's first micro-batch: what the sum was. Allocates one number."""
+        total = getattr(self._trainer, "_tr_loss", None)
+        self._sum_before = total.clone() if isinstance(total, Tensor) else None
+        self._window_loss = None
+
+    def saw(self, loss: Tensor) -> None:
+        """After a micro-batch: its loss as the trainer will add it."""
+        self._window_loss = loss if self._window_loss is None else self._window_loss + loss
+
+    def end_window(self, *, landed: bool) -> None:
+        """After the optimizer's turn. A refused window is taken out of the trainer's sum and kept apart."""
+        self._steps += 1
+        self._all_steps += 1
+        if landed:
+            return
+        self._refused += 1
+        self._all_refused += 1
+        if self._sum_before is not None and isinstance(getattr(self._trainer, "_tr_loss", None), Tensor):
+            self._trainer._tr_loss.copy_(self._sum_before)
+        if self._window_loss is not None:
+            known = self._refused_loss
+            self._refused_loss = self._window_loss if known is None else known + self._window_loss
+
+    def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        if "loss" in logs and self._steps:
+            self._correct(logs)
+            self._steps = self._refused = 0
+            self._refused_loss = None
+        return original(logs, *args, **kwargs)
+
+    def _correct(self, logs: dict[str, float]) -> None:
+        logs[SKIPPED] = self._total_skipped()
+        logs[REFUSED] = self._refused / self._steps
+        if not self._refused:
+            return
+        landed_sum = logs["loss"] * self._steps
+        refused_sum = float(self._refused_loss) if self._refused_loss is not None else 0.0
+        logs["loss"] = (landed_sum + refused_sum) / self._steps
+        if self._steps > self._refused:
+            logs[LANDED_LOSS] = landed_sum / (self._steps - self._refused)
+
+    def _finalize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`train_loss` is the mean over the steps that were trained on; the trainer divides by all of them."""
+        landed = self._all_steps - self._all_refused
+        if self._all_refused and landed:
+            factor = self._all_steps / landed
+            self._trainer._total_loss_scalar *= factor
+            self._trainer._tr_loss *= factor
+        return original(*args, **kwargs)
+
+
+def is_finite_metric(value: Any) -> bool:
+    """Whether a metric can be the best one so far. NaN compares false with everything, but an infinity does not."""
+    try:
+        return bool(torch.isfinite(torch.as_tensor(float(value))))
+    except (TypeError, ValueError):
+        return True

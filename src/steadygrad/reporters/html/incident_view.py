@@ -1,0 +1,180 @@
+"""An incident as a page shows it: plain values with their words, ready for the template."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from ... import rules
+from ...errors import UsageError
+from ...records import Diagnosis, Incident, TensorDigest, Trial
+from ..diagnosis import steps_of
+from ..incidents import done
+from ..watching.story import cause_in_words, place_without_module
+from .figures import figure
+
+MAX_SHOWN = 12
+LARGEST = {
+    "float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38, "float64": 1.7976931348623157e308,
+    "float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0,
+}  # fmt: skip
+BITS_DRAWN = 24.0
+
+
+def incident_view(incident: Incident, *, anchor: str, run_path: str) -> dict[str, Any]:
+    """Everything about an incident but the steps before it."""
+    diagnosis = incident.diagnosis
+    return {
+        "anchor": anchor,
+        "number": incident.number,
+        "first": incident.first_step,
+        "last": incident.last_step,
+        "when": steps_of(incident),
+        "symptom": incident.symptom,
+        "headline": incident.headline or incident.symptom,
+        "done": done(incident.decision),
+        "reason": incident.decision.reason if incident.decision is not None else "",
+        "batch_key": incident.batch_key,
+        "findings": [
+            {"code": found.code, "slug": found.slug, "severity": str(found.severity), "detail": found.detail}
+            for found in incident.findings[:MAX_SHOWN]
+        ],
+        "cause": cause_in_words(incident),
+        "diagnosed": diagnosis is not None,
+        "diagnosis": _diagnosis(diagnosis) if diagnosis is not None else None,
+        "next": _next(incident, run_path),
+        "advice": _advice(diagnosis),
+    }
+
+
+def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
+    origin = diagnosis.origin
+    again, tries = (*diagnosis.reproduced, 0, 0)[:2]
+    return {
+        "code": diagnosis.cause.code if diagnosis.cause else None,
+        "slug": diagnosis.cause.slug if diagnosis.cause else None,
+        "phase": diagnosis.phase,
+        "because": diagnosis.because,
+        "reproduced": f"reproduced {again} of {tries}" if tries else "not replayed",
+        "confidence": f"{100 * diagnosis.confidence:.0f} %" if diagnosis.confidence else None,
+        "notes": diagnosis.notes[:MAX_SHOWN],
+        "rows": _rows(diagnosis),
+        "samples": diagnosis.sample_ids[:MAX_SHOWN],
+        "samples_left_out": max(0, len(diagnosis.sample_ids) - MAX_SHOWN),
+        "origin": None
+        if origin is None
+        else {
+            "module": origin.module or place_without_module(origin.phase),
+            "op": origin.op,
+            "tensor": origin.tensor,
+            "phase": origin.phase,
+            "source": origin.source,
+            "code_line": (origin.code_line or "").strip("\n"),
+            "line_number": (origin.source or "").rpartition(":")[2] if ":" in (origin.source or "") else "",
+            "stack": origin.stack[:MAX_SHOWN],
+            "ordinal": origin.ordinal,
+            "digests": [
+                *(_digest(digest, "in") for digest in origin.inputs[:MAX_SHOWN]),
+                *(_digest(digest, "out") for digest in origin.outputs[:MAX_SHOWN]),
+            ],
+        },
+        "trials": [_trial(trial, diagnosis) for trial in sorted(diagnosis.trials, key=lambda t: not t.verified)],
+        "best": _trial(diagnosis.remedies[0], diagnosis) if diagnosis.remedies else None,
+    }
+
+
+def _trial(trial: Trial, diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "code": trial.remedy.code,
+        "slug": trial.remedy.slug,
+        "change": trial.remedy.change or trial.remedy.slug,
+        "safety": trial.remedy.safety,
+        "code_change": trial.remedy.code_change,
+        "finite": trial.finite,
+        "verified": trial.verified,
+        "loss_gap": _percent(trial.loss_gap),
+        "cosine": None if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
+        "followed": trial.steps_followed,
+        "verdict": trial.verdict,
+        "best": bool(diagnosis.remedies) and trial is diagnosis.remedies[0],
+    }
+
+
+def _percent(gap: float | None) -> str | None:
+    if gap is None:
+        return None
+    if not abs(gap) < 10:
+        return "> 1000 %"
+    return f"{100 * gap:.2g} %" if gap == 0 or abs(gap) >= 1e-4 else "< 0.01 %"
+
+
+def _digest(digest: TensorDigest, role: str) -> dict[str, Any]:
+    limit = LARGEST.get(digest.dtype.removeprefix("torch."))
+    floating = "float" in digest.dtype
+    full = _fullness(digest.absmax, limit) if limit is not None else None
+    return {
+        "role": role,
+        "name": digest.name or ("input" if role == "in" else "output"),
+        "dtype": digest.dtype,
+        "shape": " \u00d7 ".join(str(size) for size in digest.shape) or "scalar",
+        "largest": figure(digest.absmax) if floating else "",
+        "smallest": figure(digest.absmin) if floating and digest.absmin else "",
+        "nan": digest.num_nan,
+        "inf": digest.num_inf,
+        "zero": digest.num_zero,
+        "full": full,
+        "headroom": _headroom(digest.absmax, limit) if limit is not None else None,
+    }
+
+
+def _fullness(absmax: float, limit: float) -> int:
+    """How far up the top BITS_DRAWN bits of its type a number reaches, in per cent."""
+    if not math.isfinite(absmax) or absmax >= limit:
+        return 100
+    if absmax <= 0:
+        return 0
+    return round(100 * min(1.0, max(0.0, 1.0 - (math.log2(limit) - math.log2(absmax)) / BITS_DRAWN)))
+
+
+def _headroom(absmax: float, limit: float) -> str:
+    if not math.isfinite(absmax):
+        return "beyond the type's range"
+    if absmax <= 0:
+        return ""
+    bits = math.log2(limit) - math.log2(absmax)
+    return f"{bits:.1f} bits left" if bits < 100 else f"{bits:.0f} bits left"
+
+
+def _rows(diagnosis: Diagnosis) -> str | None:
+    if diagnosis.rows_coupled:
+        return "coupled: no row fails alone"
+    if diagnosis.rows is None:
+        return None
+    if not diagnosis.rows:
+        return "none could be told"
+    more = len(diagnosis.rows) - MAX_SHOWN
+    listed = ", ".join(str(row) for row in diagnosis.rows[:MAX_SHOWN])
+    return listed + (f" and {more} more" if more > 0 else "")
+
+
+def _next(incident: Incident, run_path: str) -> list[str]:
+    """Commands that help further."""
+    commands = []
+    if incident.diagnosis is not None and incident.diagnosis.cause is not None:
+        commands.append(f"steady explain {incident.diagnosis.cause.code}")
+    if incident.capsule:
+        place = shlex.quote(f"{run_path}/incidents/{incident.number:04d}")
+        commands.append(f"steady replay {place} --entry your_module:your_function")
+    return commands
+
+
+def _advice(diagnosis: Diagnosis | None) -> str | None:
+    """What the page of the cause says to do."""
+    if diagnosis is None or diagnosis.cause is None:
+        return None
+    try:
+        text = rules.page(diagnosis.cause.code).sections.get("What to do", "")
+    except UsageError:  # a code this steadygrad does not know
+        return None
+    return "\n".join(line.strip() for line in text.splitlines()) or None

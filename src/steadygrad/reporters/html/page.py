@@ -1,0 +1,244 @@
+"""Writing the page: the stories of some runs through one template, with all it needs inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ... import __version__, rules
+from ...errors import UsageError
+from ...records import Incident
+from ..terminal import shown
+from ..watching.state import ago
+from ..watching.story import Story, best_remedy, cause_in_words, one_line
+from .charts import RATE_WINDOW, chart_data
+from .embed import as_json, content_policy, static
+from .figures import figure
+from .incident_view import incident_view
+from .lead_up import NormsBefore, lead_up
+
+MAX_CARDS = 40
+MAX_LISTED = 1000
+MAX_EVENTS = 200
+SCRIPTS = ("uPlot.iife.min.js", "theme.js", "charts.js", "heat.js", "page.js")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run and the norms before those of its incidents that get a card."""
+
+    story: Story
+    norms: NormsBefore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """A run that is listed and not drawn: one too many, or one that cannot be read."""
+
+    name: str
+    path: str
+    created: float | None = None
+    incidents: int | None = None
+    why: str = ""
+
+
+def cards_of(incidents: list[Incident], *, limit: int) -> list[Incident]:
+    """The incidents told in full: those with a diagnosis, and the first of every symptom."""
+    seen: set[str] = set()
+    chosen = []
+    for incident in incidents:
+        if incident.diagnosis is not None or incident.symptom not in seen:
+            chosen.append(incident)
+        seen.add(incident.symptom)
+    return chosen[:limit]
+
+
+def render(told: list[Told], others: Sequence[Other] = ()) -> str:
+    """The page as text. The first run is the one the top of the page speaks of."""
+    stories = [entry.story for entry in told]
+    cards = [cards_of(story.incidents, limit=max(4, MAX_CARDS // len(stories))) for story in stories]
+    anchors = {
+        (place, incident.number): f"run{place}-incident{incident.number}"
+        for place, chosen in enumerate(cards)
+        for incident in chosen
+    }
+    data = chart_data(stories, anchors)
+    scripts = [static(name) for name in SCRIPTS]
+    return _environment().get_template("report.html").render(
+        title=shown(" · ".join(f"{story.name}: {story.headline}" for story in stories[:3]), limit=300),
+        policy=content_policy([str(script) for script in scripts]),
+        style=static("uPlot.min.css") + static("report.css"),
+        scripts=scripts,
+        data=as_json(data),
+        runs=[
+            _run_view(place, entry, chosen, anchors, data["runs"][place])
+            for place, (entry, chosen) in enumerate(zip(told, cards, strict=True))
+        ],
+        others=[_other_view(other) for other in others],
+        version=__version__,
+        written=_clock(time.time()),
+        rate_window=RATE_WINDOW,
+        has_scale=any("loss_scale" in run["curves"] for run in data["runs"]),
+        has_terms=any(run.get("terms") for run in data["runs"]),
+    )  # fmt: skip
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("steadygrad.reporters.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
+    )
+
+
+def _finalized(value: Any) -> Any:
+    """Every value on its way into the page: control and direction characters become escapes. What remains is escaped
+    as HTML by the template engine."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return "\n".join(shown(line, limit=4000) for line in value.split("\n"))
+    return value
+
+
+def _run_view(
+    place: int, told: Told, chosen: list[Incident], anchors: dict[tuple[int, int], str], drawn: dict[str, Any]
+) -> dict[str, Any]:
+    story = told.story
+    cards: list[dict[str, Any]] = []
+    for incident in chosen:
+        view = incident_view(incident, anchor=anchors[place, incident.number], run_path=str(story.path))
+        view["lead_up"] = lead_up(incident, story.rows, told.norms) if story.rows is not None else None
+        view["open"] = not cards
+        cards.append(view)
+    first_cause = next((i for i in story.incidents if cause_in_words(i)), None)
+    first_cure = next((i for i in story.incidents if best_remedy(i)), None)
+    by_number = {view["number"]: view for view in cards}
+    return {
+        "place": place,
+        "name": story.name,
+        "path": str(story.path),
+        "state": story.state,
+        "headline": story.headline,
+        "counts": story.counts,
+        "tiles": _tiles(story),
+        "cause": by_number.get(first_cause.number) if first_cause is not None else None,
+        "cure": by_number.get(first_cure.number) if first_cure is not None else None,
+        "cards": cards,
+        "listed": [
+            {
+                "number": incident.number, "first": incident.first_step, "last": incident.last_step,
+                "symptom": incident.symptom, "headline": incident.headline, "told": one_line(incident),
+                "anchor": anchors.get((place, incident.number)),
+            }
+            for incident in story.incidents[:MAX_LISTED]
+        ],
+        "num_incidents": len(story.incidents),
+        "vitals": [_vital(event.data) for event in story.vitals[:MAX_LISTED]],
+        "events": [_event(event.kind, event.time, event.data) for event in story.events[-MAX_EVENTS:]],
+        "num_events": len(story.events),
+        "ranks": [_rank(rows) for rows in story.ranks] if len(story.ranks) > 1 else [],
+        "notes": story.notes,
+        "heat": drawn.get("heat"),
+        "about": _about(story),
+    }  # fmt: skip
+
+
+def _tiles(story: Story) -> list[tuple[str, str, str]]:
+    """(label, value, tone) of the numbers a person asks for first."""
+    counts, rows = story.counts, story.rows
+    rate = counts.success_rate
+    tiles = [
+        ("steps", f"{counts.steps:,}", ""),
+        ("landed", f"{100 * rate:.4g} %", "good" if rate > 0.9 else "warn" if rate > 0.85 else "bad"),
+        ("refused", f"{counts.refused:,}", "bad" if counts.refused else "good"),
+    ]
+    if counts.overflows:
+        tiles.append(("scale overflows", f"{counts.overflows:,}", ""))
+    if rows is not None:
+        loss = rows.column("loss")
+        finite = loss[np.isfinite(loss)]
+        if len(finite):
+            tenth = finite[-max(1, min(100, len(finite) // 10)) :]
+            tiles.append(("loss", f"{figure(float(finite[0]))} → {figure(float(tenth.mean()))}", ""))
+        seconds = float(rows.column("time")[-1] - rows.column("time")[0])
+        if seconds > 0 and rows.num_rows > 1:
+            tiles.append(("took", ago(seconds), ""))
+    return tiles
+
+
+def _vital(data: dict[str, Any]) -> dict[str, Any]:
+    found = {key: str(data.get(key, "")) for key in ("code", "slug", "step", "subject", "detail")}
+    try:
+        advice = rules.page(found["code"]).sections.get("What to do", "")
+    except UsageError:
+        advice = ""
+    return found | {"advice": " ".join(advice.split())}
+
+
+def _event(kind: str, when: float, data: dict[str, Any]) -> dict[str, str]:
+    told = ", ".join(f"{key} {value}" for key, value in data.items())
+    return {"kind": kind.replace("_", " "), "when": _clock(when), "told": shown(told, limit=300)}
+
+
+def _rank(rows: Any) -> dict[str, Any]:
+    return {
+        "rank": rows.rank,
+        "steps": f"{rows.num_rows:,}",
+        "last": f"{int(rows.last('step') or 0):,}",
+        "loss": figure(rows.last("loss")),
+        "refused": f"{int(rows.refused.sum()):,}",
+    }
+
+
+def _about(story: Story) -> list[tuple[str, str]]:
+    run, config = story.run, story.configuration
+    versions = run.get("versions")
+    sessions = run.get("sessions")
+    command = run.get("command")
+    created = run.get("created")
+    pairs = [("run", str(run.get("run", ""))), ("directory", str(story.path))]
+    if isinstance(created, int | float):
+        pairs.append(("started", _clock(created)))
+    if isinstance(command, list):
+        pairs.append(("command", " ".join(str(part) for part in command)))
+    pairs += [(str(key).replace("_", " "), _plain(value)) for key, value in config.items() if key not in REPEATED]
+    if isinstance(versions, dict):
+        pairs.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    if isinstance(sessions, list):
+        pairs.append(("sessions", str(len(sessions))))
+    return [(key, shown(value, limit=600)) for key, value in pairs]
+
+
+REPEATED = ("command", "python", "torch", "steadygrad")
+"""Keys of the configuration that are also told elsewhere."""
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+
+
+def _other_view(other: Other) -> dict[str, Any]:
+    return {
+        "name": other.name,
+        "path": other.path,
+        "created": _clock(other.created) if other.created is not None else "",
+        "incidents": "" if other.incidents is None else f"{other.incidents:,}",
+        "why": other.why,
+    }
+
+
+def _clock(moment: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
+    except (OverflowError, ValueError, OSError):
+        return str(moment)

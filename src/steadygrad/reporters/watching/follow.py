@@ -1,0 +1,94 @@
+"""Reading a run as it grows, and only what is new of it.
+
+A segment of steps only ever gains rows: it is appended to, and when its small batches are merged the same rows are
+found in the same order. So it is enough to remember how many rows of each segment were seen. Only segments whose file
+changed are opened; a segment is at most a few megabytes, which bounds the work of one look.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import JournalError
+from ...journal.read import read_segment, segment_paths
+from ...journal.segment import segments
+from .rows import RankRows
+
+Look = Callable[[int, Any], None]
+
+
+class Follower:
+    """Follows the steps of one run. `ranks` is a list, lowest first; most runs have one.
+
+    `faults` holds one sentence for every segment that could not be read at the last look.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], *, on_batch: Look | None = None) -> None:
+        self.run_dir = Path(run_dir)
+        self.faults: list[str] = []
+        self._on_batch = on_batch
+        self._ranks: dict[int, RankRows] = {}
+        self._seen: dict[str, tuple[tuple[int, int, int], int]] = {}
+
+    @property
+    def ranks(self) -> list[RankRows]:
+        return [self._ranks[rank] for rank in sorted(self._ranks)]
+
+    @property
+    def lead(self) -> RankRows | None:
+        """The rank that speaks for the run: the lowest."""
+        return self.ranks[0] if self._ranks else None
+
+    def poll(self, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+        """Reads what is new and returns how many rows that was; `progress(done, total)` counts bytes.
+
+        Raises JournalError if this is no run, or if there is something and nothing of it can be read.
+        """
+        paths = segment_paths(self.run_dir)
+        sizes = [_identity(path) for path in paths]
+        total, done, rows = sum(size for _, size, _ in sizes), 0, 0
+        self.faults = []
+        for path, identity in zip(paths, sizes, strict=True):
+            if self._seen.get(path.name, (None, 0))[0] != identity:
+                try:
+                    rows += self._read(path, identity)
+                except JournalError as error:
+                    self.faults.append(str(error))
+            done += identity[1]
+            progress(done, total)
+        if self.faults and not self._ranks:
+            raise JournalError(self.faults[0])
+        return rows
+
+    def _read(self, path: Path, identity: tuple[int, int, int]) -> int:
+        ((_, rank, _),) = segments([path.name])
+        seen, before = self._seen.get(path.name, (None, 0))[1], 0
+        fresh = 0
+        for batch in read_segment(path):
+            start = max(0, min(batch.num_rows, seen - before))
+            before += batch.num_rows
+            if start == batch.num_rows:
+                continue
+            part = batch.slice(start)
+            if rank not in self._ranks:
+                self._ranks[rank] = RankRows(rank)
+            self._ranks[rank].add(part)
+            if self._on_batch is not None:
+                self._on_batch(rank, part)
+            fresh += part.num_rows
+            # Kept batch by batch: were a later one damaged, these rows must not be counted twice at the next look.
+            self._seen[path.name] = ((0, 0, 0), before)
+        self._seen[path.name] = (identity, max(before, seen))
+        return fresh
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """What changes whenever the file does."""
+    try:
+        about = os.stat(path, follow_symlinks=False)
+    except OSError:  # replaced at this very moment: the next look finds it
+        return 0, 0, 0
+    return about.st_ino, about.st_size, about.st_mtime_ns

@@ -70,6 +70,7 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         self._halt_on_nan = halt_on_nan
         self._handles: list[RemovableHandle] = []
         self._seen: dict[str, Tensor] = {}
+        self._order: list[str] = []
         self._norms: list[float] = []
         self._num_nan = self._num_inf = 0
         self._bad: tuple[tuple[str, str], ...] = ()
@@ -77,10 +78,10 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if (state.global_step + 1) % self._check_every == 0 and model is not None and not self._handles:
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    hook = self._hook(_plain_name(name))
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            trained = {_plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+            self._order = list(trained)
+            for name, parameter in trained.items():
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(name)))
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
@@ -113,7 +114,8 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
 
     def _judge(self, optimizer: Any) -> tuple[tuple[str, str], ...]:
         """The total norm of this step goes into the statistics if it is finite. One host read."""
-        seen, self._seen = self._seen, {}
+        found, self._seen = self._seen, {}
+        seen = {name: found[name] for name in self._order if name in found}  # backward came by in its own order
         if not seen:
             return ()
         scaler = getattr(optimizer, "scaler", None)

@@ -120,7 +120,8 @@ class Guard:
             return self._guarded_step(batch, key)
         except TheirFault as fault:
             engine.abandon_window()
-            raise fault.original from fault.original.__cause__
+            raised = engine.council.leaving(fault.original)
+            raise raised from (fault.original.__cause__ if raised is fault.original else fault.original)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             engine.abandon_window()
             raise

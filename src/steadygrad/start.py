@@ -12,6 +12,7 @@ from .act import setup
 from .act.engine import Engine, Manner
 from .act.parts import assemble
 from .act.policy import Policy
+from .act.ranks_council import convene
 from .consult import Consult
 from .journal import Journal
 
@@ -45,12 +46,22 @@ def start_engine(
     """An engine at its first step, or where a resumed run left off. The options are those of Guard."""
     names, parameters = setup.guarded_parameters(model, loss_fn, optimizers)
     config = setup.run_config(policy.name, precision_shown or precision, accumulate, tuple(optimizers))
-    journal = Journal(run_dir, names=names, run_config=config)
+    council = convene(
+        model, parameters, {
+            "policy": policy, "accumulate": accumulate, "precision": precision, "max_grad_norm": max_grad_norm,
+            "parameters": names, "run_dir": None if run_dir is None else str(run_dir), "resume": resume,
+            "checkpoint_every": checkpoint_every, "diagnose": diagnose, "capsule": capsule,
+        }, outside=outside, num_micro=1 if outside else accumulate,
+    )  # fmt: skip
+    journal = Journal(run_dir, names=names, run_config=config, rank=council.rank)
+    if council.size > 1:
+        journal.number_incidents_from(max(council.exchange("journal", journal.last_incident)))
     parts = assemble(
         model, loss_fn, optimizers, names, parameters, policy, journal, scheduler=scheduler, scaler=scaler, ema=ema,
         precision=precision, accumulate=accumulate, max_grad_norm=max_grad_norm, clip=clip,
-        extra_state=extra_state or {},
+        extra_state=extra_state or {}, council=council,
     )  # fmt: skip
+    ring = setup.make_ring(snapshots, parts.state, parameters[0].device, policy)
     engine = Engine(
         parts,
         policy,
@@ -59,8 +70,8 @@ def start_engine(
             capsule_bytes=capsule_bytes,
         ),
         Manner(max_grad_norm=max_grad_norm, settle=settle, diagnose=diagnose, outside=outside),
-        ring=setup.make_ring(snapshots, parts.state, parameters[0].device, policy),
-        store=setup.make_store(journal.path, parts.state, checkpoint_every, keep_checkpoints, resume),
+        ring=ring if council.all("ring", ring is not None) else None,
+        store=setup.make_store(journal.path, parts.state, checkpoint_every, keep_checkpoints, resume, council.rank),
         run_path=journal.path,
     )  # fmt: skip
     if resume and (found := engine.recovery.resume()) is not None:

@@ -92,7 +92,7 @@ class Books:
             time=time.time(),
             batch_key=reading.batch_key,
             loss=reading.loss if loss_seen else math.nan,
-            terms=reading.terms,
+            terms=reading.terms if reading.local_loss is None else {**reading.terms, "rank_loss": reading.local_loss},
             grad_norm=reading.grad_norm,
             norms=reading.norms,
             lr=reading.lr,
@@ -129,6 +129,7 @@ class Books:
             self.incidents[-1] = incident
         else:
             headline = decision.findings[0].detail if decision.findings else "the update was refused"
+            headline += _by_rank(reading)
             incident = Incident(
                 number=self.journal.next_incident(),
                 first_step=reading.step,
@@ -240,7 +241,9 @@ class Books:
                                detail=found.detail, severity=str(found.severity))  # fmt: skip
 
     def show(self, sentence: str, *, kind: str) -> None:
-        """Tell the user, the first few times for each kind; the journal has all of them."""
+        """Tell the user, the first few times for each kind; the journal has all. Of several ranks one speaks."""
+        if self._rank:
+            return
         count = self._shown[kind] = self._shown.get(kind, 0) + 1
         if count <= _SHOWN_PER_SYMPTOM:
             more = " (further ones of this kind are journaled only)" if count == _SHOWN_PER_SYMPTOM else ""
@@ -256,6 +259,16 @@ def symptom_of(reading: Reading, findings: Sequence[Finding]) -> str:
     if "SY101" in codes or "SY102" in codes:
         return "nan_loss" if math.isnan(reading.loss) else "inf_loss"
     return next((_SYMPTOMS[code] for code in codes if code in _SYMPTOMS), "spike" if codes else "none")
+
+
+def _by_rank(reading: Reading) -> str:
+    """Where it began, for a run of several ranks."""
+    if reading.num_ranks == 1:
+        return ""
+    ranks = ", ".join(map(str, reading.bad_ranks))
+    losses = ", ".join(f"{loss:.4g}" for loss in reading.rank_losses[:16])
+    first = f"; first on rank {ranks} of {reading.num_ranks}" if reading.bad_ranks else "; alike on every rank"
+    return first + (f" (losses by rank: {losses})" if losses else "")
 
 
 def _bare_findings(reading: Reading) -> tuple[Finding, ...]:

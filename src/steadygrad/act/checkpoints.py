@@ -70,9 +70,12 @@ class CheckpointStore:
         self._rotate()
         return final
 
-    def load_newest(self) -> tuple[int, Tree, dict[str, Any]] | None:
-        """Step, state and books of the newest checkpoint that is whole; damaged ones are passed over, with a word."""
-        for path in reversed(self._all()):
+    def load_newest(self, *, at_most: int | None = None) -> tuple[int, Tree, dict[str, Any]] | None:
+        """Step, state and books of the newest checkpoint that is whole; damaged ones are passed over, with a word.
+
+        With `at_most`, of those up to that step.
+        """
+        for path in reversed([path for path in self._all() if at_most is None or _order(path)[0] <= at_most]):
             try:
                 return self._load(path)
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as why:

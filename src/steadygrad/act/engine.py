@@ -84,13 +84,14 @@ class Engine:
         self._clerk, self._mode, self._probe, self._readout = parts.clerk, parts.mode, parts.probe, parts.readout
         self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
         self._clinic, self._manner, self._run_path = clinic, manner, run_path
+        self.council = parts.council
         verbs = Verbs(
             run_again=self.run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self.step
         )
         self.recovery = Recovery(
             verbs, program=parts.program, forward=parts.forward, state=parts.state, books=parts.books,
             shield=parts.shield, ring=ring, store=store, can_clip=manner.max_grad_norm is not None,
-            whole_windows=manner.outside,
+            whole_windows=manner.outside, council=parts.council,
         )  # fmt: skip
         self.step = self.batches_seen = 0
         self.window = Window()
@@ -127,17 +128,20 @@ class Engine:
         """
         entry = self.enter()
         versions = versions_of(batch)
-        terms = self.program.micro(batch, original=original)
+        fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
+        tell = self.council.before_backward(self.step, self.batches_seen, self.window) if fills else None
+        terms = self.program.micro(batch, original=original, before_backward=tell)
         if versions != versions_of(batch):
             self.program.writes_batches = True
             self.books.tell_batch_written(key)
         if terms is None:
+            self.council.needs_a_loss()
             self.forward.notice()
             self._clerk.after_forward(self.step, self.forward)
             self.forward.restore(entry)
             return passed_over(self.step)
         self.leave(batch, key, terms, entry)
-        if not (len(self.window) >= self.program.accumulate if last is None else last):
+        if not fills:
             return Outcome(step=self.step, accumulating=True)
         outcome = Outcome(step=self.step, settle=self.settle_for_readers)
         gradients, row = self.measure()
@@ -210,6 +214,7 @@ class Engine:
         limits = self.books.limits(self._manner.max_grad_norm)
         lr = self._updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=self.step, lr=lr, batch_key=self.window.key, limits=limits)
+        reading = self.council.agree(reading, self.step, self.batches_seen, self.window)
         findings = self.books.judge(reading)
         window, self.window = self.window, Window()
         self.step += 1
@@ -217,7 +222,7 @@ class Engine:
             self._refuse(reading, window, outcome, attempt, gradients)
             return
         force = self.books.ledger  # a remedy that this very step takes back is in force until the next, as when late
-        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        decision = self._decide(reading, findings)
         undo = self.recovery.careful_copy()
         self._update(gradients, None, force, update)
         if undo is not None and (bad := self.recovery.poisoned_by_update(undo, window)):
@@ -250,8 +255,8 @@ class Engine:
         with self._mode.again():
             if self.pending is not None:
                 self.settle_pending(self.window.fed)
-            if len(self.window) and not self._manner.outside:
-                self._tidy_window()
+            if len(self.window) and not self._manner.outside and self.council.size == 1:
+                self._tidy_window()  # not with several ranks: one of them alone may be asking
 
     def _tidy_window(self) -> None:
         """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
@@ -271,7 +276,7 @@ class Engine:
         )  # fmt: skip
         findings = self.books.judge(reading)
         if not reading.refused:
-            decision = self.books.decide(reading, findings, self.recovery.capabilities())
+            decision = self._decide(reading, findings)
             return self._conclude(reading, decision, flight.outcome, flight.window, flight.attempt, behind, outcome)
         self._gate.forget_fresh(flight.fresh)
         self.program.zero_grad()
@@ -308,7 +313,7 @@ class Engine:
         self._clerk.after_refusal()
         reading, kept = self.recovery.second_look(reading, window, gradients)
         findings = self.books.judge(reading)
-        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        decision = self._decide(reading, findings)
         self.books.enter(reading, decision, applied=False, attempt=attempt)
         self.recovery.quarantine(reading, window, kept)
         if not reading.scale_to_blame:
@@ -354,6 +359,11 @@ class Engine:
 
     # -- small things
 
+    def _decide(self, reading: Reading, findings: Sequence[Finding]) -> Decision:
+        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        self.council.note(decision)
+        return decision
+
     def look_around(self) -> None:
         """Look once at model and optimizers before the first step, and say what looks wrong."""
         self._clerk.inspect_setup()
@@ -379,8 +389,8 @@ class Engine:
     def late(self) -> bool:
         """Whether the next commit can be settled one step late."""
         settle = self._manner.settle
-        if settle == "now" or self.recovery.careful or self._manner.outside:
-            return False
+        if settle == "now" or self.recovery.careful or self._manner.outside or self.council.size > 1:
+            return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
         return self._updater.refuses_on_device()
@@ -398,8 +408,12 @@ class Engine:
                 self.forward.restore(entry)
 
     def stand_down(self, fault: Exception) -> PlainLoop:
-        """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly."""
+        """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly.
+
+        With several ranks all of them stop instead: see `Council.broken`.
+        """
         self.shield.note("guard", fault)
+        self.council.broken(fault)
         self.fallback = PlainLoop(
             self.program, self.program.optimizers, self._manner.max_grad_norm, self._followers.scheduler,
             self._followers.ema_update,

@@ -18,6 +18,7 @@ from .forward_state import ForwardState
 from .gate import DeviceGate
 from .policy import Policy
 from .program import StepProgram
+from .ranks_council import Alone
 from .readout import Readout
 from .shield import Shield
 from .step_mode import StepMode
@@ -43,6 +44,7 @@ class Parts:
     shield: Shield
     books: Books
     clerk: Clerk
+    council: Alone
 
 
 def assemble(
@@ -62,6 +64,7 @@ def assemble(
     max_grad_norm: float | None,
     clip: str,
     extra_state: ExtraState,
+    council: Alone,
 ) -> Parts:
     """Make every part once and wire it to the others."""
     device = parameters[0].device
@@ -73,7 +76,7 @@ def assemble(
         forward.register(name, take, put)
     shield = Shield()
     shield.report_to(journal.event)
-    books = Books(policy, journal, shield, run=journal.run_id)
+    books = Books(policy, journal, shield, run=journal.run_id, rank=council.rank)
     gate = DeviceGate(optimizers)
     return Parts(
         program=StepProgram(
@@ -96,4 +99,5 @@ def assemble(
         shield=shield,
         books=books,
         clerk=Clerk(books, shield, model, optimizers),
+        council=council,
     )  # fmt: skip

@@ -100,11 +100,15 @@ class StepProgram:
                 loss = self.scaler.scale(loss)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def micro(self, batch: Any, *, original: Any = None) -> Terms | None:
+    def micro(
+        self, batch: Any, *, original: Any = None, before_backward: Callable[[Terms], None] | None = None
+    ) -> Terms | None:
         """Forward and backward of one micro-batch; the terms come back without their graph. Does not sync."""
         terms = self.forward(batch, original=original)
         if terms is None:
             return None
+        if before_backward is not None:
+            before_backward(terms)
         self.backward(terms)
         return {name: value.detach() for name, value in terms.items()}
 

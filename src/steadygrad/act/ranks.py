@@ -87,7 +87,7 @@ class Ranks:
 
         One asynchronous all_reduce of some hundred bytes; allocates that much; does not sync with the host.
         """
-        names = tuple(micros[0]) if micros else ()
+        names = tuple(name for name in micros[0] if all(name in micro for micro in micros)) if micros else ()
         self._at(f"batch {batches}, step {step}, terms {'+'.join(names) or 'none'}")
         vector = self._blank()
         if micros:

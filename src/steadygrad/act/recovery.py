@@ -27,6 +27,7 @@ from .forward_state import ForwardState
 from .ladder import Ledger
 from .policy import Capabilities
 from .program import StepProgram
+from .ranks_council import Alone
 from .readout import LARGEST
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
@@ -68,6 +69,7 @@ class Recovery:
         store: CheckpointStore | None,
         can_clip: bool,
         whole_windows: bool = False,
+        council: Alone | None = None,
     ) -> None:
         self._verbs = verbs
         self._program = program
@@ -79,6 +81,7 @@ class Recovery:
         self._store = store
         self.can_clip = can_clip
         self._whole_windows = whole_windows
+        self._council = council or Alone()
         self._probe = GradientProbe(program.parameters)
         self._tape = Tape()
         self._histories: dict[int, dict[str, Any]] = {}
@@ -110,7 +113,9 @@ class Recovery:
             return True
         if step // every <= self._ring.steps[-1] // every:
             return False
-        return self._ring.seconds <= _SNAPSHOT_SHARE * (time.monotonic() - self._last_snapshot)
+        return self._council.all(
+            "snapshot", self._ring.seconds <= _SNAPSHOT_SHARE * (time.monotonic() - self._last_snapshot)
+        )
 
     def take_snapshot(self, step: int) -> None:
         """Copy the state before forward of this step. The step before it is settled."""
@@ -154,7 +159,7 @@ class Recovery:
 
     def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:
         """If the update made something non-finite, undo it and say what it was. Reads the device."""
-        bad = bad_state(self._state)
+        bad = self._council.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
         if not any(bad.values()):
             return {}
         self._state.restore(undo)
@@ -170,6 +175,7 @@ class Recovery:
             "ledger": to_plain(self._books.ledger),
             "history": to_plain(self._books.history.to_plain()),
             "bad_keys": sorted(self._bad_keys),
+            "ranks": self._council.size,
         }
 
     def save_checkpoint(self, step: int, batches_seen: int) -> Path | None:
@@ -187,7 +193,7 @@ class Recovery:
 
     def resume(self) -> tuple[int, int] | None:
         """Continue from the newest good checkpoint: state, counters, baselines, quarantine. Step and batches seen."""
-        loaded = self._store.load_newest() if self._store is not None else None
+        loaded = self._council.common_checkpoint(self._store) if self._store is not None else None
         if loaded is None:
             return None
         step, tree, books = loaded
@@ -239,9 +245,10 @@ class Recovery:
         looked["bad_inputs"] = tuple(
             name or "batch" for name in non_finite([item for b in window.batches for item in _floating(b)])
         )
+        looked = self._council.looked(looked, reading)
         clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
         losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
-        again = window.can_run_again
+        again = self._council.all("can run again", window.can_run_again)
         if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None and again:
             looked["gradients_finite"] = self._gradients_finite_again(window)
         if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
@@ -254,7 +261,12 @@ class Recovery:
         may_part = self._program.accumulate > 1 and not self._whole_windows
         if may_part and clean_enough(looked) and not looked.get("scale_to_blame"):
             kept = self._good_micro_batches(reading, window)
-        return replace(reading, refused=True, **looked), kept
+        reading = replace(reading, refused=True, **looked)
+        may_run = clean and again and not looked.get("scale_to_blame")
+        reading = self._council.find_culprits(reading, self._program, window if may_run else None)
+        if may_run and self._council.size > 1:
+            self._back_to(window)
+        return reading, kept
 
     def _back_to(self, window: Window) -> None:
         assert window.entry is not None
@@ -278,7 +290,7 @@ class Recovery:
         gradients = self._rerun(window)
         answer = gradients is not None and finite_gradients(gradients)
         self._back_to(window)
-        return answer
+        return self._council.all("gradients finite", answer)
 
     def _finite_at_scale_one(self, window: Window) -> bool:
         """Whether the same step is finite without the loss scale: then the scale was too large, and nothing else."""
@@ -287,7 +299,7 @@ class Recovery:
         gradients = self._rerun(window)
         answer = gradients is None or finite_gradients(gradients)
         self._back_to(window)
-        return answer
+        return self._council.all("finite at scale one", answer)
 
     def _back_off_scale(self) -> None:
         """What GradScaler does after an overflow."""
@@ -319,7 +331,7 @@ class Recovery:
             loss_good = terms is not None and all(abs(float(value)) <= LARGEST for value in terms.values())
             loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
             norm = _norm_of(self._probe.measure(), self._program.scaler)
-            if loss_good and math.isfinite(norm):
+            if self._council.all("micro-batch", loss_good and math.isfinite(norm)):
                 solo.append((norm, batch, key))
             else:
                 self._forward.restore(entry)
@@ -404,7 +416,7 @@ class Recovery:
         assert self._ring is not None
         best = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]
         onset = next((int(step) for step in best if step is not None), None)
-        return self._ring.newest_good(before=onset) or self._ring.newest_good()
+        return self._council.good_snapshot(self._ring, onset)
 
     def _restore(self, snapshot: Snapshot, *, again: bool) -> list[TapedBatch]:
         assert self._ring is not None
@@ -416,7 +428,7 @@ class Recovery:
             self._books.history.rewind()
         self._verbs.reset_to(snapshot.step)
         self._tape.drop(self._bad_keys)
-        taped = self._tape.since(snapshot.step)
+        taped = self._council.taped(self._tape.since(snapshot.step))
         if not again:
             self._tape.forget_from(snapshot.step)
             return []

@@ -95,6 +95,12 @@ def claim(optimizers: Sequence[Optimizer], owner: weakref.ref[Any]) -> None:
         _CLAIMS[optimizer] = owner
 
 
+def is_claimed(optimizer: Optimizer) -> bool:
+    """Whether a guard that is still there looks after this optimizer."""
+    owner = _CLAIMS.get(optimizer)
+    return owner is not None and owner() is not None
+
+
 def release(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         _CLAIMS.pop(optimizer, None)
@@ -227,12 +233,13 @@ def make_ring(where: str, state: TrainingState, device: torch.device, policy: Po
 
 
 def make_store(
-    run_dir: Path | None, state: TrainingState, every: int | None, keep: int, resume: bool
+    run_dir: Path | None, state: TrainingState, every: int | None, keep: int, resume: bool, rank: int = 0
 ) -> CheckpointStore | None:
-    """Where checkpoints go, if any are to be written or read."""
+    """Where checkpoints go, if any are to be written or read. Every rank has its own part of them."""
     if run_dir is None or (every is None and not resume):
         return None
-    return CheckpointStore(run_dir / "snapshots", state, every=every or NEVER, keep=keep)
+    folder = run_dir / "snapshots" / f"rank{rank}" if rank else run_dir / "snapshots"
+    return CheckpointStore(folder, state, every=every or NEVER, keep=keep)
 
 
 def _free_host_bytes() -> int:

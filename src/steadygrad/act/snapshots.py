@@ -63,6 +63,10 @@ class SnapshotRing:
             return 0.0
         return self._host_seconds + float(self._timed[0].elapsed_time(self._timed[1])) / 1e3
 
+    def all(self) -> list[Snapshot]:
+        """Every snapshot kept, oldest first."""
+        return list(self._ring)
+
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(snapshot.step for snapshot in self._ring)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .forward_state import ForwardState
+from .ranks_shards import is_sharded, local_of, locals_in, sharded_like
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
 
 Tree = dict[str, Any]
@@ -40,9 +41,17 @@ class TrainingState:
         self._scheduler = scheduler
         self._scaler = scaler
         self._ema = ema
+        self._sharded = any(is_sharded(p) for p in self._parameters.values())
 
     def live(self) -> Tree:
-        """The tree as it is now. Tensors are the live ones: copy before anything moves. Does not sync."""
+        """The tree as it is now. Tensors are the live ones: copy before anything moves. Does not sync.
+
+        Of a sharded tensor it has the part that lives on this rank.
+        """
+        tree = self._live()
+        return locals_in(tree) if self._sharded else tree
+
+    def _live(self) -> Tree:
         return {
             "parameters": dict(self._parameters),
             "optimizers": [_optimizer_tree(optimizer) for optimizer in self._optimizers],
@@ -59,7 +68,7 @@ class TrainingState:
     def restore(self, tree: Tree) -> None:
         """Put a copied tree back, bit for bit, and clear gradients."""
         for name, parameter in self._parameters.items():
-            parameter.data.copy_(tree["parameters"][name])
+            local_of(parameter.data).copy_(tree["parameters"][name])
             parameter.grad = None
         for optimizer, saved in zip(self._optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, saved)
@@ -77,8 +86,9 @@ class TrainingState:
         if odd := sorted(set(saved) ^ set(self._parameters)):
             return f"it does not have the same parameters ({', '.join(odd[:3])})"
         for name, parameter in self._parameters.items():
-            if saved[name].shape != parameter.shape:
-                return f"its {name} has shape {tuple(saved[name].shape)}, here it is {tuple(parameter.shape)}"
+            here = local_of(parameter)
+            if saved[name].shape != here.shape:
+                return f"its {name} has shape {tuple(saved[name].shape)}, here it is {tuple(here.shape)}"
         groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
         if groups != [len(each["groups"]) for each in tree["optimizers"]]:
             return "its optimizers have other parameter groups"
@@ -94,6 +104,8 @@ class TrainingState:
                 found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
         buffers = self._forward.tensors().items()
         found += [(f"buffer {name}", t) for name, t in buffers if name not in self._infinite_on_purpose]
+        if self._sharded:
+            found = [(name, local_of(t)) for name, t in found]
         return [(name, t) for name, t in found if t.is_floating_point() and t.numel() and not t.is_sparse]
 
 
@@ -170,11 +182,15 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
             del state[key]
         for key, value in values.items():
             here = state.get(key)
+            if is_sharded(here):
+                here = local_of(here)
             if isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
                 here.copy_(value)
             elif isinstance(value, Tensor):
                 beside = value.dim() > 0 or f"{position}.{key}" in saved.get("scalars_on_device", ())
-                state[key] = value.to(parameter.device if beside else "cpu", copy=True)
+                made = value.to(parameter.device if beside else "cpu", copy=True)
+                part_of_it = value.dim() > 0 and is_sharded(parameter) and value.shape == local_of(parameter).shape
+                state[key] = sharded_like(made, parameter) if part_of_it else made
             else:
                 state[key] = value
 
@@ -195,7 +211,7 @@ def _restore_stateful(thing: Any, saved: Any) -> None:
     if isinstance(thing, nn.Module):
         live = thing.state_dict()
         for name, value in saved.items():
-            live[name].copy_(value)
+            local_of(live[name]).copy_(local_of(value))
     else:
         thing.load_state_dict(copy.deepcopy(saved))
 

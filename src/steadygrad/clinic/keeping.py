@@ -63,7 +63,8 @@ def keep_capsule(
         books.journal.event("capsule_not_kept", incident=incident.number, why=str(error)[:500])
         books.show(f"incident {incident.number} has no capsule: {error}", kind="capsule")
         return
-    books.enter_capsule(f"incidents/{folder.name}/{TENSORS}")
+    inside = folder.relative_to(books.journal.path) if books.journal.path is not None else folder
+    books.enter_capsule(f"{inside.as_posix()}/{TENSORS}")
 
 
 def _state_tree(program: StepProgram, state: TrainingState, window: Window) -> Tree:

@@ -115,18 +115,28 @@ class Journal:
         if self._open is not None and not self._closed:
             self._open.steps.set_names(names)
 
+    @property
+    def last_incident(self) -> int:
+        """The highest number an incident of this run has had, 0 for none."""
+        return self._last_incident
+
+    def number_incidents_from(self, last: int) -> None:
+        """The next incident comes after this one too: all ranks of a run give one incident one number."""
+        self._last_incident = max(self._last_incident, last)
+
     def next_incident(self) -> int:
         """A number no incident of this run has had."""
         self._last_incident += 1
         return self._last_incident
 
     def incident_directory(self, number: int) -> Path | None:
-        """Where the files of an incident belong, made if it is not there; None if nothing is kept. Raises JournalError
-        if the disk refuses."""
+        """Where this rank's files of an incident belong, made if it is not there: incidents/NNNN, or its rank1 and so
+        on. None if nothing is kept. Raises JournalError if the disk refuses."""
         if self._open is None:
             return None
         try:
-            return self._open.run.incident_directory(number)
+            folder = self._open.run.incident_directory(number)
+            return files.make_directory(files.inside(folder, f"rank{self.rank}")) if self.rank else folder
         except OSError as error:
             raise JournalError(f"Incident {number} cannot be kept: {files.why(error)}.") from error
 

@@ -40,6 +40,14 @@ class Reading:
     """The update made something non-finite and was undone to the bit at once: nothing bad is left behind."""
     scale_to_blame: bool | None = None
     """Whether the step is finite with a loss scale of one: then the scale was too large; None: nobody tried."""
+    num_ranks: int = 1
+    """With more than one, `loss`, `terms` and `micro_losses` are means over the ranks: what all of them judge by."""
+    local_loss: float | None = None
+    """This rank's own loss, where there are several ranks."""
+    bad_ranks: tuple[int, ...] = ()
+    """Ranks on which something was bad before it was reduced over all of them; `rank` is the first."""
+    rank_losses: tuple[float, ...] = ()
+    """Every rank's own loss, gathered when a step was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from ..act.ranks_shards import is_sharded, local_of
+
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -21,7 +23,7 @@ class Gradients:
 
     `total` is what `clip_grad_norm_` would compute, to the bit, in its dtype. `norms` is wider for half-precision
     gradients, so a total that overflowed in float16 can be told from a gradient that did. `alike` says that all are
-    of one dtype on one device.
+    of one dtype on one device. Of sharded gradients `tensors` are the local parts; norms and total are of the whole.
     """
 
     indices: tuple[int, ...]
@@ -40,9 +42,13 @@ class GradientProbe:
         first = self._parameters[0]
         self._alike = all(p.dtype is first.dtype and p.device == first.device for p in self._parameters)
         self._sparse = False
+        self.sharded = any(is_sharded(p) for p in self._parameters)
 
     def measure(self) -> Gradients | None:
-        """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync."""
+        """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync.
+
+        Communicates only where gradients are sharded: the one small all_reduce that `clip_grad_norm_` needs too.
+        """
         found = [p.grad for p in self._parameters]
         grads = [grad for grad in found if grad is not None]
         if not grads:
@@ -50,6 +56,8 @@ class GradientProbe:
         indices = self._all
         if len(grads) != len(found):
             indices = tuple(i for i, grad in enumerate(found) if grad is not None)
+        if self.sharded:
+            return _measure_sharded(indices, grads)
         if not self._sparse:
             try:
                 return _measure_alike(indices, grads) if self._alike else _measure_groups(indices, grads)
@@ -100,6 +108,20 @@ def _measure_groups(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     norms = torch.stack([place[i] for i in range(len(grads))])
     total = torch.linalg.vector_norm(torch.stack(in_torch_order), 2.0)
     return Gradients(indices, grads, norms, total, False)
+
+
+@torch.no_grad()
+def _measure_sharded(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
+    """DTensors: every rank measures its part, and one all_reduce over the mesh makes norms of the whole of them."""
+    parts = [i for i, grad in enumerate(grads) if is_sharded(grad)]
+    whole = torch.stack(torch._foreach_norm([grads[i] for i in parts], 2.0)).full_tensor()  # type: ignore[attr-defined]
+    if len(parts) < len(grads):
+        own = iter(whole.unbind())
+        norms = [next(own) if is_sharded(grad) else torch.linalg.vector_norm(grad, 2.0) for grad in grads]
+        whole = torch.stack([norm.to(whole) for norm in norms])
+    tensors = [local_of(grad) for grad in grads]
+    alike = all(t.dtype is tensors[0].dtype and t.device == tensors[0].device for t in tensors)
+    return Gradients(indices, tensors, whole, torch.linalg.vector_norm(whole, 2.0), alike)
 
 
 @torch.no_grad()

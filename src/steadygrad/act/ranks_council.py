@@ -1,0 +1,324 @@
+"""What the engine and its recovery ask of the ranks. Alone, every answer is the question, and costs a call.
+
+All that a rank finds out by itself goes through here before anything is decided on it: numbers of a step become means
+over the ranks, what a second look finds on one rank was found on all, and a snapshot is good if it is good everywhere.
+So all ranks take the same way through the engine, and the collectives inside a step that is run again meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import RanksError, UsageError
+from ..records import Decision, Reading
+from .checkpoints import CheckpointStore
+from .flight import Window
+from .program import StepProgram, TheirFault
+from .ranks import TERMS, Ranks, world_size
+from .ranks_shards import gradients_before_reduction, is_sharded
+from .snapshots import Snapshot, SnapshotRing
+from .tape import TapedBatch
+from .training_state import Tree
+
+logger = logging.getLogger("steadygrad")
+Looked = dict[str, Any]
+_OTHER_SIZE = (
+    "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps a part of its own "
+    "(shards, random numbers, its place in the data), so resume with as many ranks, or use another run_dir."
+)
+
+
+class Alone:
+    """One process: nobody to ask."""
+
+    rank, size = 0, 1
+
+    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
+        return None
+
+    def agree(self, reading: Reading, step: int, batches: int, window: Window) -> Reading:
+        return reading
+
+    def note(self, decision: Decision) -> None:
+        return None
+
+    def needs_a_loss(self) -> None:
+        """loss_fn returned None: one process simply leaves the batch out."""
+
+    def looked(self, looked: Looked, reading: Reading) -> Looked:
+        return looked
+
+    def find_culprits(self, reading: Reading, program: StepProgram, window: Window | None) -> Reading:
+        return reading
+
+    def all(self, about: str, flag: bool) -> bool:
+        return flag
+
+    def any(self, about: str, flag: bool) -> bool:
+        return flag
+
+    def exchange(self, about: str, value: Any) -> list[Any]:
+        return [value]
+
+    def good_snapshot(self, ring: SnapshotRing, before: int | None) -> Snapshot | None:
+        return ring.newest_good(before=before) or ring.newest_good()
+
+    def taped(self, taped: list[TapedBatch] | None) -> list[TapedBatch] | None:
+        return taped
+
+    def common_checkpoint(self, store: CheckpointStore) -> tuple[int, Tree, dict[str, Any]] | None:
+        loaded = store.load_newest()
+        if loaded is not None and loaded[2].get("ranks", 1) != self.size:
+            raise UsageError(_OTHER_SIZE.format(loaded[0], loaded[2].get("ranks", 1), self.size))
+        return loaded
+
+    def leaving(self, error: BaseException) -> BaseException:
+        return error
+
+    def broken(self, fault: Exception) -> None:
+        """The guard itself failed. Alone it stands down and the loop goes on."""
+
+
+class Council(Alone):
+    """This rank's seat among several."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+        self._begun = False
+
+    # -- every step
+
+    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None]:
+        """To be called between the forward and the backward that fill a window: this rank's word travels beside the
+        backward. Does not sync."""
+
+        def begin(terms: dict[str, Tensor]) -> None:
+            self._begun = True
+            self._ranks.begin(step, batches, [_loss_first(each) for each in (*window.terms, terms)])
+
+        return begin
+
+    def agree(self, reading: Reading, step: int, batches: int, window: Window) -> Reading:
+        """The reading with its losses as means over the ranks, the same on every rank to the bit. One host read."""
+        if not self._begun:
+            self._ranks.begin(step, batches, [_loss_first(_mean_terms(window.terms))])
+        names = list(_loss_first(window.terms[0]))[:TERMS]
+        num_micro = len(window) if self._begun else 1
+        self._begun = False
+        agreed = self._ranks.finish(len(names), num_micro)
+        losses = [micro[0] for micro in agreed.terms]
+        means = {name: sum(micro[i] for micro in agreed.terms) / num_micro for i, name in enumerate(names)}
+        means.pop("loss")
+        return replace(
+            reading,
+            loss=sum(losses) / num_micro,
+            terms=means if reading.terms else {},
+            micro_losses=losses if reading.micro_losses and num_micro > 1 else (),
+            num_ranks=self.size,
+            local_loss=reading.loss,
+            bad_ranks=agreed.bad_ranks,
+            rank=agreed.bad_ranks[0] if agreed.bad_ranks else 0,
+        )
+
+    def note(self, decision: Decision) -> None:
+        self._ranks.note(decision)
+
+    def needs_a_loss(self) -> None:
+        raise TheirFault(
+            UsageError(
+                f"loss_fn returned None on rank {self.rank}. With several ranks the others wait for this rank's "
+                "gradients, so a batch cannot be left out here alone: return a loss of zero that uses the model's "
+                "output, such as 0.0 * output.sum()."
+            )
+        )
+
+    # -- after a refusal
+
+    def looked(self, looked: Looked, reading: Reading) -> Looked:
+        """What was found on any rank was found; what must hold everywhere holds only if it does."""
+        told = self._ranks.exchange("second look", {**looked, "local_loss": reading.local_loss})
+        merged: Looked = {}
+        for name, value in looked.items():
+            if isinstance(value, bool):
+                merged[name] = all(each[name] for each in told)
+            else:
+                merged[name] = tuple(dict.fromkeys(item for each in told for item in each[name]))
+        if "bad_inputs" in looked:
+            guilty = {rank for rank, each in enumerate(told) if each["bad_inputs"]}
+            merged["bad_ranks"] = tuple(sorted(guilty or reading.bad_ranks))
+            merged["rank_losses"] = tuple(
+                math.nan if each["local_loss"] is None else float(each["local_loss"]) for each in told
+            )
+        return merged
+
+    def find_culprits(self, reading: Reading, program: StepProgram, window: Window | None) -> Reading:
+        """Whose gradients were bad before they were summed, where no rank's loss was: run again without reducing.
+
+        Once for a refused step, if there is a window to run. State has to be put back afterwards.
+        """
+        if window is not None and not reading.bad_ranks and not math.isfinite(reading.grad_norm):
+            bad = not _finite_without_reducing(program, window)
+            told = self._ranks.exchange("gradients before reduction", bad)
+            culprits = tuple(rank for rank, each in enumerate(told) if each)
+            if len(culprits) < self.size:
+                reading = replace(reading, bad_ranks=culprits)
+        elif not reading.bad_ranks and math.isfinite(reading.grad_norm) and reading.rank_losses:
+            # A spike: the rank whose loss stands out.
+            worst = max(range(self.size), key=lambda rank: reading.rank_losses[rank])
+            reading = replace(reading, bad_ranks=(worst,))
+        return replace(reading, rank=reading.bad_ranks[0]) if reading.bad_ranks else reading
+
+    def all(self, about: str, flag: bool) -> bool:
+        return self._ranks.all(about, flag)
+
+    def any(self, about: str, flag: bool) -> bool:
+        return self._ranks.any(about, flag)
+
+    def exchange(self, about: str, value: Any) -> list[Any]:
+        return self._ranks.exchange(about, value)
+
+    def good_snapshot(self, ring: SnapshotRing, before: int | None) -> Snapshot | None:
+        """The newest snapshot that is finite on every rank, from before a step if there is one."""
+        told = self._ranks.exchange("snapshots", [s.step for s in ring.all() if s.good])
+        steps = set(told[0]).intersection(*told[1:])
+        wanted = [step for step in steps if before is None or step <= before] or list(steps)
+        return next((s for s in ring.all() if wanted and s.step == max(wanted)), None)
+
+    def taped(self, taped: list[TapedBatch] | None) -> list[TapedBatch] | None:
+        """The batches to run again, if every rank still has all of its own."""
+        told = self._ranks.exchange("tape", -1 if taped is None else len(taped))
+        return taped if told[0] >= 0 and len(set(told)) == 1 else None
+
+    def common_checkpoint(self, store: CheckpointStore) -> tuple[int, Tree, dict[str, Any]] | None:
+        """The newest checkpoint that every rank has whole: a killed run may have written the last one on some only."""
+        loaded = super().common_checkpoint(store)
+        while True:
+            told = self._ranks.exchange("checkpoint", -1 if loaded is None else loaded[0])
+            if len(set(told)) == 1:
+                return loaded
+            if min(told) < 0:
+                missing = ", ".join(str(rank) for rank, step in enumerate(told) if step < 0)
+                logger.warning("rank %s has no checkpoint, so all ranks begin from the beginning", missing)
+                return None
+            if loaded is not None and loaded[0] > min(told):
+                loaded = store.load_newest(at_most=min(told))
+
+    def broken(self, fault: Exception) -> None:
+        """Others may have passed the point where they could stand down too, so all stop, with one reason."""
+        first = next(iter(str(fault).splitlines()), "")
+        self._ranks.abandon()
+        self._ranks.say(f"the guard of rank {self.rank} failed: {type(fault).__name__}: {first}"[:500])
+        raise RanksError(
+            f"The guard of rank {self.rank} failed ({type(fault).__name__}: {first[:200]}). It cannot decide with the "
+            "other ranks any more, and deciding alone would let the weights of the ranks drift apart, so this rank "
+            "stops. Resume from the last checkpoint; please report this."
+        ) from fault
+
+    def leaving(self, error: BaseException) -> BaseException:
+        """This rank is about to stop with `error`: leave a word, so that the others can say why they stopped."""
+        self._begun = False
+        self._ranks.abandon()
+        first = next(iter(str(error).splitlines()), "")
+        self._ranks.say(f"rank {self.rank} stopped: {type(error).__name__}: {first}"[:500])
+        if _is_lost_connection(error):
+            return self._ranks.lost(error)
+        return error
+
+
+def convene(
+    model: nn.Module, parameters: Sequence[Tensor], facts: dict[str, Any], *, outside: bool, num_micro: int
+) -> Alone:
+    """A seat for this rank if several train one model together; else nobody to ask. Collective if they do."""
+    if world_size() < 2:
+        return Alone()
+    if any(type(p).__name__ == "FlatParameter" for p in parameters):
+        raise UsageError(
+            "This model is wrapped in FullyShardedDataParallel (FSDP1), whose flat shards cannot be judged tensor by "
+            "tensor. Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel."
+        )
+    if not (outside or reduces_gradients(model, parameters)):
+        logger.warning(
+            "torch.distributed has %d ranks, but the model is neither in DistributedDataParallel nor sharded by "
+            "fully_shard: this rank decides alone. Wrap the model before making the guard if they train together.",
+            world_size(),
+        )
+        return Alone()
+    ranks = Ranks(parameters[0].device)
+    ranks.introduce(facts, num_micro=num_micro, num_squares=0)
+    return Council(ranks)
+
+
+def reduces_gradients(model: nn.Module, parameters: Sequence[Tensor]) -> bool:
+    """Whether torch itself keeps the ranks of this model together: DDP around it or inside, or sharded parameters."""
+    ddp = nn.parallel.DistributedDataParallel
+    return any(is_sharded(p) for p in parameters) or any(isinstance(m, ddp) for m in model.modules())
+
+
+class without_reducing:  # reads as words: `with without_reducing(model):`
+    """Gradients stay what this rank's own batch made of them. Put back on leaving."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        for module in self._model.modules():
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                self._stack.enter_context(module.no_sync())
+            elif hasattr(module, "set_requires_gradient_sync"):
+                module.set_requires_gradient_sync(False, recurse=False)  # type: ignore[operator]
+                self._stack.callback(module.set_requires_gradient_sync, True, recurse=False)  # type: ignore[arg-type]
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def _finite_without_reducing(program: StepProgram, window: Window) -> bool:
+    program.zero_grad()
+    with without_reducing(program.model):
+        for batch in window.batches:
+            program.micro(batch)
+        gradients = gradients_before_reduction(program.model, list(program.parameters))
+        finite = gradients is None or all(bool(torch.isfinite(each).all()) for each in gradients)
+    forget_unreduced(program)
+    return finite
+
+
+def forget_unreduced(program: StepProgram) -> None:
+    """Drop gradients that were kept from being reduced, wherever they wait."""
+    program.zero_grad()
+    for module in program.model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # type: ignore[operator]
+        group = getattr(state, "_fsdp_param_group", None)
+        for held in group.fsdp_params if group is not None else ():
+            held.unsharded_accumulated_grad = None
+            if hasattr(held, "_unsharded_param"):
+                held._unsharded_param.grad = None
+
+
+def _loss_first(terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The total first: of very many terms only the first ones are averaged over the ranks."""
+    return {"loss": terms["loss"], **{name: value for name, value in terms.items() if name != "loss"}}
+
+
+def _mean_terms(micros: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([micro[name].double() for micro in micros]).mean() for name in micros[0]}
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether the user's own collective failed because another rank is gone."""
+    original = error.original if isinstance(error, TheirFault) else error
+    if isinstance(original, RanksError):
+        return False
+    words = str(original).lower()
+    named = type(original).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
+    return named or (isinstance(original, RuntimeError) and ("gloo" in words or "connection closed by peer" in words))

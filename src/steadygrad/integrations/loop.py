@@ -21,6 +21,7 @@ from ..act.policy import Policy
 from ..act.program import TheirFault
 from ..act.readout import Row
 from ..act.tape import NOT_AGAIN, pristine, versions_of
+from ..act.training_state import bad_state
 from ..errors import SteadyError
 from ..records import Finding, Incident, Outcome
 from ..start import start_engine
@@ -196,6 +197,17 @@ class LoopGuard:
     def step_number(self) -> int:
         """How many updates have been attempted."""
         return self._engine.step
+
+    @property
+    def scaler(self) -> Any:
+        """The loop's GradScaler, if it has one that is switched on."""
+        return self._engine.program.scaler
+
+    def poisoned(self) -> str:
+        """The first few weights, moments or buffers that are not finite, in words; else empty. Reads the device."""
+        bad = bad_state(self._engine.parts.state)
+        names = [str(name) for found in bad.values() for name in (found if isinstance(found, tuple | list) else ())]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def summary(self) -> dict[str, Any]:
         """Steps, applied, skipped, rolled back, success rate, first and last bad step, and what is in force."""

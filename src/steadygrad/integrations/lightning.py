@@ -1,0 +1,259 @@
+"""A `lightning.Trainer`, guarded by a callback that the trainer carries.
+
+Lightning runs training_step and backward inside `optimizer.step(closure)`. The callback tells the guard where each
+batch begins and ends, and stands before the optimizer itself: it lets the closure run, looks at the gradients, and
+lets the update happen or not. The schedule of a refused step is held, a checkpoint with non-finite weights is not
+written, and what happened is logged under `steady/`. `trainer.global_step` counts a refused step, because Lightning
+counts before it knows.
+
+With manual optimization only the optimizers are guarded: the module decides itself when to step which of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..records import Finding, Incident
+from .loop import LoopGuard
+from .optimizer import OptimizerGuard
+from .patching import wrap_method
+
+logger = logging.getLogger("steadygrad")
+_NOT_OURS = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy", "FSDPStrategy")
+_FOR_OPTIMIZERS = ("run_dir", "policy")
+
+
+class LightningGuard(Callback):
+    """What `sg.attach(trainer, ...)` returns. Options are those of LoopGuard."""
+
+    def __init__(self, trainer: Any, **options: Any) -> None:
+        self._trainer, self._options = trainer, options
+        self._guard: LoopGuard | OptimizerGuard | None = None
+        self._undo: list[Callable[[], Any]] = []
+        self._batch: dict[str, Any] | None = None
+        self._output: Any = None
+        self._in_update = False
+
+    # -- what a user calls
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What went wrong so far, newest last."""
+        return self._guard.incidents if self._guard is not None else []
+
+    @property
+    def vitals(self) -> list[Finding]:
+        """Silent trouble found by the sampled checks."""
+        return self._guard.vitals if isinstance(self._guard, LoopGuard) else []
+
+    def summary(self) -> dict[str, Any]:
+        """Steps, applied, skipped, success rate and what is in force; empty before the first fit."""
+        return self._guard.summary() if self._guard is not None else {}
+
+    def close(self) -> None:
+        """Take everything off the trainer and close the journal."""
+        self._let_go()
+        if self in self._trainer.callbacks:
+            self._trainer.callbacks.remove(self)
+
+    # -- Lightning's hooks
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Optimizers, schedules and precision exist now."""
+        self._let_go()
+        _refuse_strategy(trainer)
+        if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+            chosen = {key: value for key, value in self._options.items() if key in _FOR_OPTIMIZERS}
+            logger.warning(
+                "with manual optimization each optimizer is guarded on its own: bad updates are refused and journaled, "
+                "not diagnosed"
+            )
+            self._guard = OptimizerGuard(trainer.optimizers, model=pl_module, **chosen)
+            return
+        configs = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and c.frequency == 1]
+        self._guard = guard = LoopGuard(
+            pl_module,
+            trainer.optimizers[0],
+            self._again,
+            scheduler=configs[0].scheduler if configs and not configs[0].reduce_on_plateau else None,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            accumulate=trainer.accumulate_grad_batches,
+            max_grad_norm=_clips_to(trainer),
+            precision_shown=str(trainer.precision),
+            **self._options,
+        )
+        self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step))
+        self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule))
+        self._undo.append(wrap_method(trainer, "save_checkpoint", self._save))
+        scaler = guard.scaler
+        if scaler is not None:
+            self._undo.append(wrap_method(scaler, "step", self._scaler_step))
+            self._undo.append(wrap_method(scaler, "update", self._scaler_update))
+        else:
+            self._undo.append(_wrap_on_instance(trainer.optimizers[0], "step", self._optimizer_step))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if isinstance(self._guard, LoopGuard):
+            self._batch, self._output = None, None
+            self._guard.accumulate = trainer.accumulate_grad_batches
+            self._guard.begin(batch)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        loss = _loss_of(self._output)
+        if isinstance(self._guard, LoopGuard) and loss is not None:
+            self._guard.seen(self._batch, {"loss": loss})
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if isinstance(self._guard, LoopGuard):
+            self._guard.before_clip()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._guard is not None and trainer.loggers and trainer._logger_connector.should_update_logs:
+            told = self._guard.summary()
+            values = {"steady/skipped": float(told["skipped"]), "steady/refused_fraction": 1.0 - told["success_rate"]}
+            pl_module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._let_go()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._let_go()
+
+    # -- what stands before Lightning's own methods
+
+    def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        guard = self._guard
+        if isinstance(guard, LoopGuard) and not guard.busy:
+            # training_step given the data iterator itself takes from it: that cannot be done twice.
+            once_only = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
+            self._batch = None if once_only else {"args": list(args), "kwargs": kwargs}
+            self._output = output
+        return output
+
+    def _optimizer_step(self, original: Callable[..., Any], closure: Any = None, **kwargs: Any) -> Any:
+        """Lightning's closure runs forward and backward; torch would run it first thing, so it is run first here."""
+        guard = self._guard
+        if not isinstance(guard, LoopGuard) or guard.busy or self._in_update:
+            return original(closure, **kwargs) if closure is not None else original(**kwargs)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self._commit(guard, functools.partial(original, **kwargs))
+        return result
+
+    def _scaler_step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        guard = self._guard
+        if not isinstance(guard, LoopGuard) or guard.busy or self._in_update:
+            return original(optimizer, *args, **kwargs)
+        self._commit(guard, functools.partial(original, optimizer, *args, **kwargs))
+        return None
+
+    def _scaler_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """After a refused step the scale has been seen to already, and there is no inf check to update it from."""
+        guard = self._guard
+        if isinstance(guard, LoopGuard) and not guard.landed and not guard.busy:
+            return None
+        return original(*args, **kwargs)
+
+    def _commit(self, guard: LoopGuard, update: Callable[[], Any]) -> None:
+        def once() -> Any:
+            self._in_update = True
+            try:
+                return update()
+            finally:
+                self._in_update = False
+
+        guard.commit(once)
+
+    def _schedule(self, original: Callable[..., Any], interval: str, **kwargs: Any) -> Any:
+        if interval == "step" and isinstance(self._guard, LoopGuard) and not self._guard.landed:
+            return None
+        return original(interval=interval, **kwargs)
+
+    def _save(self, original: Callable[..., Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._guard, LoopGuard) and (bad := self._guard.poisoned()):
+            logger.warning(
+                "the checkpoint %s was not written: %s is not finite, and a poisoned checkpoint looks like a good one",
+                filepath,
+                bad,
+            )
+            return None
+        return original(filepath, *args, **kwargs)
+
+    def _again(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
+        """One batch through training_step again, without logging it a second time."""
+        module = self._trainer.lightning_module
+        kept = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
+        vars(module)["log"] = vars(module)["log_dict"] = lambda *args, **kwargs: None
+        try:
+            output = self._trainer.strategy.training_step(*batch["args"], **batch["kwargs"])
+        finally:
+            for name in ("log", "log_dict"):
+                vars(module).pop(name)
+            vars(module).update(kept)
+        return _loss_of(output)
+
+    def _let_go(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        if self._guard is not None:
+            self._guard.close()
+
+
+def attach_lightning(trainer: Any, **options: Any) -> LightningGuard:
+    """Guard every fit of this trainer from now on."""
+    if any(isinstance(callback, LightningGuard) for callback in trainer.callbacks):
+        raise UsageError("This trainer is already attached to a guard. Close that one first, or go on with it.")
+    _refuse_strategy(trainer)
+    guard = LightningGuard(trainer, **options)
+    trainer.callbacks.insert(0, guard)  # before any checkpoint callback, which Lightning keeps last
+    return guard
+
+
+def _refuse_strategy(trainer: Any) -> None:
+    name = type(trainer.strategy).__name__
+    if name in _NOT_OURS:
+        raise UsageError(
+            f"{name} makes or shards the update itself, so there is no moment at which a bad one could be refused "
+            "exactly. steadygrad guards Lightning on one device, with DDP and with ModelParallelStrategy (FSDP2)."
+        )
+
+
+def _clips_to(trainer: Any) -> float | None:
+    by_norm = str(trainer.gradient_clip_algorithm or "norm").rsplit(".", 1)[-1].lower() == "norm"
+    return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else None
+
+
+def _loss_of(output: Any) -> Tensor | None:
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def _wrap_on_instance(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Like `wrap_method`, for a method that a schedule has already replaced on the object itself."""
+    had = name in vars(thing)
+    original = getattr(thing, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(thing, name, wrapped)
+
+    def undo() -> None:
+        if had:
+            setattr(thing, name, original)
+        else:
+            delattr(thing, name)
+
+    return undo

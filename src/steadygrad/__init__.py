@@ -30,12 +30,14 @@ _HOMES = {
     "UsageError": "errors",
     "attach": "attach",
     "diagnose": "clinic.lookup",
+    "doctor": "checkup.doctor",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from .act.policy import Policy as Policy
     from .attach import attach as attach
+    from .checkup.doctor import doctor as doctor
     from .clinic.lookup import diagnose as diagnose
     from .errors import SteadyError as SteadyError
     from .errors import TrainingHalted as TrainingHalted

@@ -56,6 +56,7 @@ PUBLIC = [
     "UsageError",
     "attach",
     "diagnose",
+    "doctor",
 ]
 
 

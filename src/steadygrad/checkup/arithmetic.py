@@ -1,0 +1,106 @@
+"""Expressions of a loss, seen through what does not change their value's range: names, views, indexing, casts."""
+
+from __future__ import annotations
+
+import ast
+
+from .script import Script, last_word
+
+SHAPE_ONLY = {
+    "view", "reshape", "squeeze", "unsqueeze", "float", "double", "half", "bfloat16", "to", "contiguous", "flatten",
+    "clone", "gather", "index_select", "transpose", "permute", "t", "cuda", "cpu", "type_as", "expand", "expand_as",
+    "repeat", "take_along_dim",
+}  # fmt: skip
+GUARDS = {
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "clamp_min_",
+    "clip",
+    "maximum",
+    "max",
+    "where",
+    "nan_to_num",
+    "masked_fill",
+    "relu",
+}
+POSITIVE = {
+    "exp", "softmax", "sigmoid", "softplus", "ones", "ones_like", "arange", "linspace", "rand", "full", "tensor",
+    "cosh", "size", "hann_window", "hamming_window", "Softmax",
+}  # fmt: skip
+
+
+def bare(script: Script, node: ast.expr | None, most: int = 8) -> ast.expr | None:
+    """The expression that decides the value: behind names, views, indexing and casts."""
+    for _ in range(most):
+        node = script.follow(node)
+        if isinstance(node, ast.Subscript):
+            node = node.value
+            continue
+        op = script.op(node)
+        if op is not None and op.name in SHAPE_ONLY and op.operand is not None:
+            node = op.operand
+            continue
+        return node
+    return node
+
+
+def is_guarded(script: Script, node: ast.expr | None) -> bool:
+    """Whether an expression keeps itself away from zero: plus something, clamped, a maximum, a choice."""
+    node = bare(script, node)
+    if isinstance(node, ast.IfExp | ast.BoolOp):
+        return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+        return is_guarded(script, node.left) and is_guarded(script, node.right)
+    if isinstance(node, ast.Constant):
+        return bool(node.value)
+    op = script.op(node)
+    return op is not None and op.name in GUARDS | POSITIVE
+
+
+def is_positive(script: Script, node: ast.expr | None) -> bool:
+    """Whether an expression is above zero by its nature: an exponential, a softmax, a count from one."""
+    node = bare(script, node)
+    op = script.op(node)
+    if op is not None and op.name in ("sum", "mean", "cumsum", "pow", "detach"):
+        return is_positive(script, op.operand)
+    return (op is not None and op.name in POSITIVE) or (isinstance(node, ast.Constant) and bool(node.value))
+
+
+def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
+    """Whether an `if` or a conditional expression around `node` looks at something of `expression` first."""
+    words = {each.id for each in ast.walk(expression) if isinstance(each, ast.Name)}
+    words |= {each.attr for each in ast.walk(expression) if isinstance(each, ast.Attribute)} - {
+        "sum",
+        "std",
+        "norm",
+        "mean",
+    }
+    for each in script.above(node):
+        if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert):
+            asked = {n.id for n in ast.walk(each.test) if isinstance(n, ast.Name)}
+            asked |= {n.attr for n in ast.walk(each.test) if isinstance(n, ast.Attribute)}
+            if asked & words:
+                return True
+    return False
+
+
+def asks_if_finite(test: ast.expr) -> bool:
+    """A condition that asks whether something is NaN or infinite."""
+    return any(
+        isinstance(each, ast.Call)
+        and last_word(each.func) in ("isnan", "isinf", "isfinite", "is_nan", "has_inf_or_nan")
+        for each in ast.walk(test)
+    ) or any(_is_self_unequal(each) for each in ast.walk(test))
+
+
+def _is_self_unequal(node: ast.AST) -> bool:
+    # `loss != loss` is true for NaN alone
+    return (
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.NotEq)
+        and ast.dump(node.left) == ast.dump(node.comparators[0])
+    )

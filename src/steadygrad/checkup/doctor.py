@@ -1,0 +1,168 @@
+"""The doctor: what is likely to go wrong, told before training starts.
+
+    checkup = sg.doctor("train.py")                               # a script, configuration, saved arguments, or folder
+    checkup = sg.doctor(model, optimizer, args=args, dataset=rows)   # live objects
+
+Files are read and never run, without torch. Live objects are measured (`live.py`, `dataset.py`) and judged as plain
+facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import UsageError
+from ..records.checkup import Advice, Checkup, DataStatistics, Level
+from .facts import Data, Setup
+from .files import read_target, targets
+from .script import Script
+from .selection import Selection, allowed, chosen
+from .settings import Settings, from_object, from_script
+
+ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+
+
+def doctor(
+    target: Any = None,
+    optimizer: Any = None,
+    *,
+    args: Any = None,
+    dataset: Any = None,
+    tokenizer: Any = None,
+    scaler: Any = None,
+    scheduler: Any = None,
+    precision: str = "",
+    max_length: int | None = None,
+    generates: bool = False,
+    max_rows: int = 2000,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Checkup:
+    """Everything the rules find.
+
+    Args:
+        target: a path (script, YAML, TOML, JSON, training_args.bin, a folder), several of them, or a model.
+        optimizer: a torch optimizer or several; with a model.
+        args: TrainingArguments, any dataclass or a mapping.
+        dataset: rows (mappings of columns), or batches of them; the first `max_rows` are read.
+        tokenizer: tells the end token, the pad token and how many tokens there are.
+        scaler: the GradScaler, if one is used.
+        scheduler: the learning-rate scheduler, if one is used.
+        precision: "fp16", "bf16" or "fp32", if autocast is used.
+        max_length: where rows were truncated; by default the largest length that several rows share.
+        generates: the rows are prompts to generate from.
+        max_rows: how many rows to read.
+        select, ignore: codes or beginnings of codes, such as ["PF1", "PF204"].
+    """
+    if target is None and args is None and dataset is None:
+        raise UsageError("sg.doctor needs something to look at: a path, a model, args= or dataset=.")
+    if isinstance(target, str | Path) or _are_paths(target):
+        paths = [Path(each) for each in ([target] if isinstance(target, str | Path) else target)]
+        return doctor_files(paths, select=select, ignore=ignore)
+    selection = chosen(select, ignore)
+    settings = None if args is None else from_object(args)
+    found: list[Advice] = [] if settings is None else list(judge(settings, selection))
+    looked_at = [] if settings is None else ["args"]
+    statistics: DataStatistics | None = None
+    setup = None
+    if target is not None:
+        from .live import measure
+
+        setup = measure(
+            target,
+            optimizer,
+            settings=settings,
+            tokenizer=tokenizer,
+            scaler=scaler,
+            scheduler=scheduler,
+            precision=precision,
+            look=True,
+        )
+        found += judge(setup, selection)
+        looked_at.append("model")
+    if dataset is not None:
+        from .dataset import read_rows
+
+        data = read_rows(
+            dataset,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            max_rows=max_rows,
+            generates=generates,
+            num_embeddings=setup.num_embeddings if setup is not None else None,
+            max_positions=setup.max_positions if setup is not None else None,
+        )
+        found += judge(data, selection)
+        statistics = data.statistics
+        looked_at.append("dataset")
+    found.sort(key=lambda each: (ORDER[each.level], each.code))
+    return Checkup(
+        advice=tuple(found),
+        looked_at=tuple(looked_at),
+        num_rules=len(selection.judges()),
+        statistics=statistics,
+    )
+
+
+def _are_paths(target: Any) -> bool:
+    return isinstance(target, list | tuple) and bool(target) and all(isinstance(each, str | Path) for each in target)
+
+
+def doctor_files(paths: Sequence[Path], *, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> Checkup:
+    """The same for files. One that was named and cannot be read is an error; one found in a folder is passed over."""
+    named = {path for path in paths if not path.is_dir()}
+    found: list[Advice] = []
+    looked_at: list[str] = []
+    num_allowed, num_rules = 0, 0
+    for path in targets(list(paths)):
+        selection = chosen(select, ignore, near=path.parent)
+        num_rules = max(num_rules, len(selection.judges()))
+        if path not in named and selection.excludes(path):
+            continue
+        try:
+            thing = read_target(path)
+        except UsageError:
+            if path in named:
+                raise
+            continue
+        if path not in named and not _is_about_training(thing):
+            continue
+        looked_at.append(str(path))
+        lines = thing.lines if isinstance(thing, Script) else thing.text
+        advice = sorted(judge(thing, selection), key=lambda each: (each.line, each.column, each.code))
+        kept = [each for each in advice if not allowed(each, lines)]
+        num_allowed += len(advice) - len(kept)
+        found += kept
+    if not looked_at:
+        raise UsageError(f"No training script or configuration was found in {', '.join(str(path) for path in paths)}.")
+    return Checkup(advice=tuple(found), looked_at=tuple(looked_at), num_rules=num_rules, num_allowed=num_allowed)
+
+
+def _is_about_training(thing: Script | Settings) -> bool:
+    if isinstance(thing, Settings):
+        return thing.kind != "unknown"
+    return thing.imports("torch", "transformers", "lightning", "pytorch_lightning", "trl", "accelerate", "peft")
+
+
+def judge(thing: Script | Settings | Setup | Data, selection: Selection) -> Iterator[Advice]:
+    """What the selected rules say of one thing; a script's settings are judged with it."""
+    match thing:
+        case Script():
+            for settings in from_script(thing):
+                yield from _ask(selection.judges(), "of_settings", settings)
+            yield from _ask(selection.judges(), "of_script", thing)
+        case Settings():
+            yield from _ask(selection.judges(), "of_settings", thing)
+        case Setup():
+            yield from _ask(selection.judges(), "of_setup", thing)
+        case Data():
+            yield from _ask(selection.judges(), "of_data", thing)
+
+
+def _ask(rules: Iterable[ModuleType], judge_of: str, thing: object) -> Iterator[Advice]:
+    for rule in rules:
+        if (ask := getattr(rule, judge_of, None)) is not None:
+            yield from ask(thing)

@@ -1,0 +1,108 @@
+"""Which model a script trains, and in which precision it was loaded, as far as the text tells."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .script import Script, keyword, last_word
+
+OPTIMIZERS = re.compile(
+    r"^(Adam\w*|SGD|Adafactor|RMSprop|NAdam|RAdam|Lion\w*|LAMB|Lamb|Adagrad|Adadelta|Muon|PagedAdam\w*)$"
+)
+BORN_IN_BF16 = re.compile(
+    r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|chatglm|(^|[/_\-])glm-?\d", re.IGNORECASE
+)
+BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^(chat)?glm", re.IGNORECASE)
+SEQUENCE_WORDS = {
+    "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
+    "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",
+    "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "GPT2LMHeadModel", "LlamaForCausalLM",
+    "T5ForConditionalGeneration", "BertForMaskedLM",
+}  # fmt: skip
+
+
+def optimizer_calls(script: Script) -> Iterator[ast.Call]:
+    """Every place that makes an optimizer."""
+    for call in script.calls:
+        name = script.dotted(call.func)
+        if OPTIMIZERS.match(last_word(call.func)) or (name.startswith("torch.optim.") and name.count(".") == 2):
+            yield call
+
+
+def trained_names(script: Script) -> set[str]:
+    """The text of everything whose parameters go into an optimizer or that a Trainer is given."""
+    found = set()
+    for call in optimizer_calls(script):
+        for node in ast.walk(call):
+            asks = isinstance(node, ast.Call) and last_word(node.func) in ("parameters", "named_parameters")
+            if asks and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                found.add(ast.unparse(node.func.value))
+    for call in script.calls:
+        if last_word(call.func).endswith("Trainer"):
+            model = keyword(call, "model") or next(iter(call.args), None)
+            if isinstance(model, ast.Name):
+                found.add(model.id)
+    return found
+
+
+def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, ast.AST]]:
+    """The trained models that are turned into `dtype` (float16, bfloat16), with the place where it happens."""
+    trained = trained_names(script)
+    for node in script.nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name, value = ast.unparse(node.targets[0]), node.value
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            func = node.value.func
+            name, value = (ast.unparse(func.value) if isinstance(func, ast.Attribute) else ""), node.value
+        else:
+            continue
+        if name in trained and _casts_to(script, value, dtype):
+            yield name, node
+
+
+def _casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
+    """`....half()`, `....to(torch.float16)` at the end, or `from_pretrained(..., dtype=torch.float16)` in the chain."""
+    node: ast.AST = value
+    while isinstance(node, ast.Call):
+        word = last_word(node.func)
+        if word == {"float16": "half", "bfloat16": "bfloat16"}[dtype] and not node.args:
+            return True
+        if word in ("float", "double"):
+            return False
+        if word == "to":
+            given = [script.literal(each) for each in (*node.args, *(k.value for k in node.keywords))]
+            if any(str(each) == f"torch.{dtype}" for each in given):
+                return True
+            if any(str(each) in ("torch.float32", "torch.float") for each in given):
+                return False
+        if word == "from_pretrained":
+            if any(keyword(node, key) is not None for key in ("quantization_config", "load_in_4bit", "load_in_8bit")):
+                return False
+            given_dtype = script.literal(keyword(node, "torch_dtype") or keyword(node, "dtype"))
+            return str(given_dtype).removeprefix("torch.") == dtype
+        node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    return False
+
+
+def model_names(script: Script) -> set[str]:
+    """The names of pretrained models that the script loads, where they are written in it."""
+    found = {
+        script.literal(call.args[0]) for call in script.calls if last_word(call.func) == "from_pretrained" and call.args
+    }
+    found |= {script.options.get(name) for name in ("model_name_or_path", "model_name", "model_id")}
+    return {name for name in found if isinstance(name, str)}
+
+
+def learning_rates(script: Script) -> Iterator[tuple[ast.Call, str, float]]:
+    """Every optimizer with the learning rate written for it, or behind the option it takes."""
+    for call in optimizer_calls(script):
+        value = script.literal(keyword(call, "lr"))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield call, last_word(call.func), float(value)
+
+
+def trains_sequences(script: Script) -> bool:
+    """A recurrent network or a transformer, judged by the words in the file."""
+    return bool(script.words & SEQUENCE_WORDS)

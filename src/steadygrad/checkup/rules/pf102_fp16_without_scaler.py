@@ -1,0 +1,102 @@
+"""float16 autocast without a loss scale.
+
+What it sees
+    A loop that runs forward under float16 autocast, calls backward and steps, in a file that never mentions a scaler;
+    or live settings with float16 and no GradScaler.
+
+Why it hurts
+    Gradients under 6e-8 become zero in float16, often most of them. Nothing is NaN; the model just learns less, or
+    nothing.
+
+Smallest example
+    with torch.autocast("cuda", dtype=torch.float16): loss = model(x)
+    loss.backward(); optimizer.step()
+
+What to do
+    `scaler = torch.amp.GradScaler()`, then `scaler.scale(loss).backward()`, `scaler.step(optimizer)`,
+    `scaler.update()`. Or use bfloat16, which needs none.
+
+Safety
+    Files that hand the step to Accelerate, Fabric or DeepSpeed are not reported: those scale by themselves.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+    https://github.com/huggingface/transformers/issues/25021
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...records.checkup import Advice, Level
+from ...rules import Rule
+from ..advice import about, at
+from ..facts import ParameterFacts, Setup
+from ..loop import autocast_dtype, hands_over, has_scaler, loops
+from ..script import Script
+
+RULE = Rule("PF102", "fp16_without_scaler", "float16 autocast without a loss scale.")
+HELP = "scale the loss with torch.amp.GradScaler, or use bfloat16"
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """One finding a file, at the first autocast that is trained through."""
+    if not loops(script) or has_scaler(script) or hands_over(script):
+        return
+    for call in script.calls:
+        if autocast_dtype(script, call) == "float16" and not script.untracked(call) and _is_entered(script, call):
+            yield at(
+                RULE, Level.WARNING, script, call, "forward runs in float16 and nothing scales the loss", help=HELP
+            )
+            return
+
+
+def _is_entered(script: Script, call: ast.Call) -> bool:
+    return isinstance(script.parents.get(call), ast.withitem | ast.FunctionDef)
+
+
+def of_setup(setup: Setup) -> Iterator[Advice]:
+    """Where the precision was told."""
+    if setup.precision == "fp16" and not setup.has_scaler and not setup.guarded and setup.trainable:
+        yield about(RULE, Level.WARNING, "precision", "fp16 is asked for and no loss scaler was given", help=HELP)
+
+
+SPECIMENS = [
+    """
+import torch
+def train(model, optimizer, loader):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+""",
+    Setup(precision="fp16", parameters=(ParameterFacts(name="w"),)),
+]
+NEAR_MISSES = [
+    """
+import torch
+def train(model, optimizer, loader):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+""",
+    """
+import torch
+scaler = torch.amp.GradScaler()
+def train(model, optimizer, loader):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    Setup(precision="fp16", has_scaler=True, parameters=(ParameterFacts(name="w"),)),
+]

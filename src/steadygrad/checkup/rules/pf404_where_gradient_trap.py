@@ -1,0 +1,86 @@
+"""`where` discards a bad value and keeps its gradient.
+
+What it sees
+    `torch.where(condition, f(x), other)` where f is a logarithm, a root, an inverse or a division that is not finite
+    for the x that the condition leaves out.
+
+Why it hurts
+    `where` gives the discarded branch a gradient of zero, and zero times the infinite derivative of f is NaN. The
+    forward is finite, so the loss shows nothing.
+
+Smallest example
+    torch.where(x > 0, torch.log(x), 0.0)
+
+What to do
+    Make the argument safe first: `torch.log(torch.where(x > 0, x, 1.0))` inside the outer `where`.
+
+Safety
+    Exact: selected values and their gradients are unchanged.
+
+References
+    https://github.com/pytorch/pytorch/issues/68425
+    https://github.com/pytorch/pytorch/issues/108618
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...records.checkup import Advice, Level
+from ...rules import Rule
+from ..advice import at
+from ..arithmetic import bare, is_guarded, is_positive
+from ..script import Script
+
+RULE = Rule("PF404", "where_gradient_trap", "`where` discards a bad value and keeps its gradient.")
+TRAPS = {"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin", "arccos", "arcsin", "acosh", "atanh"}
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Both branches are looked at, through variables."""
+    for call in script.calls:
+        op = script.op(call)
+        if op is None or op.name != "where" or not op.of_torch or op.module == "tensor" or len(call.args) != 3:
+            continue
+        if script.untracked(call):
+            continue
+        for branch in call.args[1:]:
+            what = _trap(script, branch)
+            if what:
+                yield at(
+                    RULE, Level.WARNING, script, call, f"{what} is discarded here, and its gradient is not",
+                    help="replace the argument where it is bad before applying the function (a second where inside)",
+                )  # fmt: skip
+                break
+
+
+def _trap(script: Script, branch: ast.expr) -> str:
+    node = script.follow(branch)
+    op = script.op(node)
+    if op is not None and op.name in TRAPS and op.of_torch and op.operand is not None:
+        safe = is_guarded(script, op.operand) or is_positive(script, op.operand)
+        return "" if safe else f"{op.name} of {ast.unparse(op.operand)}"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        right = bare(script, node.right)
+        plain = isinstance(right, ast.Name | ast.Attribute) or script.op(right) is not None
+        data = isinstance(right, ast.Constant) or not plain
+        if not data and not is_guarded(script, node.right) and not is_positive(script, node.right):
+            return f"the quotient by {ast.unparse(node.right)}"
+    return ""
+
+
+SPECIMENS = [
+    "import torch\ndef loss(x):\n    return torch.where(x > 0, torch.log(x), 0.0).sum()\n",
+    "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
+]
+NEAR_MISSES = [
+    """
+import torch
+def loss(x):
+    safe = torch.where(x > 0, x, torch.ones_like(x))
+    return torch.where(x > 0, torch.log(safe), 0.0).sum()
+""",
+    "import torch\ndef loss(x):\n    return torch.where(x > 0, torch.log(x.clamp(min=1e-8)), 0.0).sum()\n",
+    "import torch\ndef loss(x):\n    return torch.where(x > 0, x * 2, 0.0).sum()\n",
+]

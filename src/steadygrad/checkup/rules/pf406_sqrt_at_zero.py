@@ -1,0 +1,82 @@
+"""The root of something that can be exactly zero.
+
+What it sees
+    `sqrt` of a sum or mean of squares, or of a mean squared error, with nothing added to it.
+
+Why it hurts
+    The derivative of the root is infinite at zero. A perfect prediction, or two equal embeddings, turns the gradient
+    into NaN though the loss is 0.
+
+Smallest example
+    torch.sqrt(((a - b) ** 2).sum(-1))
+
+What to do
+    `torch.sqrt(x + 1e-8)`, or `torch.linalg.vector_norm(a - b, dim=-1)`, whose gradient at zero is zero.
+
+Safety
+    The epsilon moves a distance of d by about 1e-8 / 2d.
+
+References
+    https://github.com/pytorch/pytorch/issues/2421
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...records.checkup import Advice, Level
+from ...rules import Rule
+from ..advice import at
+from ..arithmetic import bare
+from ..script import Script, last_word
+
+RULE = Rule("PF406", "sqrt_at_zero", "The root of something that can be exactly zero.")
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Only roots whose argument is plainly a square that may vanish."""
+    for call in script.calls:
+        op = script.op(call)
+        if op is None or op.name != "sqrt" or not op.of_torch or op.operand is None or script.untracked(call):
+            continue
+        if _is_square(script, bare(script, op.operand)):
+            yield at(
+                RULE, Level.WARNING, script, call, "the gradient of this root is infinite where its argument is zero",
+                help="add a small number inside the root, or use torch.linalg.vector_norm",
+            )  # fmt: skip
+
+
+def _is_square(script: Script, node: ast.expr | None) -> bool:
+    op = script.op(node)
+    if op is not None and op.name in ("sum", "mean") and op.of_torch:
+        return _is_power(script, bare(script, op.operand))
+    if op is not None and op.name == "mse_loss":
+        return True
+    if isinstance(node, ast.Call):
+        made = script.value_of(node.func) if isinstance(node.func, ast.Name) else node.func
+        return isinstance(made, ast.Call) and last_word(made.func) == "MSELoss"
+    return False
+
+
+def _is_power(script: Script, node: ast.expr | None) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return bool(script.literal(node.right) == 2)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return ast.dump(node.left) == ast.dump(node.right)
+    op = script.op(node)
+    if op is not None and op.name == "pow":
+        return any(script.literal(argument) == 2 for argument in op.call.args)
+    return op is not None and op.name == "square"
+
+
+SPECIMENS = [
+    "import torch\ndef distance(a, b):\n    return torch.sqrt(((a - b) ** 2).sum(-1))\n",
+    "import torch\nimport torch.nn.functional as F\ndef rmse(a, b):\n    return torch.sqrt(F.mse_loss(a, b))\n",
+    "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
+]
+NEAR_MISSES = [
+    "import torch\ndef distance(a, b):\n    return torch.sqrt(((a - b) ** 2).sum(-1) + 1e-8)\n",
+    "import torch\ndef evaluate(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n",
+    "import torch\ndef scale(d):\n    return torch.sqrt(torch.tensor(d))\n",
+]

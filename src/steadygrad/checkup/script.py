@@ -1,0 +1,300 @@
+"""A training script as its syntax tree, with the questions rules ask of it. Nothing is imported and nothing runs.
+
+Names are resolved through imports (`F.softmax` is `torch.nn.functional.softmax`), values through the nearest
+assignment above in the same function, command-line options through their defaults. What cannot be resolved is
+UNKNOWN, and a rule that meets it stays silent: a wrong alarm costs more than a missed one.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from ..errors import UsageError
+
+
+class Unknown:
+    """A value that only running the script would tell."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN: Final = Unknown()
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+UNTRACKED = {"no_grad", "inference_mode"}
+LOOKING = ("eval", "valid", "test", "sample", "generate", "plot", "metric", "accuracy", "predict", "infer", "log_")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call as an operation on an operand: `torch.log(x)` and `x.log()` are both log of x."""
+
+    name: str
+    operand: ast.expr | None
+    module: str
+    call: ast.Call
+
+    @property
+    def of_torch(self) -> bool:
+        """A torch function, or a method of something that may well be a tensor."""
+        return self.module == "tensor" or self.module.split(".")[0] == "torch"
+
+
+class Script:
+    """One Python file. `path` is only a name: the text is what is judged."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+        self.lines = text.splitlines()
+        try:
+            self.tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is not Python that can be read: {error}. Nothing in it was checked.") from None
+        self.nodes: list[ast.AST] = []
+        self.parents: dict[ast.AST, ast.AST] = {}
+        stack: list[ast.AST] = [self.tree]
+        while stack:
+            node = stack.pop()
+            self.nodes.append(node)
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+                stack.append(child)
+
+    def line(self, number: int) -> str:
+        """The text of a line, counted from 1."""
+        return self.lines[number - 1].rstrip() if 0 < number <= len(self.lines) else ""
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """What each imported name stands for."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.asname or alias.name.split(".")[0]] = (
+                        alias.name if alias.asname else alias.name.split(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}".lstrip(".")
+        return found
+
+    def imports(self, *packages: str) -> bool:
+        """Whether any of these packages, or a part of one, is imported."""
+        return any(home == package or home.startswith(package + ".") for home in self._homes for package in packages)
+
+    @cached_property
+    def _homes(self) -> set[str]:
+        found = set(self.aliases.values())
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        return found
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """Every call, in the order of the text."""
+        found = [node for node in self.nodes if isinstance(node, ast.Call)]
+        return sorted(found, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))
+
+    @cached_property
+    def called(self) -> set[str]:
+        """The last word of everything that is called: `step`, `zero_grad`, `get_peft_model`."""
+        return {last_word(call.func) for call in self.calls}
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Every name, attribute and keyword in the file."""
+        found: set[str] = set()
+        for node in self.nodes:
+            match node:
+                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
+                    found.add(word)
+                case ast.keyword(arg=str(word)):
+                    found.add(word)
+                case ast.alias(name=word):
+                    found.add(word.split(".")[-1])
+                case _:
+                    pass
+        return found
+
+    def dotted(self, node: ast.AST) -> str:
+        """The full name behind an expression (`torch.nn.functional.softmax`), or "" if it is not a name."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.dotted(node.value)
+            return f"{owner}.{node.attr}" if owner else ""
+        return ""
+
+    def op(self, node: ast.AST | None) -> Op | None:
+        """The call `node` is, as an operation; None for anything else."""
+        if not isinstance(node, ast.Call):
+            return None
+        first = node.args[0] if node.args else keyword(node, "input")
+        func = node.func
+        if isinstance(func, ast.Name):
+            home = self.aliases.get(func.id, "")
+            return Op(home.split(".")[-1] or func.id, first, home.rpartition(".")[0], node)
+        if not isinstance(func, ast.Attribute):
+            return None
+        root: ast.AST = func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in self.aliases:
+            return Op(func.attr, first, self.dotted(func.value), node)
+        return Op(func.attr, func.value, "tensor", node)
+
+    # -- where
+
+    def above(self, node: ast.AST) -> list[ast.AST]:
+        """The nodes around `node`, innermost first."""
+        found = []
+        while node in self.parents:
+            node = self.parents[node]
+            found.append(node)
+        return found
+
+    def scope(self, node: ast.AST) -> ast.AST:
+        """The function, or the module, that `node` belongs to."""
+        return next((each for each in self.above(node) if isinstance(each, FUNCTIONS)), self.tree)
+
+    def untracked(self, node: ast.AST) -> bool:
+        """Inside `no_grad` or `inference_mode`, or in a function that only looks: nothing there is differentiated."""
+        for each in self.above(node):
+            if isinstance(each, ast.With | ast.AsyncWith) and any(
+                self._is_untracking(item.context_expr) for item in each.items
+            ):
+                return True
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                if any(self._is_untracking(decorator) for decorator in each.decorator_list):
+                    return True
+                if each.name.lower().lstrip("_").startswith(LOOKING):
+                    return True
+        return False
+
+    def untracked_for_looking(self, node: ast.AST) -> bool:
+        """In a function that by its name only evaluates, samples or plots."""
+        names = [each.name for each in self.above(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return any(name.lower().lstrip("_").startswith(LOOKING) for name in names)
+
+    def _is_untracking(self, node: ast.expr) -> bool:
+        return last_word(node.func if isinstance(node, ast.Call) else node) in UNTRACKED
+
+    # -- values
+
+    @cached_property
+    def _assigned(self) -> dict[tuple[ast.AST, str], list[tuple[int, ast.expr | None]]]:
+        found: dict[tuple[ast.AST, str], list[tuple[int, ast.expr | None]]] = {}
+        for node in self.nodes:
+            targets: list[ast.expr] = []
+            value: ast.expr | None = None
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+                targets, value = [node.target], node.value
+            elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor | ast.comprehension):
+                targets = [node.target]
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                targets = [node.optional_vars]
+            for target in targets:
+                whole = isinstance(target, ast.Name | ast.Attribute)
+                for part in ast.walk(target):
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                        known = value if whole else None
+                        found.setdefault((self.scope(node), part.id), []).append((part.lineno, known))
+        for scope in self.nodes:
+            if isinstance(scope, FUNCTIONS):
+                for argument in _arguments(scope):
+                    found.setdefault((scope, argument.arg), []).append((argument.lineno, None))
+        for each in found.values():
+            each.sort(key=lambda item: item[0])
+        return found
+
+    def value_of(self, node: ast.AST | None) -> ast.expr | None:
+        """What a name was last given above its use in the same function; else what the module gives it once."""
+        if not isinstance(node, ast.Name):
+            return None
+        here = [value for line, value in self._assigned.get((self.scope(node), node.id), []) if line < node.lineno]
+        if here:
+            return here[-1]
+        if (self.scope(node), node.id) in self._assigned and self.scope(node) is not self.tree:
+            return None
+        outside = self._assigned.get((self.tree, node.id), [])
+        return outside[0][1] if len(outside) == 1 else None
+
+    def follow(self, node: ast.expr | None, most: int = 4) -> ast.expr | None:
+        """The expression behind a chain of names."""
+        for _ in range(most):
+            value = self.value_of(node)
+            if value is None:
+                return node
+            node = value
+        return node
+
+    def literal(self, node: ast.AST | None, most: int = 4) -> Any:
+        """The Python value of an expression, as far as the text tells; else UNKNOWN."""
+        if node is None or most == 0:
+            return UNKNOWN
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            pass
+        match node:
+            case ast.Name():
+                return self.literal(self.value_of(node), most - 1)
+            case ast.Attribute(value=ast.Name(), attr=name) if self.dotted(node).split(".")[0] != "torch":
+                return self.options.get(name, UNKNOWN)
+            case ast.BinOp(left=left, op=ast.Pow(), right=right):
+                values = self.literal(left, most - 1), self.literal(right, most - 1)
+                small = all(isinstance(value, int | float) and abs(value) < 100 for value in values)
+                try:
+                    return float(values[0]) ** values[1] if small else UNKNOWN
+                except (ArithmeticError, TypeError):
+                    return UNKNOWN
+            case ast.Attribute():
+                return Name(self.dotted(node)) if self.dotted(node).startswith("torch.") else UNKNOWN
+            case _:
+                return UNKNOWN
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Defaults of command-line options: `add_argument("--lr", default=1e-3)`, fields of a dataclass."""
+        found: dict[str, Any] = {}
+        for call in self.calls:
+            if last_word(call.func) == "add_argument" and (default := keyword(call, "default")) is not None:
+                names = [self.literal(argument) for argument in call.args]
+                for name in (each for each in names if isinstance(each, str) and each.startswith("-")):
+                    found[name.lstrip("-").replace("-", "_")] = self.literal(default)
+        for node in self.nodes:
+            if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        found.setdefault(field.target.id, self.literal(field.value))
+        return found
+
+
+class Name(str):
+    """The dotted name of something of torch, such as `torch.float16`, where a value was asked for."""
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The expression given to a keyword, if it is given by name."""
+    return next((each.value for each in call.keywords if each.arg == name), None)
+
+
+def last_word(node: ast.AST) -> str:
+    """`step` for `self.optimizer.step`; "" for what is not a name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _arguments(scope: ast.AST) -> list[ast.arg]:
+    arguments: ast.arguments = scope.args  # type: ignore[attr-defined]
+    extra = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]

@@ -1,0 +1,206 @@
+"""The settings of a run, wherever they were written: a file, a saved TrainingArguments, a call in a script, an object.
+
+A rule asks for a setting by its name and does not care where it stands: `fp16` may be a key of a YAML file, a keyword
+of `TrainingArguments(...)` or a field of the live object. Dialects that spell a thing differently are listed in
+`SPELLINGS`, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from .script import UNKNOWN, Name, Script, last_word
+
+SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
+    "learning_rate": ("learning_rate", "lr"),
+    "max_grad_norm": ("max_grad_norm", "gradient_clipping", "gradient_clip_val", "clip_grad_norm", "grad_clip"),
+    "model": ("model_name_or_path", "base_model", "pretrained_model_name_or_path", "model_name", "model_id", "model"),
+    "epsilon": ("adam_epsilon", "eps"),
+    "optimizer": ("optim", "optimizer", "optimizer_name"),
+    "warmup": ("warmup_steps", "warmup_ratio", "warmup_num_steps", "num_warmup_steps", "lr_warmup_steps", "warmup"),
+    "precision": ("precision", "mixed_precision", "dtype", "torch_dtype", "model_dtype"),
+}
+ARGUMENT_CLASSES = {
+    "TrainingArguments", "SFTConfig", "GRPOConfig", "DPOConfig", "RLOOConfig", "KTOConfig", "ORPOConfig", "CPOConfig",
+    "RewardConfig",
+}  # fmt: skip
+DEEPSPEED_KEYS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_clipping"}
+LORA_KEYS = {"lora_r", "lora_rank", "lora_alpha", "lora_target", "lora_target_modules"}
+TRANSFORMERS_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "output_dir"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings by their path of keys, with the line each stands on.
+
+    `kind` is transformers, deepspeed, lightning, accelerate or unknown: whose defaults fill what is not written.
+    `explicit` are the keys somebody wrote; a saved TrainingArguments has all and cannot tell.
+    """
+
+    path: str
+    values: Mapping[tuple[str, ...], Any]
+    lines: Mapping[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
+    kind: str = "unknown"
+    complete: bool = True
+    first_line: int = 0
+    text: tuple[str, ...] = ()
+    script: Script | None = None
+    saved: bool = False
+
+    def keys(self, name: str) -> Iterator[tuple[str, ...]]:
+        """The paths of keys that end in this setting, in any of its spellings, shallow ones first."""
+        for spelling in SPELLINGS.get(name, (name,)):
+            yield from sorted((path for path in self.values if path[-1].lower() == spelling), key=len)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a setting; UNKNOWN if it is set to what only running would tell."""
+        return next((self.values[path] for path in self.keys(name)), default)
+
+    def has(self, name: str) -> bool:
+        """Whether somebody set it at all."""
+        return any(True for _ in self.keys(name))
+
+    def on(self, name: str) -> bool:
+        """A switch that is on, in whatever spelling; DeepSpeed writes `{"fp16": {"enabled": true}}`."""
+        value = self.get(name)
+        if value is None and (nested := [path for path in self.values if path[-2:] == (name, "enabled")]):
+            value = self.values[nested[0]]
+        return value is True or (isinstance(value, str) and value.lower() in ("true", "yes", "on"))
+
+    def number(self, name: str) -> float | None:
+        """A setting as a number, also where YAML made a string of it; None if it is not one."""
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or isinstance(value, Name):
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            return None
+
+    def word(self, name: str) -> str:
+        """A setting as a lower-case word; "" if it is not one."""
+        value = self.get(name)
+        return str(value).lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+    def line_of(self, name: str) -> int:
+        """The line a setting stands on, or the one where the settings begin."""
+        nested = [path for path in self.values if path[-2:] == (name, "enabled")]
+        path = next(iter([*self.keys(name), *nested]), None)
+        return self.lines.get(path, self.first_line) if path else self.first_line
+
+    def text_at(self, line: int) -> str:
+        """The text of a line, as written."""
+        return self.text[line - 1].rstrip() if 0 < line <= len(self.text) else ""
+
+    # -- what several rules ask
+
+    @property
+    def half(self) -> bool:
+        """Mixed precision in float16."""
+        return self.on("fp16") or self.word("precision") in (
+            "fp16",
+            "16",
+            "16-mixed",
+            "float16",
+            "torch.float16",
+            "half",
+        )
+
+    @property
+    def lora(self) -> bool:
+        """An adapter is trained, not the whole model."""
+        if self.word("adapter") in ("lora", "qlora") or self.word("finetuning_type") == "lora" or self.on("use_peft"):
+            return True
+        if self.script is not None:
+            return uses_peft(self.script)
+        return any(path[-1].lower() in LORA_KEYS for path in self.values)
+
+    @property
+    def adam(self) -> bool:
+        """An optimizer of Adam's family, or none named where Adam is the default."""
+        words = [str(self.values[path]).lower() for path in self.keys("optimizer")]
+        words += [str(value).lower() for path, value in self.values.items() if path[-2:] == ("optimizer", "type")]
+        return any("adam" in word for word in words) or (not words and self.kind == "transformers")
+
+
+def uses_peft(script: Script) -> bool:
+    """Whether a script wraps its model in an adapter."""
+    return script.imports("peft", "unsloth") and bool(
+        script.words & {"get_peft_model", "LoraConfig", "peft_config", "FastLanguageModel", "add_adapter"}
+    )
+
+
+def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:
+    """Whose settings these are, judged by keys only that program has."""
+    keys, first = {path[-1] for path in values}, {path[0] for path in values}
+    if first & DEEPSPEED_KEYS and first & {"fp16", "bf16", "zero_optimization", "optimizer", "scheduler"}:
+        return "deepspeed"
+    if "trainer" in first and keys & {"gradient_clip_val", "max_epochs", "accelerator", "precision"}:
+        return "lightning"
+    if "distributed_type" in first and "mixed_precision" in first:
+        return "accelerate"
+    return "transformers" if keys & TRANSFORMERS_KEYS else "unknown"
+
+
+def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Nested mappings as paths of keys. Lists are values, except lists of mappings, whose members are looked into."""
+    if isinstance(data, Mapping):
+        found: dict[tuple[str, ...], Any] = {}
+        for key, value in data.items():
+            found |= flatten(value, (*path, str(key)))
+        return found
+    if isinstance(data, list) and any(isinstance(item, Mapping) for item in data):
+        found = {}
+        for number, item in enumerate(data):
+            found |= flatten(item, (*path, str(number)))
+        return found
+    return {path: data} if path else {}
+
+
+def from_script(script: Script) -> Iterator[Settings]:
+    """The settings written into a script: calls of TrainingArguments and its kin, lightning's Trainer, Accelerator."""
+    for call in script.calls:
+        word = last_word(call.func)
+        if word in ARGUMENT_CLASSES or word.endswith("TrainingArguments"):
+            kind = "transformers"
+        elif (
+            word == "Trainer"
+            and script.imports("lightning", "pytorch_lightning")
+            and not script.imports("transformers")
+        ):
+            kind = "lightning"
+        elif word == "Accelerator" and script.imports("accelerate"):
+            kind = "accelerate"
+        else:
+            continue
+        named = [(each.arg, each.value) for each in call.keywords if each.arg is not None]
+        yield Settings(
+            path=script.path,
+            values={(name,): script.literal(value) for name, value in named},
+            lines={(name,): value.lineno for name, value in named},
+            kind=kind,
+            complete=len(named) == len(call.keywords),
+            first_line=call.lineno,
+            text=tuple(script.lines),
+            script=script,
+        )
+
+
+def from_object(args: Any, path: str = "args") -> Settings:
+    """The settings of a live object: TrainingArguments, any dataclass, a namespace or a mapping."""
+    if isinstance(args, Mapping):
+        values: Mapping[str, Any] = args
+    elif dataclasses.is_dataclass(args) and not isinstance(args, type):
+        values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(args)}
+    else:
+        values = {key: value for key, value in vars(args).items() if not key.startswith("_")}
+    flat = {key: _plain(value) for key, value in flatten(dict(values)).items()}
+    return Settings(path=path, values=flat, kind=kind_of(flat), saved=not isinstance(args, Mapping))
+
+
+def _plain(value: Any) -> Any:
+    # An enum of transformers (`SaveStrategy.NO`) is the word it stands for.
+    inner = getattr(value, "value", value)
+    return inner if isinstance(inner, bool | int | float | str | list | tuple | None) else UNKNOWN

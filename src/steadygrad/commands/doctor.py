@@ -1,0 +1,43 @@
+"""steady doctor: what is likely to go wrong, told before training starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    target: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Training scripts, YAML, TOML or JSON configurations, a saved training_args.bin, or folders of these.",
+            metavar="TARGET...",
+        ),
+    ],
+    select: Annotated[
+        list[str] | None, typer.Option("--select", help="Only these codes or beginnings of codes, such as PF4.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="Not these codes or beginnings of codes.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Read a training script or configuration and say what is likely to go wrong. Nothing in it is run.
+
+    `# steady: allow PF101` on a line, or alone above it, silences a finding; `# steady: allow-file PF101` does so for
+    the file. `[tool.steadygrad.doctor]` in pyproject.toml takes select, ignore and exclude. Exits with 1 if there is a
+    warning or an error, and with 0 if there are only notes.
+    """
+    from ..checkup.doctor import doctor_files
+    from ..reporters.doctor import print_checkup
+    from ..reporters.terminal import console, print_json
+
+    found = doctor_files(target, select=select or (), ignore=ignore or ())
+    if json:
+        print_json(found)
+    else:
+        print_checkup(console(), found)
+    if not found.clean:
+        raise typer.Exit(1)

@@ -110,7 +110,7 @@ def measure(
         peft=hasattr(model, "peft_config"),
         checkpointing=checkpointing,
         reentrant=reentrant,
-        inputs_require_grad=_inputs_require_grad(model, embedding),
+        inputs_require_grad=_inputs_require_grad(embedding),
         embedding_trainable=None if embedding is None else embedding.weight.requires_grad,
         num_embeddings=None if embedding is None else embedding.weight.shape[0],
         num_tokens=_length(tokenizer),
@@ -196,14 +196,12 @@ def _checkpointing(model: nn.Module) -> tuple[bool, bool | None]:
     return False, None
 
 
-def _inputs_require_grad(model: nn.Module, embedding: Any) -> bool | None:
+def _inputs_require_grad(embedding: Any) -> bool | None:
     """Whether a hook makes the embedding's output require a gradient, as `enable_input_require_grads` does."""
     if embedding is None:
         return None
     hooks: Iterable[Any] = getattr(embedding, "_forward_hooks", {}).values()
-    return any("require" in getattr(hook, "__name__", "") for hook in hooks) or any(
-        hasattr(module, name) for module in (model,) for name in ("_require_grads_hook", "_require_grads_hooks")
-    )
+    return any("require" in getattr(hook, "__name__", "") for hook in hooks)
 
 
 def _look(parameters: list[nn.Parameter]) -> list[tuple[float | None, bool | None]]:

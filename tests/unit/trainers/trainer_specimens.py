@@ -37,19 +37,22 @@ QUIET: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny_model(*, with_grad_only: bool = False, dropout: float = 0.1) -> GPT2LMHeadModel:
-    """Two layers of GPT-2 with dropout, whose embedding is divided by zero wherever the bad token stands."""
-    torch.manual_seed(0)
-    config = GPT2Config(
+def tiny_config(*, dropout: float = 0.1, **more: Any) -> GPT2Config:
+    return GPT2Config(
         vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
-        attn_pdrop=dropout, bos_token_id=1, eos_token_id=1, pad_token_id=0,
+        attn_pdrop=dropout, bos_token_id=1, eos_token_id=1, pad_token_id=0, **more,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+
+
+def tiny_model(*, with_grad_only: bool = False, dropout: float = 0.1, seed: int = 0) -> GPT2LMHeadModel:
+    """Two layers of GPT-2 with dropout, whose embedding is divided by zero wherever the bad token stands."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(tiny_config(dropout=dropout))
     break_at_bad_token(model, with_grad_only=with_grad_only)
     return model
 
 
-def break_at_bad_token(model: GPT2LMHeadModel, *, with_grad_only: bool = False) -> None:
+def break_at_bad_token(model: Any, *, with_grad_only: bool = False) -> None:
     def divide(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         if with_grad_only and not torch.is_grad_enabled():
             return output  # sampling from NaN would crash, long before the step that this is about

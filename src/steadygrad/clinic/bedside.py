@@ -18,12 +18,12 @@ from ..act.books import Books
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
 from ..act.program import PRECISIONS, StepProgram, TheirFault
-from ..act.tape import tensors_in
 from ..act.training_state import TrainingState
 from ..records import Diagnosis, Finding, StepRecord
 from ..watch.gradients import GradientProbe, clip_exact
 from .keepsake import Keepsake
 from .patient import StepFacts
+from .rows import num_rows
 
 _SAMPLE_ID_KEYS = ("sample_id", "sample_ids", "example_id", "id", "index", "idx", "indices", "uid")
 
@@ -164,14 +164,19 @@ def examine_window(
 
 
 def select_rows(batch: Any, rows: Sequence[int]) -> Any:
-    """The batch with these rows only: every tensor and list as long as the batch is narrowed along its first side."""
-    size = next((t.shape[0] for t in tensors_in(batch) if t.dim()), None)
-    return batch if size is None else _narrow(batch, list(rows), size)
+    """The batch with these rows only: every tensor and list as long as the batch is narrowed along its first side.
+
+    A tensor whose second side is that long and whose first is not has its rows there: time first, then the batch.
+    """
+    size = num_rows(batch)
+    return _narrow(batch, list(rows), size) if size else batch
 
 
 def _narrow(value: Any, rows: list[int], size: int) -> Any:
     if isinstance(value, Tensor):
-        return value[rows] if value.dim() and value.shape[0] == size else value
+        if value.dim() and value.shape[0] == size:
+            return value[rows]
+        return value[:, rows] if value.dim() > 1 and value.shape[1] == size else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_narrow(item, rows, size) for item in value))
     if isinstance(value, list | tuple):

@@ -46,7 +46,10 @@ def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | No
 
 class _Case:
     def __init__(self, patient: Patient, suspicion: Suspicion | None) -> None:
-        self.patient, self.suspicion = patient, suspicion
+        self.patient = patient
+        if suspicion is None and patient.facts.symptom == "spike":
+            suspicion = Suspicion(symptom="spike", step=patient.facts.step, kind="spike")
+        self.suspicion = suspicion
         self.notes: list[str] = []
         self.exam: Examination | None = None
 
@@ -136,7 +139,7 @@ class _Case:
         if origin.phase == "data":
             if evidence.batch_outlier is not None:
                 return Rows(rows=evidence.batch_outlier[1])
-            return Rows(rows=bad_batch_rows(self._batch, origin.tensor or ""))
+            return Rows(rows=bad_batch_rows(self._batch, origin.tensor or "", self.patient.facts.select_rows))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()
         if depth == "origin":

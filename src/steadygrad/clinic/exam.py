@@ -105,7 +105,9 @@ def _catch(patient: Patient, exam: Examination) -> None:
         watch={ordinal: s.watcher() for ordinal, s in wanted.items()},
         deaf=True,
     )
-    until = "commit" if exam.record.stage == "commit" else "backward" if exam.record.stage == "backward" else "forward"
+    until = {"commit": "commit", "backward": "backward"}.get(exam.record.stage, "forward")
+    if until == "forward" and exam.seen.guilty_batch:
+        until = "backward"  # ops are counted, and those of the micro-batches before it ran backward too
     replay(patient, tracer=tracer, until=until)
     if exam.record.backward:
         _find_incoming(exam, [exam.record, *neighbours])

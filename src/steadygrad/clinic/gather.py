@@ -42,7 +42,7 @@ def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> 
         bad_before=tuple(seen.bad_before),
         changes=changes,
         losses=_losses(patient),
-        blew_up=_blew_up(_losses(patient)),
+        blew_up=_blew_up(_losses(patient)) and not other_batches_are_calm(patient),
         loss_scale=seen.loss_scale,
         dynamic_scale=facts.dynamic_scale,
         autocast=str(facts.autocast).removeprefix("torch.") if facts.autocast else None,
@@ -159,6 +159,23 @@ def _blew_up(losses: tuple[float, ...]) -> bool:
         return False
     low = min(abs(loss) for loss in losses[:-1])
     return abs(losses[-1]) > 5 * max(low, 1e-12) and abs(losses[-1]) > 2 * abs(losses[0])
+
+
+def other_batches_are_calm(patient: Patient) -> bool:
+    """Whether another batch does as well as ever with these very weights: then it is not the weights that ran away."""
+    following = getattr(patient, "following", None)
+    ceiling = max((abs(loss) for loss in _losses(patient)), default=0.0)
+    for ahead in (1, 2):
+        batches = following(ahead) if following is not None else None
+        if batches is None:
+            return False
+        try:
+            seen = replay(patient, batches=batches, until="backward")
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+            return False
+        if seen.loss_finite and not seen.bad_gradients and abs(seen.loss) <= ceiling:
+            return True
+    return False
 
 
 def _rate(patient: Patient) -> float:

@@ -47,6 +47,29 @@ WRITES_CONSTANTS = frozenset(
 )
 UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize"})
 SOFTMAX = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "safe_softmax", "logsumexp"})
+# Arithmetic of features: an infinity of the batch that ends in one of these was no mask.
+_FEATURE_ARITHMETIC = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "native_layer_norm",
+        "native_batch_norm",
+        "native_group_norm",
+        "fused_rms_norm",
+        "rms_norm",
+        "mean",
+        "var",
+        "std",
+        "var_mean",
+        "std_mean",
+        "cumsum",
+        "fft_r2c",
+        "fft_c2c",
+    }
+)
 _PRODUCTS = frozenset({"to_copy", "mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "add", "sum", "pow", "mean"})
 _MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_sigmoid_forward"})
 
@@ -169,7 +192,8 @@ class _Search:
 
     def _innocent_here(self, birth: Birth, consumer: OpRecord, touch: Touch) -> bool:
         if birth.intended:
-            return True
+            from_batch = birth.leaf is not None and birth.leaf[0] == "batch"
+            return not (from_batch and consumer.op in _FEATURE_ARITHMETIC)
         if birth.record is None or birth.bits:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:

@@ -20,6 +20,7 @@ from .replay import replay
 from .seen import walk_batch
 
 MAX_REPLAYS = 96
+Select = Callable[[Any, Sequence[int]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,23 @@ def num_rows(batch: Any) -> int:
     return next(size for size, count in sizes.items() if count == most)
 
 
-def bad_batch_rows(batch: Any, key: str) -> tuple[int, ...]:
-    """The rows of one batch entry that hold a NaN or an infinity."""
-    for name, value in walk_batch(batch):
-        if name == key and isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
-            flat = value.reshape(value.shape[0], -1)
-            return tuple((~torch.isfinite(flat)).any(1).nonzero().flatten().tolist())
-    return ()
+def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[int, ...]:
+    """The rows of one batch entry that hold a NaN or an infinity.
+
+    Where the entry's first side is not the batch (time comes first, say), `select` tells what belongs to a row.
+    """
+    value = next((value for name, value in walk_batch(batch) if name == key), None)
+    if not isinstance(value, torch.Tensor) or not value.dim() or not value.is_floating_point():
+        return ()
+    size = num_rows(batch)
+    if value.shape[0] == size or select is None:
+        return tuple((~torch.isfinite(value.reshape(value.shape[0], -1))).any(1).nonzero().flatten().tolist())
+    rows = []
+    for row in range(size):
+        alone = next((v for name, v in walk_batch(select(batch, [row])) if name == key), None)
+        if isinstance(alone, torch.Tensor) and alone.numel() < value.numel() and not bool(torch.isfinite(alone).all()):
+            rows.append(row)
+    return tuple(rows)
 
 
 def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
@@ -74,14 +85,14 @@ class _Subsets:
             self._known[key] = self._run(key)
         return self._known[key]
 
-    def other_batch_is_sick(self) -> bool:
-        """Whether the next batch fails in the same state: then no row of this one is to blame."""
+    def other_batch_is_sound(self) -> bool:
+        """Whether another batch does well in the same state; if not, or if there is none, no row is to blame."""
         following = getattr(self.patient, "following", None)
         batches = following(1) if following is not None else None
         if batches is None:
             return False
         try:
-            return self.sick(replay(self.patient, batches=batches, until=self.until))
+            return not self.sick(replay(self.patient, batches=batches, until=self.until))
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
             return False
 
@@ -127,7 +138,7 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
     guilty = tuple(sorted(_search(test, everyone)))
     if guilty == everyone:
         # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are sound.
-        if hint != everyone or test.other_batch_is_sick():
+        if hint != everyone or not test.other_batch_is_sound():
             return Rows()
         return Rows(rows=hint, proven=True)
     if not guilty:

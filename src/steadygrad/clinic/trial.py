@@ -41,7 +41,11 @@ def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[Trial, ...]:
     """Every proposal on its own; verified ones first, and among them those that change least."""
     reference = float64_reference(ward)
     peak = untreated_peak(ward)
-    trials = [attempt(ward, proposal, reference, peak) for proposal in proposals]
+    trials: list[Trial] = []
+    for proposal in proposals:
+        held = any(trial.verified and trial.remedy.slug == proposal.slug for trial in trials)
+        if not (proposal.if_needed and held):
+            trials.append(attempt(ward, proposal, reference, peak))
     return tuple(sorted(trials, key=_rank))
 
 

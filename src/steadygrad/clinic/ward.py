@@ -71,7 +71,8 @@ class Ward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """One change worth a trial. `lasting` keeps it in force in the steps after; `rewind` starts some steps before,
-    `from_start` at the very first step, and is not tried where that is not kept."""
+    `from_start` at the very first step, and is not tried where that is not kept. With `if_needed` it is tried only
+    where none before it with the same slug has held."""
 
     code: str
     slug: str
@@ -81,4 +82,5 @@ class Proposal:
     lasting: bool = True
     rewind: bool = False
     from_start: bool = False
+    if_needed: bool = False
     code_change: str | None = None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steadygrad.clinic.diagnose import diagnose
+from steadygrad.clinic.vigil import Suspicion
 from steadygrad.errors import UsageError
 
 
@@ -136,3 +137,43 @@ def test_the_model_compiled_or_not_is_diagnosed_eagerly(make_patient: Any) -> No
     found = diagnose(make_patient(model, loss_fn, [torch.randn(3, 2)] * 2))
     assert found.origin is not None
     assert (found.origin.op, found.phase) == ("log", "loss")
+
+
+def test_of_a_step_that_does_not_repeat_no_change_is_called_a_cure(make_patient: Any) -> None:
+    """Whatever is changed, a sound step is sound: only doing it again and doing without it mean anything."""
+    model = nn.Linear(3, 1)
+    patient = make_patient(model, lambda m, b: m(b).square().mean(), [torch.randn(4, 3) for _ in range(3)])
+    found = diagnose(patient, suspicion=Suspicion(symptom="nan_loss", step=0, kind="non_finite"))
+    assert found.reproduced == (0, 3)
+    assert {trial.remedy.slug for trial in found.trials} <= {"recompute_step", "skip_batch"}
+
+
+def test_a_floor_is_raised_where_the_smallest_leaves_the_steps_after_it_sick(make_patient: Any) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.register_buffer("scale", torch.zeros(()))
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if not model.scale:
+            model.scale.fill_(float((1.0 / batch.std(correction=0)).detach()))
+        return (model(batch) * model.scale).pow(6).mean()
+
+    batches = [torch.ones(4, 1), torch.randn(4, 1), torch.randn(4, 1)]
+    found = diagnose(make_patient(model, loss_fn, batches, optimizer=torch.optim.SGD(model.parameters(), lr=1e-30)))
+    floors = [trial for trial in found.trials if trial.remedy.slug == "eps"]
+    assert [trial.verified for trial in floors] == [True, False]
+    assert floors[0].remedy.change.startswith("a higher floor")
+
+
+def test_one_exploding_batch_is_not_called_a_divergence_when_other_batches_are_calm(make_patient: Any) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    batches = [torch.full((3, 2), size) for size in (-9.0, -8.0, -1.0, 100.0, -9.0, -8.0)]
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.exp(model(batch)).mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    found = diagnose(make_patient(model, loss_fn, batches, 3, optimizer=optimizer))
+    assert found.cause is not None
+    assert found.cause.slug == "exp_overflow"

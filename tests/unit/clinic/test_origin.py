@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import steadygrad as sg
+from steadygrad.clinic.bedside import select_rows
+from steadygrad.clinic.diagnose import diagnose
 from steadygrad.clinic.exam import examine, locate
 from steadygrad.records import Origin
 
@@ -150,3 +153,41 @@ def test_an_eps_that_vanishes_in_half_precision_is_found_inside_the_optimizer_st
     batch = torch.zeros(2, 4, dtype=torch.float16)
     origin = origin_of(make_patient(model, lambda m, b: m(b).float().pow(2).mean(), [batch]))
     assert (origin.phase, origin.op, origin.module) == ("optimizer", "addcdiv", "")
+
+
+def test_an_infinity_of_the_batch_in_plain_arithmetic_is_bad_data_and_no_mask(make_patient: Any) -> None:
+    batch = {"mel": torch.randn(7, 4, 3), "length": torch.full((4,), 7), "y": torch.zeros(4, 1)}
+    batch["mel"][2, 1] = -torch.inf
+    model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (model(batch["mel"]).mean(0) - batch["y"]).square().mean()
+
+    patient = make_patient(model, loss_fn, [batch], select_rows=select_rows)
+    found = diagnose(patient)
+    assert found.phase == "data"
+    assert found.cause is not None
+    assert found.cause.slug == "bad_input"
+    assert found.origin is not None
+    assert found.origin.tensor == "mel"
+    assert found.rows == (1,)  # time comes first, and the row is found on the second side
+
+
+def test_the_op_is_caught_in_the_act_in_the_second_micro_batch_too() -> None:
+    model = nn.Linear(2, 1)
+    batches = [torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]])]
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return (model(batch) * (1.0 / batch[:, 1:])).sum()
+
+    with sg.Guard(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, accumulate=2, diagnose="origin"
+    ) as guard:
+        for batch in batches:
+            guard.step(batch)
+    found = guard.incidents[0].diagnosis
+    assert found is not None
+    assert found.origin is not None
+    assert found.origin.op == "reciprocal"
+    assert found.cause is not None
+    assert found.cause.slug == "zero_division"

@@ -45,6 +45,14 @@ EDGES = frozenset(
         "atan2",
         "log1p",
         "xlogy",
+        "special_entr",
+        "special_xlog1py",
+        "special_erfinv",
+        "special_ndtri",
+        "special_log_ndtr",
+        "lgamma",
+        "digamma",
+        "polygamma",
         "linalg_svd",
         "linalg_eigh",
         "linalg_eig",
@@ -57,10 +65,15 @@ EDGES = frozenset(
 
 
 def match(e: Evidence) -> Match | None:
-    if e.op not in EDGES or e.kind != "non_finite":
+    if e.op is None or e.kind != "non_finite":
         return None
-    if e.backward:
+    if e.op in EDGES and e.backward:
         return Match(0.96, f"the derivative of {e.op} is undefined at the edge of its domain")
-    if e.facts.argument_at_edge and e.op not in ("log1p", "logit", "special_logit", "xlogy"):
+    at_edge = e.facts.argument_at_edge and e.op not in ("log1p", "logit", "special_logit", "xlogy")
+    if e.op in EDGES and at_edge:
         return Match(0.6, f"{e.op} of an argument at or outside the edge of its domain")
+    # Whatever the function: legal on the way forward, and no precision makes its slope finite.
+    legal = e.backward and not e.discarded_forward and not any(d.num_nan or d.num_inf for d in e.inputs)
+    if legal and e.facts.float64_finite is False and not e.facts.denominator_zero and e.stage == "backward":
+        return Match(0.55, f"{e.op} has no finite derivative there, though its value is finite")
     return None

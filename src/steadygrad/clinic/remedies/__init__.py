@@ -10,6 +10,8 @@ from types import ModuleType
 from ..ward import Proposal, Ward
 
 MAX_TRIALS = 14
+WITHOUT_REPRODUCTION = frozenset({"recompute_step", "skip_batch"})
+"""A step that comes out sound by itself is sound under any change, so a trial of a change would prove nothing."""
 
 
 @cache
@@ -21,4 +23,7 @@ def remedies() -> tuple[ModuleType, ...]:
 
 def propose(ward: Ward) -> list[Proposal]:
     """What is worth trying for this patient."""
-    return [proposal for remedy in remedies() for proposal in remedy.propose(ward)][:MAX_TRIALS]
+    found = [proposal for remedy in remedies() for proposal in remedy.propose(ward)]
+    if ward.evidence.reproduced[0] == 0:
+        found = [proposal for proposal in found if proposal.slug in WITHOUT_REPRODUCTION]
+    return found[:MAX_TRIALS]

@@ -22,6 +22,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -31,15 +32,17 @@ from ..surgery.calls import Operate, floor_denominator, on_argument, tiny
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX130", "eps", "Give a denominator or an argument a floor above zero.")
+HIGHER = 1e3
+"""A reciprocal of the smallest floor is finite and huge; what is made of it next may need a floor above that."""
 FLOORED = frozenset({"zero_division", "log_zero", "sqrt_grad_at_zero", "cancellation", "fp16_underflow"})
 
 
-def _repair(call: str) -> Operate:
-    """Which argument gets the floor: the denominator of a division, else the first."""
+def _repair(call: str, lift: float = 1.0) -> Operate:
+    """Which argument gets the floor: the denominator of a division, else the first. `lift` raises the floor."""
     if call in ("div", "truediv", "true_divide", "divide"):
-        return on_argument(1, floor_denominator)
+        return on_argument(1, partial(floor_denominator, lift=lift))
     if call in ("rtruediv", "rdiv", "reciprocal"):
-        return on_argument(0, floor_denominator)
+        return on_argument(0, partial(floor_denominator, lift=lift))
     if call in (
         "normalize",
         "cosine_similarity",
@@ -49,26 +52,29 @@ def _repair(call: str) -> Operate:
         "group_norm",
         "instance_norm",
     ):
-        return _wider_eps
-    return on_argument(0, _floor)
+        return partial(_wider_eps, min(1e-3 * lift, 0.1))
+    return on_argument(0, partial(_floor, lift))
 
 
-def _floor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clamp_min(tiny(tensor)) if tensor.is_floating_point() else tensor
+def _floor(lift: float, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clamp_min(lift * tiny(tensor)) if tensor.is_floating_point() else tensor
 
 
-def _wider_eps(func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    return func(*args, **{**kwargs, "eps": 1e-3})  # type: ignore[operator]
+def _wider_eps(eps: float, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    return func(*args, **{**kwargs, "eps": eps})  # type: ignore[operator]
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.silent or not ward.can_operate() or ward.cause not in FLOORED:
+    at_zero = ward.cause == "domain_edge_grad" and ward.evidence.facts.argument_zero
+    if ward.silent or not ward.can_operate() or not (ward.cause in FLOORED or at_zero):
         return
-    yield Proposal(
-        code=RULE.code,
-        slug="eps",
-        change=f"a floor under the argument of {ward.call}",
-        make=ward.operation(_repair(ward.call)),
-        safety="close",
-        code_change=with_floor(ward.origin.code_line if ward.origin else None, ward.call),
-    )
+    for lift, words in ((1.0, "a floor"), (HIGHER, "a higher floor")):
+        yield Proposal(
+            code=RULE.code,
+            slug="eps",
+            change=f"{words} under the argument of {ward.call}",
+            make=ward.operation(_repair(ward.call, lift)),
+            safety="close",
+            code_change=with_floor(ward.origin.code_line if ward.origin else None, ward.call),
+            if_needed=lift > 1,
+        )

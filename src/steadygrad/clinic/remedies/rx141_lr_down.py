@@ -51,4 +51,5 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         change="learning rate times 0.01",
         make=lambda: Options(lr=lambda lr: lr * 0.01),
         rewind=rewind,
+        if_needed=True,
     )

@@ -103,11 +103,12 @@ def on_floats(repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
     return operate
 
 
-def floor_denominator(tensor: torch.Tensor) -> torch.Tensor:
+def floor_denominator(tensor: torch.Tensor, lift: float = 1.0) -> torch.Tensor:
     if not tensor.is_floating_point():
         return torch.where(tensor == 0, torch.ones_like(tensor), tensor)
-    floor = torch.full_like(tensor, tiny(tensor))
-    small = tensor.abs() < tiny(tensor)
+    least = min(lift * tiny(tensor), 0.1)
+    floor = torch.full_like(tensor, least)
+    small = tensor.abs() < least
     return torch.where(small, torch.where(tensor < 0, -floor, floor), tensor)
 
 

@@ -47,6 +47,8 @@ class Guard:
         capsule_bytes: the most a capsule may take; past it weights are left out.
         batch_key: `batch_key(batch)` names a batch in the journal; by default batches are counted.
         extra_state: name -> (take, put) for state the guard cannot see, such as your own generator.
+        notify: told of every incident, from a thread of its own: an http(s) URL that gets a POST, a command that gets
+            the incident as JSON on standard input, or a function that gets it as a dictionary.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Guard:
         capsule_bytes: int = 2 << 30,
         batch_key: Callable[[Any], str] | None = None,
         extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
+        notify: Any = None,
     ) -> None:
         setup.check_arguments(
             model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision=precision,
@@ -90,6 +93,7 @@ class Guard:
             scheduler=scheduler, scaler=scaler, ema=ema, precision=precision, accumulate=accumulate, clip=clip,
             settle=settle, snapshots=snapshots, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints,
             resume=resume, diagnose=diagnose, capsule=capsule, capsule_bytes=capsule_bytes, extra_state=extra_state,
+            notify=notify,
         )  # fmt: skip
         engine.settle_for_readers = self.settle
         self._books = engine.books
@@ -184,8 +188,7 @@ class Guard:
         finally:
             self._closed = True
             setup.release(self.optimizers)
-            with self._engine.shield("journal", None):
-                self._books.journal.close()
+            self._engine.close()
 
     def __enter__(self) -> Guard:
         return self

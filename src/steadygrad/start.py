@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .act import setup
 from .act.engine import Engine, Manner
+from .act.notify import Notifier
 from .act.parts import assemble
 from .act.policy import Policy
 from .act.ranks_council import convene
@@ -42,8 +43,10 @@ def start_engine(
     extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
     outside: bool = False,
     precision_shown: str | None = None,
+    notify: Any = None,
 ) -> Engine:
     """An engine at its first step, or where a resumed run left off. The options are those of Guard."""
+    notifier = None if notify is None else Notifier(notify, run="" if run_dir is None else str(run_dir))
     names, parameters = setup.guarded_parameters(model, loss_fn, optimizers)
     config = setup.run_config(policy.name, precision_shown or precision, accumulate, tuple(optimizers))
     council = convene(
@@ -74,6 +77,8 @@ def start_engine(
         store=setup.make_store(journal.path, parts.state, checkpoint_every, keep_checkpoints, resume, council.rank),
         run_path=journal.path,
     )  # fmt: skip
+    if council.rank == 0:
+        engine.books.on_incident = notifier
     if resume and (found := engine.recovery.resume()) is not None:
         engine.step, engine.batches_seen = found
     return engine

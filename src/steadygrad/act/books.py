@@ -10,7 +10,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,9 @@ class Books:
         self._limits = Limits()
         self._shown: dict[str, int] = {}
         self._capsuled: set[str] = set()
+        self.on_incident: Callable[[Incident], None] | None = None
+        """Told of every incident once, when what could be found out about it is known."""
+        self._announced = 0
 
     def limits(self, max_grad_norm: float | None) -> Limits:
         """What the device compares the coming step with, rounded to float32 so that host and device agree.
@@ -203,6 +206,14 @@ class Books:
         )
         best = f"; {diagnosis.remedies[0].remedy.change} helps" if diagnosis.remedies else ""
         self.show(f"incident {incident.number}: {cause}, born in {where or diagnosis.phase}{best}", kind="diagnosis")
+
+    def announce(self) -> None:
+        """Tell whoever asked to be told of the newest incident, once for each."""
+        newest = self.incidents[-1] if self.incidents else None
+        if self.on_incident is not None and newest is not None and newest.number > self._announced:
+            self._announced = newest.number
+            with self._shield("notify", None):
+                self.on_incident(newest)
 
     def summary(self) -> dict[str, Any]:
         """The counts of the run so far, and what is in force."""

@@ -26,6 +26,7 @@ from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, passed_over
 from .forward_state import Entry
 from .ladder import Ledger
+from .notify import Notifier
 from .parts import Parts
 from .policy import Policy
 from .program import Terms
@@ -318,6 +319,7 @@ class Engine:
         self.recovery.quarantine(reading, window, kept)
         if not reading.scale_to_blame:
             self._call_the_clinic(reading, decision, window)
+            self.books.announce()
         self.recovery.apply(decision)
         outcome.resolve(decision=decision, reading=reading, applied=False)
         if Action.HALT in decision.actions:
@@ -394,6 +396,14 @@ class Engine:
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
         return self._updater.refuses_on_device()
+
+    def close(self) -> None:
+        """Wait a little for messages under way and close the journal."""
+        with self.shield("notify", None):
+            if isinstance(self.books.on_incident, Notifier):
+                self.books.on_incident.close()
+        with self.shield("journal", None):
+            self.books.journal.close()
 
     def halted(self) -> TrainingHalted:
         assert self.halt is not None

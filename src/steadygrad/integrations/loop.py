@@ -62,6 +62,7 @@ class LoopGuard:
         batch_key: Callable[[Any], str] | None = None,
         extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
         precision_shown: str = "the loop's own",
+        notify: Any = None,
     ) -> None:
         setup.check_arguments(
             model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision="fp32",
@@ -76,7 +77,7 @@ class LoopGuard:
             model, self.optimizers, loss_fn, self.policy, run_dir=run_dir, max_grad_norm=max_grad_norm,
             scheduler=scheduler, scaler=scaler, accumulate=accumulate, settle="now", snapshots=snapshots,
             diagnose=diagnose, capsule=capsule, capsule_bytes=capsule_bytes, extra_state=extra_state, outside=True,
-            precision_shown=precision_shown,
+            precision_shown=precision_shown, notify=notify,
         )  # fmt: skip
         self._name_of = setup.batch_namer(batch_key, self._engine.shield)
         self._entry: Entry | None = None
@@ -223,8 +224,7 @@ class LoopGuard:
         if not self._closed:
             self._closed = True
             setup.release(self.optimizers)
-            with self._engine.shield("journal", None):
-                self._engine.books.journal.close()
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self

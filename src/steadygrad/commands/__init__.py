@@ -39,7 +39,8 @@ def make_app() -> typer.Typer:
     )
     app.callback(epilog=EPILOG)(_steady)
     for verb in verbs():
-        app.command(verb, epilog=EPILOG)(getattr(import_module(f"{__name__}.{verb}"), verb))
+        module = import_module(f"{__name__}.{verb}")
+        app.command(verb, epilog=EPILOG, context_settings=getattr(module, "CONTEXT", None))(getattr(module, verb))
     return app
 
 

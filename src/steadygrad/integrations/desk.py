@@ -5,6 +5,7 @@ Shared by the integrations that listen at `optimizer.step()`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from ..act.readout import Readout, reading_of
 from ..act.shield import Shield
 from ..journal import Journal
 from ..records import Reading
-from ..watch.gradients import GradientProbe
+from ..watch.gradients import GradientProbe, Gradients
 
 
 class Desk:
@@ -34,17 +35,26 @@ class Desk:
         self.optimizer = optimizer
         self.parameters = parameters_of(optimizer)
         self.books = Books(policy, journal, shield, run=journal.run_id)
-        self._readout = Readout([names[id(p)] for p in self.parameters], self.parameters[0].device)
+        self.names = [names[id(p)] for p in self.parameters]
+        self._readout = Readout(self.names, self.parameters[0].device)
         self._probe = GradientProbe(self.parameters)
         self._rates: list[tuple[dict[str, Any], Any]] = []
 
-    def read(self, step: int, loss: Tensor | None) -> Reading:
-        """The gradients' numbers on the host, unscaled. One host read."""
+    def read(self, step: int, loss: Tensor | None, clipped: Gradients | None = None) -> Reading:
+        """The gradients' numbers on the host, unscaled. One host read.
+
+        `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
+        while those that the optimizer is about to use are the ones that are looked at.
+        """
         gradients = self._probe.measure()
         scale = getattr(self.optimizer, "grad_scale", None)
         shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        values = row.joined().tolist()
+        vector = row.joined()
+        if clipped is not None:
+            vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
+        values: list[float] = vector.tolist()
+        before_clip = values.pop() if clipped is not None else None
         limits = self.books.limits(None)
         reading = reading_of(
             values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
@@ -54,7 +64,11 @@ class Desk:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        return reading
+        return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """The optimizer's parameters by name."""
+        return dict(zip(self.names, self.parameters, strict=True))
 
     def finite_or_nothing(self) -> bool:
         """The bare check that is left when the guard itself has failed."""
@@ -85,6 +99,17 @@ class Desk:
             skipped=self.books.ledger.skipped + 1,
             overflows=self.books.ledger.overflows + 1,
         )
+
+
+def _before_clipping(reading: Reading, total: float, clipped: Gradients | None) -> Reading:
+    """The reading with the norms from before clipping. A bad norm turned every gradient bad, so then they are read
+    one by one, to name the one that was bad first."""
+    if math.isfinite(total) and math.isfinite(reading.grad_norm) and reading.grad_norm > 0:
+        factor = total / reading.grad_norm
+        return replace(reading, grad_norm=total, norms=[norm * factor for norm in reading.norms])
+    if clipped is not None and not math.isfinite(total) and len(clipped.indices) == len(reading.norms):
+        return replace(reading, grad_norm=total, norms=clipped.norms.tolist())
+    return replace(reading, grad_norm=total) if not math.isfinite(total) else reading
 
 
 def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:

@@ -47,3 +47,42 @@ def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[
 def _become(thing: Any, kind: type) -> None:
     """Past a class that answers for `__class__` itself, as Accelerate's data loaders do."""
     vars(object)["__class__"].__set__(thing, kind)
+
+
+class Patches:
+    """Functions and methods of other people's modules and classes put aside, and back again."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def around(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """From now on `owner.name(...)` is `around(original, ...)`. A name that is not there is passed over."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        own = name in vars(owner)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+
+        def undo() -> None:
+            # Somebody may have put a patch of their own over ours: then ours has to stay below it.
+            if vars(owner).get(name) is patched:
+                if own:
+                    setattr(owner, name, original)
+                else:
+                    delattr(owner, name)
+
+        self._undo.append(undo)
+
+    def also(self, undo: Callable[[], Any]) -> None:
+        """Remember something else to undo."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Everything as it was."""
+        while self._undo:
+            self._undo.pop()()

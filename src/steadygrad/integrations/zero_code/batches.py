@@ -1,0 +1,143 @@
+"""Which samples a batch is made of: the indices a DataLoader drew, found again by what the model was given.
+
+A loader draws indices ahead of the batch it hands out (workers, look-ahead), so the last indices drawn are not those
+of the batch in hand. Each iterator's draws wait in a queue until their batch is handed out. The batch then gets a
+fingerprint, a few numbers of each tensor, by which the tensors a model received are recognised: the very objects, or
+copies on another device, or views without their last columns.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...act.tape import tensors_in
+
+_RING = 64
+_SAMPLED = 64
+_ROW_HEAD = 4
+_QUEUE = "_steadygrad_drawn"
+
+
+@dataclass(slots=True)
+class Handed:
+    """One batch a loader handed out."""
+
+    indices: tuple[Any, ...]
+    number: int
+    storages: frozenset[int]
+    tensors: list[weakref.ref[Tensor]]
+    prints: frozenset[Any]
+    heads: frozenset[Any]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The samples of a batch and how they were recognised: "same tensors", "same values" or "order"."""
+
+    indices: tuple[Any, ...]
+    how: str
+
+
+@dataclass(slots=True)
+class Batches:
+    """The last batches all loaders of the program handed out."""
+
+    ring: deque[Handed] = field(default_factory=lambda: deque(maxlen=_RING))
+    handed: int = 0
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        """A loader's iterator drew the indices of a batch it will hand out later."""
+        queue = vars(iterator).setdefault(_QUEUE, deque())
+        queue.append(index)
+
+    def restarted(self, iterator: Any) -> None:
+        """A new epoch of the same iterator: what was drawn and never handed out is gone."""
+        vars(iterator).pop(_QUEUE, None)
+
+    def hand_out(self, iterator: Any, batch: Any) -> None:
+        """A batch leaves the loader. Host work over a few numbers of each tensor; a batch on a device is not read."""
+        queue = vars(iterator).get(_QUEUE)
+        index = queue.popleft() if queue else None
+        self.handed += 1
+        indices = tuple(index) if isinstance(index, list | tuple) else (index,)
+        if not indices or any(each is None for each in indices):
+            return  # an iterable dataset has no indices
+        if getattr(iterator, "_in_order", True) is False:
+            return  # handed out in the order the workers finish
+        tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided][:8]
+        on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
+        self.ring.append(
+            Handed(
+                indices,
+                self.handed,
+                frozenset(tensor.untyped_storage().data_ptr() for tensor in on_host),
+                [weakref.ref(tensor) for tensor in tensors],
+                frozenset(fingerprint(tensor) for tensor in on_host),
+                frozenset(heads(tensor) for tensor in on_host if tensor.dim()),
+                len(indices),
+            )
+        )
+
+    def find(self, arguments: Any) -> Found | None:
+        """The samples behind what a model was given; None where they cannot be told. May read the device."""
+        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        newest = list(reversed(self.ring))
+        for handed in newest:
+            alive = {id(tensor) for reference in handed.tensors if (tensor := reference()) is not None}
+            if any(id(tensor) in alive for tensor in tensors):
+                return Found(handed.indices, "same tensors")
+            if alive and any(
+                tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in handed.storages
+                for tensor in tensors
+            ):
+                return Found(handed.indices, "same tensors")
+        host = [tensor.detach().cpu() for tensor in tensors]
+        prints = {fingerprint(tensor) for tensor in host}
+        for handed in newest:
+            if prints & handed.prints:
+                return Found(handed.indices, "same values")
+        starts = {heads(tensor) for tensor in host if tensor.dim()}
+        alike = [handed for handed in newest if starts & handed.heads]
+        if len(alike) == 1:
+            return Found(alike[0].indices, "same values")
+        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        if newest and newest[0].rows in rows:
+            return Found(newest[0].indices, "order")
+        return None
+
+
+def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
+    """A few numbers spread over a tensor on the host, with its size and kind; the shape may have changed since."""
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
+    step = max(1, flat.numel() // _SAMPLED)
+    return tensor.dtype, flat.numel(), _bytes(flat[::step][:_SAMPLED])
+
+
+def heads(tensor: Tensor) -> tuple[Any, ...]:
+    """The first numbers of every row."""
+    rows = tensor.detach()[:_SAMPLED]
+    while rows.dim() > 2:
+        rows = rows[:, 0]
+    return tensor.dtype, tensor.shape[0], _bytes(rows[:, :_ROW_HEAD] if rows.dim() == 2 else rows)
+
+
+def _bytes(values: Tensor) -> bytes:
+    if values.dtype is torch.bfloat16:
+        values = values.view(torch.int16)
+    raw: bytes = values.contiguous().numpy().tobytes()
+    return raw
+
+
+def indices_of(found: Found, rows: Sequence[int] | None) -> tuple[Any, ...]:
+    """The samples in these rows of the batch; all of them where no row was told."""
+    if rows is None:
+        return found.indices
+    return tuple(found.indices[row] for row in rows if row < len(found.indices))

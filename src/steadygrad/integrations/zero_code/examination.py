@@ -1,0 +1,253 @@
+"""What is done about a refused step: which call and which samples, a diagnosis, and what was and was not replayed.
+
+A bad value is born before the model (in the batch), inside a call of the model, or in the loss code after it. The
+first two are found by making the calls again. The third cannot be run again: the graph autograd kept gives a hint,
+and the next steps are traced while they run, so that a recurrence is located exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...act.training_state import TrainingState
+from ...clinic.diagnose import diagnose
+from ...clinic.patient import StepFacts
+from ...clinic.seen import walk_batch
+from ...records import Diagnosis, Origin, Reading
+from ..desk import Desk
+from .batches import Found, indices_of
+from .calls import Call, outputs_in
+from .patient import CallsPatient, own_loss, rows_of_call
+from .roots import runs_alone
+from .tracing import Tracing
+
+if TYPE_CHECKING:
+    from .watch import Watch
+
+_TRACED_STEPS = 3
+_MAX_ARMINGS = 3
+
+
+class Examiner:
+    """The clinic's door for a watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._traced_steps = self._armings = 0
+        self._desk: Desk | None = None
+        self._tracing: Tracing | None = None
+        self._guilty: Call | None = None
+        self.found: Found | None = None
+        self.bad_inputs: tuple[str, ...] = ()
+
+    # -- listening while steps are traced
+
+    def call_begins(self, call: Call) -> None:
+        if self._traced_steps and self._tracing is None and self._desk is not None and Tracing.possible():
+            self._tracing = Tracing(call, self._desk)
+
+    def call_ended(self, call: Call, output: Any) -> None:
+        """Nothing to do: the tracer sees what follows."""
+
+    def backward_begins(self, loss: Tensor) -> None:
+        if self._tracing is not None:
+            self._tracing.backward_begins(loss)
+
+    def update_begins(self) -> None:
+        """The window ends; if its update is refused the trace will be asked."""
+        if self._tracing is not None:
+            self._tracing.close()
+            self._traced_steps -= 1
+            self._last, self._tracing = self._tracing, None
+        else:
+            self._last = None
+
+    _last: Tracing | None = None
+
+    # -- which samples
+
+    def look_at_batch(self) -> None:
+        """Which call of the window has bad arguments, and which samples it is made of. Reads the device."""
+        calls = self._watch.models.calls
+        self.bad_inputs, self._guilty, self.found = (), None, None
+        for call in calls:
+            bad = _bad_entries(call.batch)
+            if bad:
+                self.bad_inputs, self._guilty = bad, call
+                break
+        if self._guilty is None and len(calls) == 1:
+            self._guilty = calls[0]
+        if self._guilty is not None:
+            self.found = self._watch.batches.find((self._guilty.args, self._guilty.kwargs))
+
+    @property
+    def batch_key(self) -> str | None:
+        """How the batch is called in the journal: by its samples where a loader showed them."""
+        if self.found is None:
+            return None
+        shown = ", ".join(str(index) for index in self.found.indices[:16])
+        return f"samples {shown}{', ...' if len(self.found.indices) > 16 else ''}"
+
+    # -- why
+
+    def examine(self, desk: Desk, reading: Reading, state: TrainingState) -> None:
+        """Diagnose the refused step as far as it can be, and write down its samples."""
+        books = desk.books
+        if not books.incidents or books.incidents[-1].last_step != reading.step:
+            return  # an overflow of a loss scale is no incident
+        self._desk = desk
+        depth = books.diagnosis_due(self._watch.settings.diagnose)
+        diagnosis = self._diagnosis(desk, reading, state, depth) if depth is not None else None
+        if diagnosis is not None:
+            if diagnosis.rows and self.found is not None:
+                ids = tuple(str(index) for index in indices_of(self.found, diagnosis.rows))
+                diagnosis = replace(diagnosis, sample_ids=ids)
+            if self.found is not None and books.incidents[-1].batch_key is None:
+                books.incidents[-1] = replace(books.incidents[-1], batch_key=self.batch_key)
+            books.enter_diagnosis(diagnosis)
+        if self.found is not None and not (diagnosis is not None and diagnosis.rows):
+            cause = diagnosis.cause.slug if diagnosis is not None and diagnosis.cause is not None else "non_finite"
+            books.journal.quarantine(
+                self.batch_key or "", step=reading.step, cause=cause, sample_ids=self.found.indices
+            )
+
+    def _diagnosis(self, desk: Desk, reading: Reading, state: TrainingState, depth: str) -> Diagnosis | None:
+        watch = self._watch
+        symptom = desk.books.incidents[-1].symptom
+        if symptom == "spike":
+            return None
+        why_not = self._why_not_again()
+        if why_not is None:
+            found = self._by_replay(desk, reading, state, symptom, depth)
+            if found is not None:
+                return found
+        if self._last is not None:
+            seen = self._last.diagnosis(symptom, reading.step)
+            if seen is not None:
+                return seen
+        if self._armings < _MAX_ARMINGS:
+            self._armings += 1
+            self._traced_steps = _TRACED_STEPS
+        return outside(watch, symptom, reading, why_not)
+
+    def _why_not_again(self) -> str | None:
+        """Why the calls of this window cannot be made again, as a clause; None if they can."""
+        models = self._watch.models
+        if not models.calls or models.entry is None:
+            return "no call of a model was heard in this step"
+        if models.lost_calls:
+            return f"the model was called {models.lost_calls + len(models.calls)} times for one update"
+        if any(call.overwritten for call in models.calls):
+            return "the model's arguments were written to after the call"
+        if not all(runs_alone(call.module) for call in models.calls):
+            return "one rank cannot call this model without the others"
+        if len({id(call.module) for call in models.calls}) > 1:
+            return "several models were called for one update"
+        return None
+
+    def _by_replay(
+        self, desk: Desk, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """By making the calls again; None where they come out sound and so did what came back to them."""
+        models = self._watch.models
+        calls = list(models.calls)
+        inside = all(own_loss(call) is not None for call in calls)
+        facts = StepFacts(
+            step=reading.step, symptom=symptom, findings=(), history=tuple(desk.books.recent),
+            accumulation=len(calls), device_type=desk.parameters[0].device.type,
+            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
+            select_rows=rows_of_call if inside else None,
+            parameter_names={id(p): name for name, p in desk.named_parameters().items()},
+        )  # fmt: skip
+        assert models.entry is not None
+        patient = CallsPatient(desk, state, models.forward_state(), models.entry, calls, facts, reading.loss)
+        with patient.examining():
+            guilty = self._first_bad_output(patient)
+        if guilty is not None and self._guilty is not guilty:
+            self._guilty = guilty
+            self.found = self._watch.batches.find((guilty.args, guilty.kwargs))
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if guilty is None and not poisoned:
+            gradients = [gradient for call in calls for gradient in call.output_gradients.values()]
+            sound = bool(gradients) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+            if not math.isfinite(reading.loss) or not sound:
+                return None  # the loss code, or what it sent back
+        found = diagnose(patient, depth=depth if inside else "origin")
+        if found.reproduced[1] and not found.reproduced[0] and found.origin is not None and found.origin.op is None:
+            notes = (*found.notes, "the model's calls were replayed from the same bits; nothing bad came out of them")
+            return replace(found, notes=notes)
+        how = "the model's call was replayed, forward and backward; its loss is the model's own"
+        if not inside:
+            how = "the model's call was replayed; the code from its output to the loss was not, so no remedy was tried"
+        return replace(found, notes=(*found.notes, how))
+
+    def _first_bad_output(self, patient: CallsPatient) -> Call | None:
+        patient.restore()
+        for batch in patient.batches:
+            with torch.no_grad():
+                outputs = list(outputs_in(batch.call.again()))
+            if any(bool(torch.isnan(output).any()) for output in outputs) or _infinite(outputs):
+                return batch.call  # type: ignore[no-any-return]
+        return None
+
+    def crash(self, error: BaseException) -> None:
+        """An exception ends the program; name the NaN it does not mention."""
+        from .crash import explain
+
+        sentence = explain(error, self._watch.models.calls)
+        if sentence:
+            error.add_note(f"steadygrad: {sentence}")
+            self._watch.ledger.crashes.append(sentence)
+            self._watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def outside(watch: Watch, symptom: str, reading: Reading, why_not: str | None) -> Diagnosis:
+    """What can be said of trouble between a model and its loss without running it again."""
+    bad_loss = not math.isfinite(reading.loss)
+    phase = "loss" if bad_loss else "backward"
+    calls, backwards = watch.models.calls, watch.backwards
+    notes: list[str] = []
+    if why_not is not None:
+        notes.append(f"nothing was replayed: {why_not}")
+    else:
+        notes.append("the model's call was replayed and its output is finite: the trouble is in the code after it")
+    if calls and calls[-1].caller[0] and backwards.where[0]:
+        notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
+    suspect = backwards.suspect
+    because = "the code between the model and the loss cannot be run again"
+    if suspect is not None:
+        made = f"{suspect.op} made a bad value from inputs {suspect.inputs}" if suspect.inputs else suspect.op
+        because = f"by what autograd kept for backward: {made}"
+    notes.append(f"the next {_TRACED_STEPS} steps are traced, so that a recurrence is located exactly")
+    return Diagnosis(
+        symptom=symptom,
+        phase=phase,
+        origin=Origin(phase=phase, op=suspect.op if suspect is not None else None),
+        confidence=0.3 if suspect is not None else 0.0,
+        because=because,
+        notes=tuple(notes),
+    )
+
+
+def _place(where: tuple[str, int]) -> str:
+    return f"{where[0]}:{where[1]}"
+
+
+def _bad_entries(batch: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the arguments that hold a NaN; an infinity may be a mask."""
+    return tuple(
+        name
+        for name, value in walk_batch(batch)
+        if isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isnan(value.detach()).any())
+    )
+
+
+def _infinite(outputs: Sequence[Tensor]) -> bool:
+    """A positive infinity is no mask; a negative one may well be."""
+    return any(bool(torch.isposinf(output).any()) for output in outputs)

@@ -1,0 +1,148 @@
+"""What one process of a guarded program remembers: its journal, its counts, and what had to be said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...act import setup
+from ...act.notify import Notifier
+from ...act.shield import Shield
+from ...errors import JournalError
+from ...journal import Journal
+from ...records import Incident
+from ..desk import Desk
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .watch import Watch
+
+logger = logging.getLogger("steadygrad")
+
+
+class Ledger:
+    """Opens the journal when the first update is due, and not before: a program that never trains leaves no trace."""
+
+    def __init__(self, settings: Settings, shield: Shield) -> None:
+        self._settings = settings
+        self._shield = shield
+        self._journal: Journal | None = None
+        self._notifier: Notifier | None = None
+        self.desks: list[Desk] = []
+        self.notices: dict[str, str] = {}
+        self.guards: list[Any] = []
+        """Guards of a known trainer that look after the program in our stead."""
+        self.in_backward = self.in_backward_refused = 0
+        self.crashes: list[str] = []
+
+    @property
+    def first_desk(self) -> Desk | None:
+        return self.desks[0] if self.desks else None
+
+    @property
+    def path(self) -> Path | None:
+        return self._journal.path if self._journal is not None else None
+
+    def tell(self, kind: str, sentence: str) -> None:
+        """Say something about this program once, now and in the end."""
+        if kind in self.notices:
+            return
+        self.notices[kind] = sentence
+        logger.warning("%s", sentence)
+        if self._journal is not None:
+            self._journal.event("notice", kind=kind, sentence=sentence)
+
+    def journal(self, names: list[str], optimizer: Optimizer) -> Journal:
+        """The journal of this process, made for its first optimizer."""
+        if self._journal is None:
+            config = setup.run_config(self._settings.policy, "the program's own", 1, [optimizer]) | {"door": "run"}
+            self._journal = self._open(names, config)
+            self._shield.report_to(self._journal.event)
+            for kind, sentence in self.notices.items():
+                self._journal.event("notice", kind=kind, sentence=sentence)
+            if self._settings.notify:
+                self._notifier = Notifier(self._settings.notify, run=str(self._journal.path or ""))
+        return self._journal
+
+    def _open(self, names: list[str], config: dict[str, Any]) -> Journal:
+        rank = rank_of(os.environ)
+        wished = self._settings.run_dir
+        for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
+            try:
+                return Journal(place, names=names, run_config=config, rank=rank)
+            except JournalError as error:
+                self.tell("journal", str(error))
+        return Journal(None, names=names, run_config=config, rank=rank)
+
+    def enter_desk(self, desk: Desk, *, instead_of: Desk | None) -> None:
+        if instead_of is None:
+            self.desks.append(desk)
+            return
+        self.desks[self.desks.index(instead_of)] = desk
+        if self._journal is not None and desk is self.first_desk:
+            self._journal.set_names(desk.names)
+
+    def incident(self, incident: Incident, *, new: bool) -> None:
+        """Tell whoever asked to be told; once for each incident."""
+        if self._notifier is not None and new:
+            self._notifier(incident)
+
+    def event(self, kind: str, **data: Any) -> None:
+        if self._journal is not None:
+            self._journal.event(kind, **data)
+
+    def close(self, watch: Watch) -> dict[str, Any]:
+        """Close the journal; what this process tells the supervisor."""
+        books = [desk.books for desk in self.desks]
+        ledgers = [each.ledger for each in books]
+        note: dict[str, Any] = {
+            "rank": rank_of(os.environ),
+            "command": sys.argv[:1],
+            "run_dir": str(self.path) if self.path else None,
+            "optimizers": [type(desk.optimizer).__name__ for desk in self.desks],
+            "steps": sum(each.steps for each in ledgers),
+            "applied": sum(each.applied for each in ledgers),
+            "skipped": sum(each.skipped for each in ledgers),
+            "overflows": sum(each.overflows for each in ledgers),
+            "incidents": sum(len(each.incidents) for each in books),
+            "halted": any(each.halted for each in ledgers),
+            "backwards": watch.backwards.count,
+            "first_bad_backward": watch.backwards.first_bad,
+            "in_backward": self.in_backward,
+            "in_backward_refused": self.in_backward_refused,
+            "held": watch.followers.held,
+            "faults": dict(self._shield.faults),
+            "crashes": list(self.crashes),
+            "trainer": [type(guard).__name__ for guard in self.guards],
+        }
+        for guard in self.guards:
+            self._add_guard(note, guard)
+        note["notices"] = dict(self.notices)
+        if self._notifier is not None:
+            self._notifier.close()
+        if self._journal is not None:
+            self._journal.close()
+        return note
+
+    def _add_guard(self, note: dict[str, Any], guard: Any) -> None:
+        """A trainer's guard counts as ours."""
+        with self._shield("trainer", None):
+            summary = guard.summary()
+            for key in ("steps", "applied", "skipped", "overflows", "incidents"):
+                note[key] += int(summary.get(key) or 0)
+            note["halted"] = note["halted"] or bool(summary.get("halted"))
+            note["run_dir"] = note["run_dir"] or self._settings.run_dir
+            guard.close()
+
+
+def rank_of(environment: Any) -> int:
+    """This process's rank, as launchers write it."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if str(environment.get(name, "")).isdigit():
+            return int(environment[name])
+    return 0

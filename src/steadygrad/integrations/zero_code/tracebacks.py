@@ -1,0 +1,21 @@
+"""A traceback without our own frames: what the program would have shown alone. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+_OURS = str(Path(__file__).resolve().parents[2])
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The same traceback with the frames of steadygrad left out, unless that would leave nothing."""
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(trace)
+        trace = trace.tb_next
+    clean: TracebackType | None = None
+    for entry in reversed(kept):
+        clean = TracebackType(clean, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return clean

@@ -1,0 +1,423 @@
+"""The watch over one process of a guarded program: it hears of calls, backwards, clipping and updates, and judges.
+
+At each `optimizer.step()` it reads one row of numbers on the host, as `sg.attach(optimizer)` does, and where the
+update must not land it gives the optimizer nothing to do, puts back what the forward moved, and asks the clinic.
+Nothing of ours may stop the program: every entry is shielded, and where we break, a bare check for NaN remains.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ...act import setup
+from ...act.gate import parameters_of
+from ...act.policy import Capabilities, Policy
+from ...act.readout import must_refuse
+from ...act.shield import Shield
+from ...act.training_state import TrainingState, bad_state
+from ...errors import TrainingHalted
+from ...records import Action, Decision, Reading
+from ...watch.gradients import GradientProbe, Gradients, clip_exact
+from ..desk import Desk
+from ..patching import Patches, shell_of
+from .backwards import Backwards
+from .batches import Batches
+from .calls import Call
+from .examination import Examiner
+from .followers import Followers
+from .ledger import Ledger
+from .listening import listen
+from .models import Models
+from .settings import Settings
+
+_NOTHING = Capabilities(lr=False)
+"""What can be done about trouble besides skipping: the loop, its rate and its past are the program's own."""
+
+
+@dataclass(slots=True)
+class _Update:
+    """An `optimizer.step()` under way. Its frame tells a step inside it from the next one after it failed."""
+
+    optimizer: Optimizer
+    frame: FrameType
+    refused: bool = False
+    desk: Desk | None = None
+    overflow: bool = False
+
+
+class Watch:
+    """One process's watch. `start` patches torch, `finish` says what was seen."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.policy = Policy.named(settings.policy)
+        self.backwards = Backwards()
+        self.batches = Batches()
+        self.followers = Followers()
+        self.shield = Shield()
+        self.ledger = Ledger(settings, self.shield)
+        self.models = Models(self._called, self._returned)
+        self.examiner = Examiner(self)
+        self.busy = False
+        self.step = 0
+        self.inside_trainer = 0
+        self._desks: weakref.WeakKeyDictionary[Optimizer, Desk] = weakref.WeakKeyDictionary()
+        self._clips: dict[tuple[int, ...], GradientProbe] = {}
+        self._clipped: tuple[tuple[int, ...], Gradients] | None = None
+        self._update: _Update | None = None
+        self._halt: Decision | None = None
+        self._process = os.getpid()
+        self._patches: Patches | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self._patches is None:
+            self._patches = listen(self)
+
+    def stop(self) -> None:
+        """Everything of torch as it was."""
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
+        self.models.close()
+
+    def finish(self) -> dict[str, Any]:
+        """What was seen, as plain data; closes the journal."""
+        if os.getpid() != self._process:
+            return {}
+        with self.shield("backward", None):
+            self.backwards.read()
+        return self.ledger.close(self)
+
+    @property
+    def away(self) -> bool:
+        """Whether this is not our business: we run the program's code ourselves, or are a forked child."""
+        return self.busy or os.getpid() != self._process
+
+    # -- what is heard before an update
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """An optimizer was made: its parameters tell which modules are the models."""
+        with self.shield("models", None):
+            self.models.adopt(parameters_of(optimizer))
+
+    def optimizer_of(self, model: Any) -> Optimizer | None:
+        """The optimizer that trains this model, if one has stepped."""
+        first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+        return next((o for o, desk in self._desks.items() if any(first is p for p in desk.parameters)), None)
+
+    def _called(self, call: Call) -> None:
+        with self.shield("tracing", None):
+            self.examiner.call_begins(call)
+
+    def _returned(self, call: Call, output: Any) -> None:
+        with self.shield("tracing", None):
+            self.examiner.call_ended(call, output)
+
+    def zeroed(self) -> None:
+        """Gradients were cleared."""
+        if not self.busy:
+            self.models.zeroed()
+
+    def handed_out(self, iterator: Any, batch: Any) -> None:
+        """A loader hands a batch out."""
+        with self.shield("batches", None):
+            self.batches.hand_out(iterator, batch)
+
+    def backward_begins(self, loss: Tensor) -> None:
+        """A loss, before its backward."""
+        with self.shield("backward", None):
+            self.backwards.begin(loss)
+            self.examiner.backward_begins(loss)
+
+    def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Measure what is about to be clipped. Where torch's own arithmetic is known to the bit, its pass over the
+        gradients is ours, so that looking costs nothing. Does not sync."""
+        if not args or isinstance(args[0], Tensor):
+            return original(*args, **kwargs)
+        everything = list(args[0])  # a generator can be walked only once
+        if not everything:
+            return original((nothing for nothing in everything), *args[1:], **kwargs)
+        clipped: Tensor | None = None
+        with self.shield("clip", clipped) as answer:
+            answer.value = self._clip(everything, args[1:], kwargs)
+        return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
+
+    def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        parameters = [parameter for parameter in everything if parameter.requires_grad]
+        if not parameters or any(type(p.grad) is not Tensor for p in parameters if p.grad is not None):
+            return None
+        key = tuple(id(parameter) for parameter in parameters)
+        probe = self._clips.get(key)
+        if probe is None:
+            self._clips.clear()
+            probe = self._clips[key] = GradientProbe(parameters)
+        gradients = probe.measure()
+        if gradients is None:
+            return None
+        self._clipped = (key, gradients)
+        limit = kwargs.get("max_norm", rest[0] if rest else None)
+        plain = len(rest) <= 1 and set(kwargs) <= {"max_norm"} and isinstance(limit, int | float)
+        if not plain or not gradients.alike or len(parameters) != len(everything):
+            return None
+        clip_exact(gradients, float(limit))  # type: ignore[arg-type]
+        return gradients.total
+
+    # -- at an update
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Torch's hook before every `optimizer.step()`. One host read; None lets the update land."""
+        if self.away:
+            return None
+        frame = sys._getframe(1)
+        outer = self._update
+        if outer is not None and _is_below(frame, outer.frame):
+            return self._inside_another(outer, optimizer, args, kwargs)
+        update = self._update = _Update(optimizer, frame)
+        if setup.is_claimed(optimizer) or not any(group["params"] for group in optimizer.param_groups):
+            return None
+        if self.backwards.depth:
+            return self._in_backward(update, args, kwargs)
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if isinstance(optimizer, LBFGS):
+            self.ledger.tell(
+                "lbfgs", "LBFGS evaluates its loss several times inside step(): it is watched, not refused"
+            )
+        if closure is not None:
+            return self._with_closure(update, args, kwargs, closure)
+        if self._lands(update):
+            return None
+        return (shell_of(optimizer), *args[1:]), kwargs
+
+    def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Torch's hook after every `optimizer.step()`. Raises where the budgets are spent."""
+        update = self._update
+        if self.away or update is None or update.optimizer is not optimizer:
+            return
+        self._update = None
+        if update.desk is None:
+            return
+        update.desk.end_update()
+        self.followers.updated(optimizer, refused=update.refused)
+        self.models.stepped()
+        self.backwards.judged()
+        if self._halt is not None:
+            raise TrainingHalted.at(self._halt.step, self._halt.reason, self.ledger.path)
+
+    def _inside_another(self, outer: _Update, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """A container's step calls its parts' steps: they land or do not land with the container's."""
+        if not outer.refused:
+            return None
+        return (shell_of(optimizer), *args[1:]), kwargs
+
+    def _in_backward(self, update: _Update, args: Any, kwargs: Any) -> Any:
+        """A step for one parameter in the middle of backward: others may have landed, so only this one is refused."""
+        self.ledger.tell(
+            "in_backward",
+            "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
+            "but parameters that stepped before it in the same backward have moved",
+        )
+        if not self.policy.acts or _finite(parameters_of(update.optimizer)):
+            self.ledger.in_backward += 1
+            return None
+        self.ledger.in_backward_refused += 1
+        return (shell_of(update.optimizer), *args[1:]), kwargs
+
+    def _with_closure(self, update: _Update, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+        """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
+        parameters = parameters_of(update.optimizer)
+
+        def judged_closure() -> Any:
+            if self.busy:
+                return closure()
+            with self.shield("models", None):
+                self.models.begin_window()
+            loss = closure()
+            if isinstance(loss, Tensor) and not self.backwards.losses and loss.numel() == 1:
+                self.backwards.losses.append(loss.detach())
+            if not self._lands(update):
+                for parameter in parameters:
+                    parameter.grad = None
+            return loss
+
+        rest = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0],), {**rest, "closure": judged_closure}
+
+    def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
+        """GradScaler drops a step by not calling the optimizer, so no hook runs. Its own overflows are its business;
+        a step whose loss was bad is trouble that it only hides."""
+        before = self.step
+        result = original()
+        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or setup.is_claimed(optimizer):
+            return result
+        with self.shield("guard", None):
+            self._dropped(scaler, optimizer)
+        return result
+
+    def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
+        if not scaler.is_enabled():
+            return
+        desk = self._desk(optimizer)
+        loss = self.backwards.total()
+        value = math.nan if loss is None else float(loss)
+        step, self.step = self.step, self.step + 1
+        if loss is None or math.isfinite(value):
+            desk.count_overflow(step)
+            desk.books.journal.event("loss_scale_overflow", step=step)
+            self.followers.updated(optimizer, refused=False)
+        else:
+            reading = Reading(step=step, loss=value, grad_norm=math.nan, lr=0.0, refused=True)
+            self._refuse(desk, reading)
+            self.followers.updated(optimizer, refused=True)
+        self.models.stepped()
+        self.backwards.judged()
+
+    # -- judging
+
+    def _lands(self, update: _Update) -> bool:
+        """Whether this update may land. If we break, only a finite gradient does."""
+        unknown: bool | None = None
+        with self.shield("guard", unknown) as answer:
+            answer.value = self._judge(update)
+        good = answer.value
+        if good is None:
+            good = not self.policy.acts or _finite(parameters_of(update.optimizer))
+        update.refused = not good
+        return good
+
+    def _judge(self, update: _Update) -> bool:
+        optimizer = update.optimizer
+        desk = update.desk = self._desk(optimizer)
+        step, self.step = self.step, self.step + 1
+        if not self.models.heard:
+            self.models.look_again(desk.parameters)
+        self.examiner.update_begins()
+        loss = self.backwards.total()
+        clipped, self._clipped = self._clipped, None
+        if clipped is not None and clipped[0] != tuple(id(p) for p in desk.parameters if p.requires_grad):
+            clipped = None
+        alone = _alone()
+        reading = desk.read(step, loss if alone else None, clipped[1] if clipped else None)
+        refused = self.policy.acts and not isinstance(optimizer, LBFGS) and must_refuse(reading)
+        if not alone and loss is not None:
+            # A loss is this rank's own: all ranks must decide alike, so it is shown and not judged.
+            reading = replace(reading, loss=float(loss))
+        if refused and _scaler_refuses(optimizer, reading):
+            desk.count_overflow(step)
+            desk.books.journal.event("loss_scale_overflow", step=step, scale=reading.loss_scale)
+            desk.begin_update()
+            return True
+        if not refused:
+            self._enter(desk, reading, loss_seen=loss is not None)
+            desk.begin_update()
+            return True
+        self._refuse(desk, reading, loss_seen=loss is not None)
+        return False
+
+    def _enter(self, desk: Desk, reading: Reading, *, loss_seen: bool) -> None:
+        findings = desk.books.judge(reading)
+        decision = desk.books.decide(reading, findings, _NOTHING)
+        if desk is not self.ledger.first_desk:
+            reading = replace(reading, norms=(), names=())
+        desk.books.enter(reading, decision, applied=True, loss_seen=loss_seen)
+
+    def _refuse(self, desk: Desk, reading: Reading, *, loss_seen: bool = True) -> None:
+        """Leave no trace of the step, remember it, and find out why."""
+        self.busy = True
+        try:
+            with self.shield("forward_state", None):
+                uncertain = self.models.put_back()
+                if uncertain:
+                    desk.books.journal.event("unregistered_state_changed", names=uncertain)
+            state = self.state_of(desk)
+            with self.shield("clinic", None):
+                self.examiner.look_at_batch()
+            reading = replace(
+                reading, refused=True, **bad_state(state), bad_inputs=self.examiner.bad_inputs,
+                batch_key=self.examiner.batch_key,
+            )  # fmt: skip
+            findings = desk.books.judge(reading)
+            decision = desk.books.decide(reading, findings, _NOTHING)
+            num_incidents = len(desk.books.incidents)
+            desk.books.enter(reading, decision, applied=False, loss_seen=loss_seen)
+            with self.shield("clinic", None):
+                self.examiner.examine(desk, reading, state)
+            if desk.books.incidents:
+                self.ledger.incident(desk.books.incidents[-1], new=len(desk.books.incidents) > num_incidents)
+            if Action.HALT in decision.actions:
+                self._halt = decision
+                desk.books.journal.event("halted", step=decision.step, reason=decision.reason)
+        finally:
+            self.busy = False
+
+    def state_of(self, desk: Desk) -> TrainingState:
+        """Everything one optimizer's step can change."""
+        return TrainingState(
+            parameters=desk.named_parameters(), optimizers=[desk.optimizer], forward=self.models.forward_state()
+        )
+
+    def _desk(self, optimizer: Optimizer) -> Desk:
+        desk = self._desks.get(optimizer)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if desk is not None and len(desk.parameters) == count:
+            return desk
+        parameters = parameters_of(optimizer)
+        self.models.adopt(parameters)
+        named = self.models.names()
+        number = len(self._desks)
+        names = {id(p): named.get(id(p), f"optimizer{number}.{place}") for place, p in enumerate(parameters)}
+        made = Desk(optimizer, names, self.policy, self.ledger.journal(list(names.values()), optimizer), self.shield)
+        if desk is not None:
+            made.books = desk.books  # parameters were added; the past is the same
+        self._desks[optimizer] = made
+        self.ledger.enter_desk(made, instead_of=desk)
+        return made
+
+    # -- the end
+
+    def crashed(self, error: BaseException) -> None:
+        """An exception is about to end the program: was it a NaN that it did not mention?"""
+        if self.away:
+            return
+        self.busy = True
+        try:
+            with self.shield("crash", None):
+                self.examiner.crash(error)
+        finally:
+            self.busy = False
+
+
+def _is_below(frame: FrameType | None, outer: FrameType) -> bool:
+    """Whether a call stands inside another one that is still running."""
+    while frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _finite(parameters: Sequence[Tensor]) -> bool:
+    return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
+
+
+def _alone() -> bool:
+    """Whether no other rank trains the same weights."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def _scaler_refuses(optimizer: Optimizer, reading: Reading) -> bool:
+    """A fused optimizer under a GradScaler refuses an overflow by itself; that the loss is sound tells it apart."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0

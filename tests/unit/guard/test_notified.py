@@ -57,7 +57,7 @@ def test_a_receiver_that_fails_does_not_touch_training() -> None:
         guard.step(nan_batch())
         outcome = guard.step(next(iter(batches(1))))
         assert outcome.applied
-    assert all(math.isfinite(float(torch.linalg.vector_norm(p))) for p in it.model.parameters())
+    assert all(bool(torch.isfinite(p).all()) for p in it.model.parameters())
 
 
 def test_what_cannot_be_notified_is_refused_in_a_sentence() -> None:

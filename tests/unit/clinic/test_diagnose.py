@@ -154,10 +154,12 @@ def test_a_floor_is_raised_where_the_smallest_leaves_the_steps_after_it_sick(mak
 
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         if not model.scale:
-            model.scale.fill_(float((1.0 / batch.std(correction=0)).detach()))
+            model.scale.copy_(1.0 / batch.std(correction=0))
         return (model(batch) * model.scale).pow(6).mean()
 
-    batches = [torch.ones(4, 1), torch.randn(4, 1), torch.randn(4, 1)]
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    batches = [torch.ones(4, 1), torch.full((4, 1), 5.0), torch.full((4, 1), 5.0)]
     found = diagnose(make_patient(model, loss_fn, batches, optimizer=torch.optim.SGD(model.parameters(), lr=1e-30)))
     floors = [trial for trial in found.trials if trial.remedy.slug == "eps"]
     assert [trial.verified for trial in floors] == [True, False]

@@ -9,6 +9,8 @@ because the limit had passed, which is what a hang looks like.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -20,6 +22,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import rank_scenarios  # imports torch, once for all ranks to come
+
+# What a first step, a journal and a first incident would import in every rank again.
+for late in ("pandas", "pyarrow", "torch._dynamo", "torch.distributed.tensor", *rank_scenarios.OURS):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(late)
 
 
 def child(rank: int, job: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import rank_training as training
 import torch
 import torch.distributed as dist
 
@@ -19,6 +20,7 @@ from steadygrad.act.ranks import Ranks, default_timeout
 from steadygrad.records import Action, Decision
 
 COLLECTIVE_S = 60.0
+OURS = ("steadygrad.guard", "steadygrad.clinic.keeping", "steadygrad.clinic.bedside", "steadygrad.clinic.diagnose")
 SCENARIOS: dict[str, Callable[..., Any]] = {}
 
 
@@ -139,3 +141,34 @@ def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
     while not (folder / "gave_up").exists():
         time.sleep(0.01)
     return None
+
+
+# -- a guard on every rank
+
+
+@scenario
+def skip(
+    rank: int, world: int, folder: Path, kind: str, poison: dict[str, Any] | None = None, accumulate: int = 1,
+    count: int = 12, left_out: list[int] = (), optimizer: str = "adamw", clip: float | None = 1.0,
+    options: dict[str, Any] | None = None,
+) -> Any:  # fmt: skip
+    """A guarded run with a poisoned batch on some rank, beside a plain run that never saw those batches."""
+    healthy = training.batches(rank, count, None)
+    without = [batch for index, batch in enumerate(healthy) if index not in left_out]
+    reference = training.plain(
+        rank, world, kind=kind, optimizer=optimizer, given=without, accumulate=accumulate, clip=clip
+    )  # fmt: skip
+    given = training.batches(rank, count, poison)
+    bits, guard = training.guarded(
+        rank, world, kind=kind, optimizer=optimizer, given=given, accumulate=accumulate, clip=clip,
+        run_dir=folder / "run", **(options or {}),
+    )  # fmt: skip
+    story = training.told(guard)
+    guard.close()
+    return {
+        "reference": reference,
+        "bits": bits,
+        "story": story,
+        "same_weights": training.all_equal(bits["weights"]),
+        "same_story": training.all_equal(story),
+    }

@@ -337,7 +337,9 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
 
 def _marks_of(module: nn.Module) -> dict[str, Any]:
     """A word for each attribute by which a change can be seen: which object and how long for what has a length, and
-    for the rest only that it is there (tensors and numbers are compared elsewhere)."""
+    for the rest only that it is there (tensors and numbers are compared elsewhere). DDP's own books are left alone."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return {}
     return {
         name: (id(value), len(value)) if isinstance(value, list | dict | set | deque) else "there"
         for name, value in vars(module).items()

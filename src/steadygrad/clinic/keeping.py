@@ -22,6 +22,7 @@ from ..act.books import Books
 from ..act.flight import Window
 from ..act.packing import pack
 from ..act.program import StepProgram
+from ..act.ranks_shards import local_of
 from ..act.setup import clean_name
 from ..act.tape import named_tensors_in, tensors_in
 from ..act.training_state import TrainingState, Tree
@@ -70,8 +71,8 @@ def keep_capsule(
 def _state_tree(program: StepProgram, state: TrainingState, window: Window) -> Tree:
     """What the step depends on. The schedule and a moving average come after a step and are not needed to redo it."""
     live = state.live()
-    trained = {id(parameter) for parameter in live["parameters"].values()}
-    frozen = {clean_name(n): p for n, p in program.model.named_parameters() if id(p) not in trained}
+    trained = {id(parameter) for parameter in program.parameters}
+    frozen = {clean_name(n): local_of(p) for n, p in program.model.named_parameters() if id(p) not in trained}
     tree = {key: live[key] for key in ("parameters", "optimizers", "buffers", "counters", "scaler", "rng")}
     return tree | {"extras": _packable(live["extras"]), "frozen": frozen, "terms": list(window.terms)}
 

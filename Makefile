@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench zoo clean
+.PHONY: help install demo test test-all check bench zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ install: $(STAMP) ## make .venv with everything
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0" -e ".[dev,zoo,trainers]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt "torch==2.13.0" -e ".[dev,zoo,trainers,docs]"
 	@touch $(STAMP)
 
 demo: install ## a small language model whose loss turns NaN: the plain loop beside the guarded one
@@ -39,6 +39,10 @@ bench: install ## the paired overhead benchmark on this machine
 
 zoo: install ## score steadygrad and two other tools on the zoo of failures
 	$(BIN)/python -m zoo.score
+
+docs: install ## the documentation site, in build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo build/docs/index.html
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

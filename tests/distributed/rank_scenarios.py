@@ -150,7 +150,7 @@ def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
 def skip(
     rank: int, world: int, folder: Path, kind: str, poison: dict[str, Any] | None = None, accumulate: int = 1,
     count: int = 12, left_out: list[int] = (), optimizer: str = "adamw", clip: float | None = 1.0,
-    options: dict[str, Any] | None = None,
+    poke: dict[str, int] | None = None, options: dict[str, Any] | None = None,
 ) -> Any:  # fmt: skip
     """A guarded run with a poisoned batch on some rank, beside a plain run that never saw those batches."""
     healthy = training.batches(rank, count, None)
@@ -161,7 +161,7 @@ def skip(
     given = training.batches(rank, count, poison)
     bits, guard = training.guarded(
         rank, world, kind=kind, optimizer=optimizer, given=given, accumulate=accumulate, clip=clip,
-        run_dir=folder / "run", **(options or {}),
+        run_dir=folder / "run", poke=poke, **(options or {}),
     )  # fmt: skip
     story = training.told(guard)
     guard.close()
@@ -172,3 +172,11 @@ def skip(
         "same_weights": training.all_equal(bits["weights"]),
         "same_story": training.all_equal(story),
     }
+
+
+@scenario
+def halt(rank: int, world: int, folder: Path) -> Any:
+    """From batch 6 on every batch is bad on the last rank."""
+    poison = {"how": "nan", "batches": list(range(6, 60)), "ranks": [world - 1]}
+    given = training.batches(rank, 60, poison)
+    training.guarded(rank, world, kind="ddp", optimizer="adamw", given=given, run_dir=folder / "run")

@@ -127,7 +127,7 @@ def plain(
 
 def guarded(
     rank: int, world: int, *, kind: str, optimizer: str, given: list[dict[str, Any]], accumulate: int = 1,
-    clip: float | None = 1.0, run_dir: Path | None = None, **options: Any,
+    clip: float | None = 1.0, run_dir: Path | None = None, poke: dict[str, int] | None = None, **options: Any,
 ) -> tuple[dict[str, Any], sg.Guard]:  # fmt: skip
     model = build(kind, world)
     opt = make_optimizer(model, optimizer)
@@ -138,6 +138,9 @@ def guarded(
         model, opt, loss_fn, max_grad_norm=clip, scheduler=schedule, accumulate=accumulate, run_dir=run_dir, **options
     )  # fmt: skip
     for batch in given[guard.batches_seen :]:
+        if poke and poke["rank"] == rank and guard.batches_seen == poke["before"]:
+            with torch.no_grad():
+                local_of(next(model.parameters()).data).view(-1)[0] = math.nan
         guard.step(batch)
     return bits(model, opt), guard
 

@@ -40,3 +40,56 @@ def test_a_poisoned_batch_of_one_rank_is_skipped_by_all(run_ranks: RunRanks, kin
         assert set(ranks) == {bad}
         assert f"first on rank {bad} of {world}" in headline
         assert "nan" in headline.partition("losses by rank")[2]
+
+
+@pytest.mark.parametrize(("kind", "world", "bad"), [("ddp", 2, 1), ("fsdp2", 2, 0)])
+def test_a_gradient_that_turns_bad_in_backward_is_traced_to_its_rank(
+    run_ranks: RunRanks, kind: str, world: int, bad: int
+) -> None:
+    poison = {"how": "trap", "batches": [4], "ranks": [bad]}
+    for story in check(run_ranks, world, kind=kind, poison=poison, left_out=[4]):
+        [[_, step, symptom, headline, ranks]] = story["stories"]
+        assert (step, symptom) == (4, "nan_grad")
+        assert set(ranks) == {bad}
+        assert f"first on rank {bad} of {world}" in headline
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_bad_micro_batch_on_one_rank_leaves_the_window_of_all(run_ranks: RunRanks, kind: str) -> None:
+    # Windows of two: without batch 5 its neighbour opens the next window, as in the plain run without it.
+    poison = {"how": "inf", "batches": [5], "ranks": [1]}
+    for story in check(run_ranks, kind=kind, poison=poison, left_out=[5], accumulate=2, count=13):
+        assert story["applied"] == 6
+        assert story["skipped"] == 1
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_finite_spike_of_one_rank_is_refused_by_all_from_the_same_limits(run_ranks: RunRanks, kind: str) -> None:
+    poison = {"how": "spike", "batches": [30], "ranks": [1]}
+    for story in check(run_ranks, kind=kind, poison=poison, left_out=[30], count=34, optimizer="sgd"):
+        [[_, step, symptom, headline, ranks]] = story["stories"]
+        assert (step, symptom) == (30, "spike")
+        assert set(ranks) == {1}
+        assert "first on rank 1 of 2" in headline
+
+
+def test_without_clipping_sharded_ranks_are_untouched_and_skip_alike(run_ranks: RunRanks) -> None:
+    poison = {"how": "nan", "batches": [3], "ranks": [0]}
+    check(run_ranks, kind="fsdp2", poison=poison, left_out=[3], clip=None)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_poisoned_weights_on_one_rank_are_rolled_back_on_all(run_ranks: RunRanks, kind: str) -> None:
+    """Somebody writes a NaN into one rank's weights between two steps."""
+    for story in check(run_ranks, kind=kind, poke={"rank": 1, "before": 7}):
+        assert story["rolled_back"] == 1
+        assert story["incidents"] == 1
+        assert "nan" in story["stories"][0][2]
+
+
+def test_a_streak_backs_off_and_halts_on_all_ranks_at_the_same_step(run_ranks: RunRanks) -> None:
+    ended = run_ranks("halt", 2)
+    assert [each.status for each in ended] == [23, 23]
+    first, second = (each.message for each in ended)
+    assert first == second
+    assert "Training was halted at step" in first

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from steadygrad.journal import Journal
@@ -25,6 +28,9 @@ from steadygrad.records import (
 CLOSING = "</script><img src=x onerror=\"document.title='owned'\">"
 QUOTES = "\"'><svg onload=document.title='owned'>{{7*7}}${7*7}&lt;\u2028\u202e\x1b[2J"
 START = 1_790_000_000.0
+
+Call = Callable[..., tuple[int, str, str]]
+"""Runs `steady` with these arguments: exit code, output, errors."""
 
 
 def names(count: int) -> list[str]:
@@ -119,3 +125,47 @@ def write_long_run(
         journal.event("vitals", code="SY401", slug="lost_update", step=100, subject="layers.0.norm_1.weight",
                       detail="updates of layers.0.norm_1.weight are lost: they round to nothing")  # fmt: skip
     return run_dir
+
+
+def write_guarded_run(run_dir: Path, *, steps: int = 60) -> Path:
+    """A real guard on a tiny real model: an empty mask (0 / 0) at two steps and a NaN in the data at a third."""
+    import torch
+    from ratio_model import Ratio, ratio_loss
+
+    import steadygrad as sg
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    model = Ratio()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with sg.Guard(model, optimizer, ratio_loss, max_grad_norm=1.0, run_dir=run_dir) as guard:
+        for step in range(steps):
+            batch = {
+                "x": torch.randn(5, 4, generator=generator),
+                "mask": torch.ones(5, 4),
+                "y": torch.zeros(5),
+                "sample_id": torch.arange(5) + 100 * step,
+            }
+            if step in (20, 40):
+                batch["mask"][3] = 0.0
+            if step == 30:
+                batch["x"][1, 2] = math.nan
+            guard.step(batch)
+    return run_dir
+
+
+@contextmanager
+def without_permission(path: Path) -> Iterator[None]:
+    """Nobody may look into `path`. The superuser may look into everything, so for a while we are not that."""
+    mode = path.stat().st_mode & 0o7777
+    path.chmod(0)
+    stepped_down = os.geteuid() == 0
+    try:
+        if stepped_down:
+            os.seteuid(65534)
+        yield
+    finally:
+        if stepped_down:
+            os.seteuid(0)
+        path.chmod(mode)

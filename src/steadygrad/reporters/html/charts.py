@@ -8,9 +8,9 @@ import numpy as np
 
 from ..terminal import shown
 from ..watching.rows import RankRows
+from ..watching.sampling import moving_mean, sampled, success_rate
 from ..watching.story import Story, one_line
 from .heat_data import heat_data
-from .sampling import moving_mean, sampled, success_rate
 
 POINTS = 2400
 POINTS_OF_ALL_RUNS = 6000

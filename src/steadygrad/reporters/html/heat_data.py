@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..terminal import shown
-from ..watching.heat import Heat
+from ..watching.heat import Heat, grouped
 
 MISSING, ZERO, FIRST, LAST, INFINITE, NOT_A_NUMBER = 0, 1, 2, 253, 254, 255
 """What a byte means: nothing measured, exactly zero, FIRST to LAST from the smallest to the largest on a log scale."""
@@ -37,21 +37,6 @@ def heat_data(heat: Heat) -> dict[str, Any] | None:
             for kept, values in levels
         ],
     }
-
-
-def grouped(names: list[str], matrix: Any, *, limit: int) -> tuple[list[str], Any]:
-    """Rows merged by the beginning of their names until there are at most `limit`: the largest norm of each group."""
-    keys = list(names)
-    depth = max((name.count(".") for name in names), default=0)
-    while len(set(keys)) > limit and depth > 0:
-        keys = [".".join(name.split(".")[:depth]) for name in names]
-        depth -= 1
-    order = list(dict.fromkeys(keys))
-    places = {key: place for place, key in enumerate(order)}
-    rows = np.full((len(order), matrix.shape[1]), -1, dtype=np.float32)
-    with np.errstate(invalid="ignore"):
-        np.maximum.at(rows, np.array([places[key] for key in keys], dtype=np.int64), matrix)
-    return order[:limit], rows[:limit]
 
 
 def _range(matrix: Any) -> tuple[float, float]:

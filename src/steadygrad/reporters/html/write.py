@@ -66,7 +66,11 @@ def write_report(
 def default_output(targets: Sequence[str | os.PathLike[str]]) -> Path:
     """Inside the run if it is one run, else in the current directory."""
     only = Path(targets[0])
-    return only / "report.html" if len(targets) == 1 and (only / "run.json").is_file() else Path("report.html")
+    try:
+        inside = len(targets) == 1 and (only / "run.json").is_file()
+    except OSError:  # what is wrong with it is said when it is read
+        inside = False
+    return only / "report.html" if inside else Path("report.html")
 
 
 def _runs(targets: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list[Path], int]:

@@ -76,3 +76,18 @@ class Heat:
         narrow, self._columns = self._columns, {}
         for bucket, column in narrow.items():
             self._merge(bucket // 2, np.arange(len(column)), column)
+
+
+def grouped(names: list[str], matrix: Any, *, limit: int) -> tuple[list[str], Any]:
+    """Rows merged by the beginning of their names until there are at most `limit`: the largest norm of each group."""
+    keys = list(names)
+    depth = max((name.count(".") for name in names), default=0)
+    while len(set(keys)) > limit and depth > 0:
+        keys = [".".join(name.split(".")[:depth]) for name in names]
+        depth -= 1
+    order = list(dict.fromkeys(keys))
+    places = {key: place for place, key in enumerate(order)}
+    rows = np.full((len(order), matrix.shape[1]), -1, dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        np.maximum.at(rows, np.array([places[key] for key in keys], dtype=np.int64), matrix)
+    return order[:limit], rows[:limit]

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import JournalError
-from ...journal import files
+from ...journal import files, run_directory
 from ...journal.framing import END_OF_STREAM, frames
 from ...journal.read import segment_paths
-from ...journal.run_directory import own_name
 from ...journal.segment import MAX_SEGMENT_BYTES, segments
 from ...records import Action, Incident
 
@@ -85,18 +84,17 @@ def _ends(root: Path) -> tuple[bool, int]:
 
 
 def _has_writer(root: Path, run: dict[str, Any], *, closed: bool) -> bool:
-    session = _last_session(run)
-    process = session.get("process")
-    if session.get("machine") == platform.node() and process == os.getpid():
-        # Its own process is asking. Opening and closing the lock file would let go of the lock that the guard holds.
-        return not closed
+    if (os.getpid(), str(root), 0) in run_directory._held:
+        # This very process writes it. Opening and closing the lock file would let go of the lock that it holds.
+        return True
     try:
-        held = _locked(files.inside(root, own_name(".lock", "", 0)))
+        held = _locked(files.inside(root, run_directory.own_name(".lock", "", 0)))
     except (OSError, JournalError):
         held = None
     if held is not None:
         return held
-    here = session.get("machine") == platform.node()
+    session = _last_session(run)
+    process, here = session.get("process"), session.get("machine") == platform.node()
     return here and not closed and isinstance(process, int) and process > 0 and _alive(process)
 
 

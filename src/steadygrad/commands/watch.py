@@ -1,0 +1,45 @@
+"""steady watch: follow a run while it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="The run directory a guard writes to.", metavar="RUN")],
+    once: Annotated[bool, typer.Option("--once", help="Look once, print, and end.")] = False,
+    every: Annotated[
+        float, typer.Option("--every", min=0.2, max=3600.0, help="Seconds between two looks; more on a slow line.")
+    ] = 1.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs; implies --once.")] = False,
+) -> None:
+    """Follow a run in the terminal: loss, gradient norm, layers, learning rate, refused steps and incidents.
+
+    Reads the run's files and nothing else, so it works for a run that is going on, has ended or has crashed. In a pipe
+    it looks once. The view needs `pip install "steadygrad[watch]"`; --once and --json need nothing more.
+    """
+    from ..reporters.terminal import console, print_json
+    from ..reporters.watching.follow import Follower
+    from ..reporters.watching.story import tell
+
+    screen = console()
+    follower = Follower(run)
+    if once or json or not screen.is_terminal:
+        follower.poll()
+        story = tell(run, follower)
+        if json:
+            from ..reporters.watching.glance import glance
+
+            print_json(glance(story))
+        else:
+            from ..reporters.watching.once import print_once
+
+            print_once(screen, story)
+        return
+    tell(run, follower)  # one sentence if this is no run, before the screen changes
+    from ..reporters.watching.entry import show
+
+    show(run, every=every)

@@ -3,44 +3,79 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+import page_runner
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/doors").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/doors").glob("*.md")),
+]
 
 
 def python_blocks(text: str) -> list[str]:
-    return [body for language, body in FENCE.findall(text) if language == "python"]
+    return [body for language, body in page_runner.blocks(text) if language == "python"]
 
 
-def run_blocks(text: str, name: str) -> int:
-    """Run the Python blocks of one page in their order, each seeing what those before it defined."""
-    names: dict[str, object] = {"__name__": "__page__"}
-    blocks = python_blocks(text)
-    for number, block in enumerate(blocks, start=1):
-        exec(compile(block, f"{name} block {number}", "exec"), names)
-    return len(blocks)
+WITH_BLOCKS = [page for page in PAGES if page_runner.blocks(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_blocks(page.read_text(encoding="utf-8"), page.name)
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda path: path.name)
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, Path(page_runner.__file__), page], cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "blocks ran" in done.stdout
 
 
 def test_the_readme_has_blocks_to_run() -> None:
     assert len(python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))) >= 3
 
 
-def test_a_block_that_is_wrong_fails() -> None:
+def test_a_block_that_is_wrong_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="wrong"):
-        run_blocks("text\n```python\nx = 1\n```\nmore\n```python\nassert x == 2, 'wrong'\n```\n", "page")
+        page_runner.run_page("text\n```python\nx = 1\n```\nmore\n```python\nassert x == 2, 'wrong'\n```\n", "page")
+    with pytest.raises(AssertionError, match="was not printed"):
+        page_runner.run_page("```console\n$ echo one two\nnot this\n```\n", "page")
+    with pytest.raises(AssertionError, match="exited with 3"):
+        page_runner.run_page("```console\n$ exit 3\n```\n", "page")
+    written = (
+        "```python\n# made.py\nprint('four')\n```\n```console\n$ python made.py\nf...r\n$ exit 2  # exits with 2\n```\n"
+    )
+    assert page_runner.run_page(written, "page") == 2
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path / "site"],
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "What it sees" in (tmp_path / "site/codes/SY101.html").read_text(encoding="utf-8")
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    listed = [str(page) for page in pages if page.parts[0] != "codes" and page.name != "index"]
+    assert len(listed) > 5
+    assert [page for page in listed if f"\n{page}\n" not in index] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 from .errors import UsageError
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
-ROOMS = ("watch/detectors", "watch/vitals", "clinic/causes", "clinic/remedies", "checkup/rules")
+ROOMS = (
+    "watch/detectors", "watch/vitals", "clinic/causes", "clinic/remedies", "checkup/rules", "checkup/scanning/rules",
+)  # fmt: skip
 CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")
 
 

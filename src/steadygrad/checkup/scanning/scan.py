@@ -1,0 +1,104 @@
+"""The scan itself: every target opened, measured and judged, and one answer for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ...records.scan import FileScan, ScanReport, TensorScan
+from .find import Target, open_contents, targets
+from .judge import findings_of
+from .measure import measure
+from .source import Source, Unreadable
+
+_NAMED = 3
+
+
+class Watcher(Protocol):
+    """Is told how far a scan is. All three may be called from any thread."""
+
+    def found(self, num_bytes: int) -> None: ...
+
+    def begins(self, path: Path) -> None: ...
+
+    def advances(self, num_bytes: int) -> None: ...
+
+
+class Nobody:
+    """A watcher that does not look."""
+
+    def found(self, num_bytes: int) -> None: ...
+
+    def begins(self, path: Path) -> None: ...
+
+    def advances(self, num_bytes: int) -> None: ...
+
+
+def scan(
+    paths: Iterable[Path],
+    *,
+    expected_dtype: str | None = None,
+    threads: int | None = None,
+    watcher: Watcher | None = None,
+) -> ScanReport:
+    """Look at every tensor of every checkpoint at these paths. Runs nothing in them; memory stays flat.
+
+    Args:
+        expected_dtype: "float32", "bfloat16" ...: report every matrix that has another floating-point type.
+        threads: how many to read with; by default as many as there are cores, at most 8.
+    """
+    started = time.monotonic()
+    watcher = watcher or Nobody()
+    todo = [target for path in paths for target in targets(path)]
+    watcher.found(sum(_size(target) for target in todo))
+    files = [_scan_target(target, expected_dtype, threads, watcher) for target in todo]
+    return ScanReport(files=tuple(files), seconds=time.monotonic() - started)
+
+
+def _size(target: Target) -> int:
+    try:
+        return 0 if target.problem else target.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _scan_target(target: Target, expected_dtype: str | None, threads: int | None, watcher: Watcher) -> FileScan:
+    path = str(target.path)
+    if target.problem is not None:
+        return FileScan(path=path, format="unknown", problems=(target.problem,))
+    watcher.begins(target.path)
+    form, size = "unknown", 0
+    try:
+        with Source(target.path) as source:
+            size = source.size
+            contents = open_contents(source, target)
+            if contents is None:
+                note = "not a checkpoint in any format known here: passed over"
+                return FileScan(path=path, format=form, num_bytes=size, notes=(note,))
+            form = contents.format
+            counted = sum(span.num_bytes for span in contents.spans)
+            watcher.advances(size - counted)  # headers and pickles
+            tensors = measure(source, contents.spans, threads=threads, progress=watcher.advances)
+    except Unreadable as why:
+        return FileScan(path=path, format=form, num_bytes=size, problems=(str(why),))
+    return FileScan(
+        path=path,
+        format=form,
+        num_tensors=sum(1 + tensor.also for tensor in tensors),
+        num_bytes=size,
+        tensors=tuple(tensors),
+        findings=findings_of(tensors, expected_dtype=expected_dtype),
+        problems=_missing(target, tensors),
+        notes=contents.notes,
+    )
+
+
+def _missing(target: Target, tensors: Sequence[TensorScan]) -> tuple[str, ...]:
+    """Whether a shard lacks tensors that its index promises. One whose memory is shared goes by another name."""
+    absent = sorted(target.expected - {tensor.name for tensor in tensors})
+    if len(absent) <= sum(tensor.also for tensor in tensors):
+        return ()
+    names = ", ".join(absent[:_NAMED]) + (f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else "")
+    return (f"{target.path} lacks tensors that its index promises: {names}.",)

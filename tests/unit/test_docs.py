@@ -74,7 +74,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
     listed = [str(page) for page in pages if page.parts[0] != "codes" and page.name != "index"]
-    assert len(listed) > 5
+    assert len(listed) >= 5
     assert [page for page in listed if f"\n{page}\n" not in index] == []
 
 

@@ -1,0 +1,215 @@
+"""The self-test: one forward and backward, then ten steps, and a verdict. Nothing of it remains.
+
+    result = sg.selftest(model, optimizer, loss_fn, batches)
+    print(result.verdict, [check.detail for check in result.checks if check.outcome != "pass"])
+
+It answers what a run of an hour would answer too late: is the loss a number, does every weight that shall learn get a
+gradient and move, do loss and norms stay finite, does the loss fall. Model, optimizer, gradients and random numbers are
+the same bits afterwards (`borrowed.py`); batches are drawn from a fresh iterator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from ..act.program import PRECISIONS, TheirFault, named_terms
+from ..act.rng import RngState, put_rng, take_rng
+from ..act.tape import pristine
+from ..errors import UsageError
+from ..records.selftest import Selftest, SelftestStep
+from .borrowed import borrowed
+from .selftest_judges import Trial, judge
+
+LossFn = Callable[[nn.Module, Any], Any]
+
+
+def selftest(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    *,
+    steps: int = 10,
+    max_grad_norm: float | None = None,
+    precision: str = "fp32",
+) -> Selftest:
+    """Run the set-up for a few steps and judge it. The caller's objects are bit-identical afterwards.
+
+    Args:
+        model: the module to train, in the mode it shall train in.
+        optimizer: a torch optimizer, or several.
+        loss_fn: `loss_fn(model, batch)` returns a scalar or a mapping with "loss", as for a Guard.
+        batches: any iterable; the first `steps` are used, again from the start if there are fewer.
+        steps: how many steps after the first forward and backward.
+        max_grad_norm: clip as the run will.
+        precision: "fp32", "bf16" or "fp16", by autocast, the last with a loss scale.
+    """
+    optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    _check_arguments(model, optimizers, loss_fn, steps, precision)
+    trial = Trial(precision=precision, asked_for=steps)
+    with borrowed(model, optimizers, loss_fn) as lent:
+        drawn = _drawn(batches, steps)
+        bench = Bench(model, optimizers, loss_fn, precision, max_grad_norm)
+        try:
+            bench.first_pass(drawn[0], trial, again=lent.put_back)
+            rng = take_rng()
+            bench.train(drawn, trial)
+            trial.loss_afterwards = bench.loss_again(drawn[0], rng)
+        except Exception as error:  # whatever the user's code raises is the answer
+            original = error.original if isinstance(error, TheirFault) else error
+            trial.raised = f"{type(original).__name__}: {original}"
+    trial.unreturnable = lent.unreturnable
+    return judge(trial)
+
+
+def _check_arguments(model: Any, optimizers: list[Any], loss_fn: Any, steps: int, precision: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"sg.selftest needs a torch.nn.Module as model, got {type(model).__name__}.")
+    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+        raise UsageError("sg.selftest needs a torch.optim.Optimizer, or a list of them.")
+    if not callable(loss_fn):
+        raise UsageError("sg.selftest needs loss_fn(model, batch), which returns the loss.")
+    if steps < 1 or precision not in PRECISIONS:
+        raise UsageError(f"sg.selftest takes steps of 1 and more and a precision among {', '.join(PRECISIONS)}.")
+
+
+def _drawn(batches: Iterable[Any], steps: int) -> list[Any]:
+    """The first so many batches, from the start again where there are fewer. Iterating a loader draws random numbers,
+    so this happens where they are put back."""
+    found = list(itertools.islice(iter(batches), steps))
+    if not found:
+        raise UsageError("There are no batches to test with.")
+    return list(itertools.islice(itertools.cycle(found), steps))
+
+
+class Bench:
+    """Runs steps as a plain loop would. Reads a few numbers on the host each step; it is a test, not a run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        loss_fn: LossFn,
+        precision: str,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.model, self.optimizers, self.loss_fn = model, optimizers, loss_fn
+        self.max_grad_norm, self.dtype = max_grad_norm, PRECISIONS[precision]
+        self.named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        device = next((p.device.type for _, p in self.named), "cpu")
+        self.device = device
+        self.precision = precision
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device, dtype=self.dtype)
+
+    def _scaler(self) -> Any:
+        return torch.amp.GradScaler(self.device) if self.precision == "fp16" else None
+
+    def _loss(self, batch: Any) -> Tensor:
+        with self._autocast():
+            answer = self.loss_fn(self.model, pristine(batch, clone=True))
+        if answer is None:
+            raise UsageError("loss_fn returned None for a batch of the self-test: give it batches it trains on.")
+        return named_terms(answer)["loss"]
+
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def first_pass(self, batch: Any, trial: Trial, *, again: Callable[[], None]) -> None:
+        """One forward and backward, twice from the same state: gradients, and whether the set-up repeats itself."""
+        seen: list[tuple[float, list[Tensor | None]]] = []
+        for _ in range(2):
+            self._zero_grad()
+            loss = self._loss(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            seen.append((float(loss), [p.grad for _, p in self.named]))
+            again()
+        trial.first_loss, gradients = seen[0]
+        trial.num_parameters = sum(p.numel() for p in self.model.parameters())
+        trial.num_trainable = sum(p.numel() for _, p in self.named)
+        trial.num_tensors = len(self.named)
+        pairs = list(zip((name for name, _ in self.named), gradients, strict=True))
+        trial.without_gradient = [name for name, grad in pairs if grad is None]
+        given = [(name, grad) for name, grad in pairs if grad is not None]
+        trial.bad_gradient = [name for name, grad in given if not bool(torch.isfinite(_dense(grad)).all())]
+        trial.zero_gradient = [name for name, grad in given if not bool(_dense(grad).any())]
+        held = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+        trial.not_in_optimizer = [name for name, p in self.named if id(p) not in held]
+        trial.repeats = _same(seen[0], seen[1])
+
+    def train(self, batches: list[Any], trial: Trial) -> None:
+        """The steps; ends at the first that is not finite."""
+        scaler = self._scaler()
+        before = [p.detach().clone() for _, p in self.named]
+        for number, batch in enumerate(batches, start=1):
+            step = self._step(number, batch, scaler)
+            trial.steps.append(step)
+            bad = [name for name, p in self.named if not bool(torch.isfinite(p).all())]
+            if bad:
+                trial.bad_weights, trial.bad_weights_step = bad, number
+            if bad or not math.isfinite(step.loss) or (not math.isfinite(step.grad_norm) and scaler is None):
+                return
+        trial.unmoved = [name for (name, p), old in zip(self.named, before, strict=True) if torch.equal(p, old)]
+
+    def _step(self, number: int, batch: Any, scaler: Any) -> SelftestStep:
+        self._zero_grad()
+        loss = self._loss(batch)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            for optimizer in self.optimizers:
+                scaler.unscale_(optimizer)
+        gradients = [p.grad for _, p in self.named if p.grad is not None]
+        norm = float(get_total_norm(gradients)) if gradients else 0.0
+        old = [p.detach().clone() for _, p in self.named]
+        if self.max_grad_norm is not None:
+            clip_grad_norm_([p for _, p in self.named], self.max_grad_norm)
+        scale = None if scaler is None else float(scaler.get_scale())
+        for optimizer in self.optimizers:
+            (optimizer.step if scaler is None else lambda o=optimizer: scaler.step(o))()
+        if scaler is not None:
+            scaler.update()
+        change = _norm([p.detach().float() - o.float() for (_, p), o in zip(self.named, old, strict=True)])
+        size = _norm([o.float() for o in old])
+        return SelftestStep(
+            step=number,
+            loss=float(loss),
+            grad_norm=norm,
+            update_ratio=change / size if size else None,
+            loss_scale=scale,
+            landed=scaler is None or math.isfinite(norm),
+        )
+
+    def loss_again(self, batch: Any, rng: RngState) -> float:
+        """The loss of the first batch after the steps, with the random numbers of the first pass."""
+        put_rng(rng)
+        with torch.no_grad():
+            return float(self._loss(batch))
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return float(get_total_norm(tensors)) if tensors else 0.0
+
+
+def _same(first: tuple[float, list[Tensor | None]], second: tuple[float, list[Tensor | None]]) -> bool:
+    """Equal to the bit; NaN equals NaN here."""
+    if first[0] != second[0] and not (math.isnan(first[0]) and math.isnan(second[0])):
+        return False
+    pairs: Iterator[tuple[Tensor | None, Tensor | None]] = zip(first[1], second[1], strict=True)
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)

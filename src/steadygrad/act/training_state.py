@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from .forward_state import ForwardState
 from .ranks_shards import is_sharded, local_of, locals_in, sharded_like
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
+from .tape import named_tensors_in
 
 Tree = dict[str, Any]
 
@@ -41,6 +42,7 @@ class TrainingState:
         self._scheduler = scheduler
         self._scaler = scaler
         self._ema = ema
+        self._ids = frozenset(map(id, self._parameters.values()))
         self._sharded = any(is_sharded(p) for p in self._parameters.values())
 
     def live(self) -> Tree:
@@ -60,7 +62,7 @@ class TrainingState:
             "extras": self._forward.extras(),
             "scheduler": _stateful_tree(self._scheduler),
             "scaler": scaler_tree(self._scaler),
-            "ema": _stateful_tree(self._ema),
+            "ema": _stateful_tree(self._ema, self._ids),
             "rng": rng_to_plain(take_rng()),
         }
 
@@ -77,7 +79,7 @@ class TrainingState:
         self._forward.put_extras(tree["extras"])
         _restore_stateful(self._scheduler, tree["scheduler"])
         restore_scaler(self._scaler, tree["scaler"])
-        _restore_stateful(self._ema, tree["ema"])
+        _restore_stateful(self._ema, tree["ema"], self._ids)
         put_rng(rng_from_plain(tree["rng"]))
 
     def mismatch(self, tree: Tree) -> str | None:
@@ -195,23 +197,45 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
                 state[key] = value
 
 
-def _stateful_tree(thing: Any) -> Any:
+def _stateful_tree(thing: Any, theirs: frozenset[int] = frozenset()) -> Any:
     if thing is None:
         return None
     if isinstance(thing, nn.Module):
         return dict(thing.state_dict())
     if hasattr(thing, "state_dict"):
         return copy.deepcopy(thing.state_dict())
-    return None
+    tensors, numbers = _attributes(thing, theirs)
+    return {"tensors": tensors, "numbers": numbers}
 
 
-def _restore_stateful(thing: Any, saved: Any) -> None:
+def _attributes(thing: Any, theirs: frozenset[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of an average written by hand, which has no state_dict: the tensors and the plain numbers it keeps.
+
+    A bound method stands for its object. `theirs` are the trained parameters, which it may also hold on to.
+    """
+    kept = dict(getattr(getattr(thing, "__self__", thing), "__dict__", {}))
+    for name, value in list(kept.items()):
+        if isinstance(value, nn.Module):
+            own = not any(id(parameter) in theirs for parameter in value.parameters())
+            kept[name] = dict(value.state_dict()) if own else {}
+    numbers = {name: value for name, value in kept.items() if isinstance(value, bool | int | float)}
+    return {name: tensor for name, tensor in named_tensors_in(kept) if id(tensor) not in theirs}, numbers
+
+
+def _restore_stateful(thing: Any, saved: Any, theirs: frozenset[int] = frozenset()) -> None:
     if thing is None or saved is None:
         return
     if isinstance(thing, nn.Module):
         live = thing.state_dict()
         for name, value in saved.items():
             local_of(live[name]).copy_(local_of(value))
+    elif not hasattr(thing, "state_dict"):
+        tensors, _ = _attributes(thing, theirs)
+        for name, value in saved["tensors"].items():
+            if name in tensors and tensors[name].shape == value.shape:
+                local_of(tensors[name]).copy_(local_of(value))
+        for name, value in saved["numbers"].items():
+            setattr(getattr(thing, "__self__", thing), name, value)
     else:
         thing.load_state_dict(copy.deepcopy(saved))
 

@@ -443,3 +443,40 @@ def test_a_buffer_that_begins_to_move_late_is_put_back_to_what_it_was(kind: str,
     expected = run(good, guarded=False)
     for where in (5, 6, 8):
         assert same_bits(expected, run([*good[:where], nan_batch(), *good[where:]], guarded=True)) == [], where
+
+
+class HandWrittenAverage:
+    """What people write: no state_dict, a dictionary of copies, a counter, and the model itself held on to."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.updates = model, 0
+        self.shadow = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module | None = None) -> None:
+        self.updates += 1
+        rate = 1 / (1 + self.updates)
+        for name, value in self.model.named_parameters():
+            self.shadow[name].lerp_(value, rate)
+
+
+@pytest.mark.parametrize("given", ["object", "method"])
+def test_an_average_written_by_hand_is_rolled_back_with_the_rest(given: str) -> None:
+    data = batches(14)
+
+    def run(poke_at: int | None) -> HandWrittenAverage:
+        it = setup()
+        average = HandWrittenAverage(it.model)
+        ema = average if given == "object" else average.update
+        with make_guard(it.model, it.optimizer, it.loss_fn, max_grad_norm=1.0, ema=ema, policy=OFTEN) as guard:
+            for number, batch in enumerate(data):
+                if number == poke_at:
+                    poke_parameter(it)
+                guard.step(batch)
+            assert guard.summary()["rolled_back"] == (poke_at is not None)
+            assert guard.summary()["guard_faults"] == {}
+        return average
+
+    wanted, found = run(None), run(6)
+    assert found.updates == wanted.updates == len(data)
+    assert all(torch.equal(found.shadow[name], value) for name, value in wanted.shadow.items())

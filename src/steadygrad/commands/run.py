@@ -39,10 +39,7 @@ def run(
     arguments, signals and exit code are the program's own (23 where the policy halted it). The last screen goes to
     standard error.
 
-    \b
-    steady run train.py --epochs 3
-    steady run --run-dir runs/a -m package.train
-    steady run -- torchrun --nproc-per-node 2 train.py
+    PROGRAM is a script, with -m a module, or after -- any command: steady run -- torchrun --nproc-per-node 2 train.py.
     """
     from ..errors import UsageError
     from ..integrations.zero_code.screen import outcome, print_outcome

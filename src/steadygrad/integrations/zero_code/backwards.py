@@ -38,13 +38,13 @@ class Backwards:
     where: tuple[str, int] = ("", 0)
     suspect: Suspect | None = None
     first_bad: int | None = None
-    _unscaled: dict[int, Tensor] = field(default_factory=dict)
+    _unscaled: Tensor | None = None
     _unread: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def scaled(self, loss: Any, result: Any) -> None:
         """A GradScaler made `result` of `loss`: it is the unscaled one that people want to see."""
         if isinstance(loss, Tensor) and isinstance(result, Tensor) and loss.numel() == 1:
-            self._unscaled = {id(result): loss.detach()}
+            self._unscaled = loss.detach()
 
     def begin(self, loss: Tensor) -> None:
         """Note a loss. Host work only, but for a loss on a CPU, where looking costs nothing."""
@@ -53,7 +53,8 @@ class Backwards:
         self.count += 1
         if loss.numel() != 1 or not loss.is_floating_point():
             return
-        shown = self._unscaled.pop(id(loss), None)
+        # Of a scaled loss people want to see the unscaled one, also where something was done to it in between.
+        shown, self._unscaled = self._unscaled, None
         shown = loss.detach() if shown is None else shown
         self.losses.append(shown)
         self.root, self.where = loss, caller(2)
@@ -63,6 +64,11 @@ class Backwards:
         self._unread.append((self.count, shown))
         if len(self._unread) >= _READ_EVERY:
             self.read()
+
+    def zeroed(self) -> None:
+        """Gradients were cleared: what was differentiated before is not part of the next update."""
+        if self.losses:
+            self.forget()
 
     def read(self) -> None:
         """Look at the losses not looked at yet. One host read."""

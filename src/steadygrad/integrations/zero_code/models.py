@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...act.forward_state import Entry, ForwardState
+from ...act.shield import Shield
 from .calls import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .roots import find_roots
 
@@ -26,7 +27,17 @@ _AUDITED_STEPS = 3
 class Models:
     """Everything that is known of the program's models. `on_call(call)` hears of each call that is kept."""
 
-    def __init__(self, on_call: Callable[[Call], None], on_return: Callable[[Call, Any], None]) -> None:
+    def __init__(
+        self,
+        shield: Shield,
+        *,
+        away: Callable[[], bool],
+        on_call: Callable[[Call], None],
+        on_return: Callable[[Call, Any], None],
+    ) -> None:
+        self._shield = shield
+        self.away = away
+        """Whether we run the program's model ourselves just now, or are a forked child."""
         self._on_call, self._on_return = on_call, on_return
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
@@ -41,8 +52,6 @@ class Models:
         self._audits = 0
         self.calls: list[Call] = []
         self.lost_calls = 0
-        self.off = False
-        """Set while we run the program's model ourselves."""
 
     # -- finding them
 
@@ -97,8 +106,8 @@ class Models:
             return
         self._heard[key] = weakref.ref(module, lambda _: self._gone(key))
         self._roots = None
-        before = module.register_forward_pre_hook(_Hook(self._before), with_kwargs=True, prepend=True)
-        after = module.register_forward_hook(_Hook(self._after), with_kwargs=True, always_call=True)
+        before = module.register_forward_pre_hook(_Hook(self._before, self._shield), with_kwargs=True, prepend=True)
+        after = module.register_forward_hook(_Hook(self._after, self._shield), with_kwargs=True, always_call=True)
         self._undo[key] = (before.remove, after.remove)
 
     def _gone(self, key: int) -> None:
@@ -126,8 +135,8 @@ class Models:
     # -- at a call
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Does not sync. Traced by a compiler it is nothing at all."""
-        if torch.compiler.is_compiling() or self.off:
+        """Does not sync, but for an audit of a model's first calls."""
+        if self.away():
             return
         if not (module.training and torch.is_grad_enabled()):
             return
@@ -144,7 +153,7 @@ class Models:
         self._on_call(call)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self.off or id(module) not in self._inside:
+        if self.away() or id(module) not in self._inside:
             return
         # A forward that raised left the calls inside it behind.
         del self._inside[self._inside.index(id(module)) :]
@@ -218,19 +227,24 @@ class Models:
     def close(self) -> None:
         for key in list(self._undo):
             self._leave(key)
+        self._owned.clear()
+        self._searches = 0
         self.forget_calls()
 
 
 class _Hook:
     """A hook that leaves nothing of us in a copied or saved model: there it is a function that does nothing."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_shield")
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., None], shield: Shield) -> None:
+        self._call, self._shield = call, shield
 
     def __call__(self, *args: Any) -> None:
-        self._call(*args)
+        # Traced by a compiler it is nothing at all: no break in the graph.
+        if not torch.compiler.is_compiling():
+            with self._shield("models", None):
+                self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return contextlib.nullcontext().__exit__

@@ -34,8 +34,9 @@ def find_roots(parameters: Iterable[Tensor]) -> list[nn.Module]:
 
 
 def _is_made(module: nn.Module) -> bool:
-    """Whether the module's `__init__` has run far enough for it to be looked into."""
-    return "_modules" in vars(module) and "_parameters" in vars(module)
+    """Whether the module's `__init__` has run far enough for it to be looked into, and it is one of Python."""
+    made = "_modules" in vars(module) and "_parameters" in vars(module)
+    return made and not isinstance(module, torch.jit.ScriptModule)
 
 
 def _tops(module: nn.Module, parents: dict[int, list[nn.Module]]) -> list[nn.Module]:

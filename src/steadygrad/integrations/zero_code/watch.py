@@ -41,6 +41,7 @@ from .listening import listen
 from .models import Models
 from .settings import Settings
 
+_OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 _NOTHING = Capabilities(lr=False)
 """What can be done about trouble besides skipping: the loop, its rate and its past are the program's own."""
 
@@ -67,7 +68,7 @@ class Watch:
         self.followers = Followers()
         self.shield = Shield()
         self.ledger = Ledger(settings, self.shield)
-        self.models = Models(self._called, self._returned)
+        self.models = Models(self.shield, away=lambda: self.away, on_call=self._called, on_return=self._returned)
         self.examiner = Examiner(self)
         self.busy = False
         self.step = 0
@@ -118,17 +119,16 @@ class Watch:
         return next((o for o, desk in self._desks.items() if any(first is p for p in desk.parameters)), None)
 
     def _called(self, call: Call) -> None:
-        with self.shield("tracing", None):
-            self.examiner.call_begins(call)
+        self.examiner.call_begins(call)
 
     def _returned(self, call: Call, output: Any) -> None:
-        with self.shield("tracing", None):
-            self.examiner.call_ended(call, output)
+        self.examiner.call_ended(call, output)
 
     def zeroed(self) -> None:
         """Gradients were cleared."""
         if not self.busy:
             self.models.zeroed()
+            self.backwards.zeroed()
 
     def handed_out(self, iterator: Any, batch: Any) -> None:
         """A loader hands a batch out."""
@@ -180,7 +180,7 @@ class Watch:
         """Torch's hook before every `optimizer.step()`. One host read; None lets the update land."""
         if self.away:
             return None
-        frame = sys._getframe(1)
+        frame = _step_frame()
         outer = self._update
         if outer is not None and _is_below(frame, outer.frame):
             return self._inside_another(outer, optimizer, args, kwargs)
@@ -396,6 +396,18 @@ class Watch:
                 self.examiner.crash(error)
         finally:
             self.busy = False
+
+
+def _step_frame() -> FrameType:
+    """The frame of torch's own wrapper around `optimizer.step`, which lives as long as the step does."""
+    frame = start = sys._getframe(1)
+    for _ in range(12):
+        if frame.f_code.co_filename == _OPTIMIZER_FILE:
+            return frame
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return start
 
 
 def _is_below(frame: FrameType | None, outer: FrameType) -> bool:

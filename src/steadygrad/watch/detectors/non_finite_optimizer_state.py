@@ -26,29 +26,17 @@ References
 from __future__ import annotations
 
 from ...act.policy import Policy
-from ...records import Finding, Reading, Severity
+from ...records import Finding, Reading
 from ...rules import Rule
-from ..finding import finding, listed
+from ..finding import not_finite
 from ..history import History
 
 RULE = Rule("SY106", "non_finite_optimizer_state", "A moment or another optimizer state is NaN or infinite.")
-_NAMED = 32
 
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; the names were found by whoever scanned the tensors."""
-    names = reading.bad_state
-    if not names:
-        return None
-    return finding(
-        RULE,
-        reading,
-        Severity.FATAL,
-        f"optimizer state is not finite: {listed(names)}",
-        subject=names[0],
-        tensors=list(names[:_NAMED]),
-        num_bad_tensors=len(names),
-    )
+    return not_finite(RULE, reading, "optimizer state is", reading.bad_state)
 
 
 def SPECIMEN() -> tuple[Reading, History]:

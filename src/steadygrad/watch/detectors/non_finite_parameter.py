@@ -27,29 +27,17 @@ from __future__ import annotations
 import math
 
 from ...act.policy import Policy
-from ...records import Finding, Reading, Severity
+from ...records import Finding, Reading
 from ...rules import Rule
-from ..finding import finding, listed
+from ..finding import not_finite
 from ..history import History
 
 RULE = Rule("SY105", "non_finite_parameter", "A weight is NaN or infinite.")
-_NAMED = 32
 
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; the names were found by whoever scanned the tensors."""
-    names = reading.bad_parameters
-    if not names:
-        return None
-    return finding(
-        RULE,
-        reading,
-        Severity.FATAL,
-        f"weights are not finite: {listed(names)}",
-        subject=names[0],
-        tensors=list(names[:_NAMED]),
-        num_bad_tensors=len(names),
-    )
+    return not_finite(RULE, reading, "weights are", reading.bad_parameters)
 
 
 def SPECIMEN() -> tuple[Reading, History]:

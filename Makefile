@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench zoo docs clean
+.PHONY: help install browser demo test test-all check bench zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,10 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a small language model whose loss turns NaN: the plain loop beside the guarded one
 	$(BIN)/steady demo
 
-test: install ## the fast suite and the suite that starts processes (minutes)
+browser: install ## a Chromium for the tests of the report, where one can be had
+	@tools/get_browser.sh
+
+test: install browser ## the fast suite and the suite that starts processes (minutes)
 	$(BIN)/python -m pytest -q -n 2
 
-test-all: install ## everything but the GPU tests, with the long fault runs
+test-all: install browser ## everything but the GPU tests, with the long fault runs
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
 
 check: install ## lint and strict types

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from steadygrad.journal import Journal
@@ -153,6 +154,31 @@ def write_guarded_run(run_dir: Path, *, steps: int = 60) -> Path:
                 batch["x"][1, 2] = math.nan
             guard.step(batch)
     return run_dir
+
+
+def hostile_run(path: Path) -> Path:
+    """A run whose every name tries to get out of the page."""
+    finding = Finding(code=CLOSING, slug=QUOTES, severity=Severity.FATAL, step=3, subject=CLOSING, detail=QUOTES)
+    incident = an_overflow(1, 3, module=CLOSING)
+    assert incident.diagnosis is not None
+    assert incident.diagnosis.origin is not None
+    origin = replace(incident.diagnosis.origin, op=QUOTES, source=CLOSING, code_line=CLOSING, stack=(CLOSING, QUOTES))
+    diagnosis = replace(incident.diagnosis, origin=origin, because=CLOSING, notes=(QUOTES,), sample_ids=(CLOSING,))
+    incident = replace(incident, headline=CLOSING, batch_key=QUOTES, findings=(finding,), symptom=QUOTES,
+                       diagnosis=diagnosis)  # fmt: skip
+    with Journal(path, names=[CLOSING, QUOTES], run_config={CLOSING: QUOTES, "max_grad_norm": CLOSING}) as journal:
+        for step in range(6):
+            bad = step == 3
+            journal.step(
+                StepRecord(run=CLOSING, step=step, loss=math.nan if bad else 1.0, grad_norm=1.0, norms=[1.0, 2.0],
+                           batch_key=CLOSING, terms={CLOSING: 1.0}, applied=not bad, flags=(CLOSING,) if bad else ())
+            )  # fmt: skip
+        journal.incident(incident)
+        journal.incident(Incident(number=2, first_step=5, last_step=5, symptom=CLOSING, headline=QUOTES))
+        journal.event("vitals", code=CLOSING, slug=QUOTES, step=CLOSING, subject=QUOTES, detail=CLOSING)
+        journal.event(CLOSING, key=QUOTES)
+        assert journal.flush(60.0)
+    return path
 
 
 @contextmanager

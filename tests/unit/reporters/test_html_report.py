@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import CLOSING, QUOTES, Call, an_overflow, without_permission, write_long_run
+from made_runs import CLOSING, QUOTES, Call, hostile_run, without_permission, write_long_run
 
 from steadygrad.journal import Journal
-from steadygrad.records import Finding, Incident, Severity, StepRecord
 from steadygrad.reporters.html.embed import as_json, static
 from steadygrad.reporters.html.write import write_report
 
@@ -116,33 +114,6 @@ def test_the_page_loads_nothing_and_lets_nothing_be_loaded(long_run: Path, tmp_p
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert policy.count("'sha256-") == page.names().count("script") - 1
     assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
-
-
-def hostile_run(path: Path) -> Path:
-    """A run whose every name tries to get out of the page."""
-    from dataclasses import replace
-
-    finding = Finding(code=CLOSING, slug=QUOTES, severity=Severity.FATAL, step=3, subject=CLOSING, detail=QUOTES)
-    incident = an_overflow(1, 3, module=CLOSING)
-    assert incident.diagnosis is not None
-    assert incident.diagnosis.origin is not None
-    origin = replace(incident.diagnosis.origin, op=QUOTES, source=CLOSING, code_line=CLOSING, stack=(CLOSING, QUOTES))
-    diagnosis = replace(incident.diagnosis, origin=origin, because=CLOSING, notes=(QUOTES,), sample_ids=(CLOSING,))
-    incident = replace(incident, headline=CLOSING, batch_key=QUOTES, findings=(finding,), symptom=QUOTES,
-                       diagnosis=diagnosis)  # fmt: skip
-    with Journal(path, names=[CLOSING, QUOTES], run_config={CLOSING: QUOTES, "max_grad_norm": CLOSING}) as journal:
-        for step in range(6):
-            bad = step == 3
-            journal.step(
-                StepRecord(run=CLOSING, step=step, loss=math.nan if bad else 1.0, grad_norm=1.0, norms=[1.0, 2.0],
-                           batch_key=CLOSING, terms={CLOSING: 1.0}, applied=not bad, flags=(CLOSING,) if bad else ())
-            )  # fmt: skip
-        journal.incident(incident)
-        journal.incident(Incident(number=2, first_step=5, last_step=5, symptom=CLOSING, headline=QUOTES))
-        journal.event("vitals", code=CLOSING, slug=QUOTES, step=CLOSING, subject=QUOTES, detail=CLOSING)
-        journal.event(CLOSING, key=QUOTES)
-        assert journal.flush(60.0)
-    return path
 
 
 def test_names_from_a_stranger_stay_text(tmp_path: Path, long_run: Path) -> None:

@@ -60,7 +60,8 @@ def _run(story: Story, points: int) -> dict[str, Any]:
         curves["loss_scale"] = sampled(steps, rows.column("loss_scale"), limit=small)
     terms = {shown(name, limit=80): sampled(steps, rows.term(name), limit=small) for name in rows.term_names}
     others = [_rank(rank, small) for rank in story.ranks[1:MAX_RANKS_DRAWN]]
-    return {"curves": curves, "terms": terms, "ranks": others, "heat": heat_data(rows.heat)}
+    ends = [int(steps.min()), int(steps.max())]
+    return {"steps": ends, "curves": curves, "terms": terms, "ranks": others, "heat": heat_data(rows.heat)}
 
 
 def _rank(rows: RankRows, points: int) -> dict[str, Any]:

@@ -190,8 +190,9 @@
   };
   steady.viewed = () => viewing || full;
 
-  const ends = data.runs.flatMap((run) => Object.values(run.curves).flatMap(({ x }) => x.length ? [x[0], x[x.length - 1]] : []));
+  const ends = data.runs.flatMap((run) => run.steps || []);
   full = [Math.min(...ends), Math.max(Math.max(...ends), Math.min(...ends) + 1)];
   document.querySelectorAll("figure.chart").forEach(make);
+  steady.view(null);
   steady.redraw.push(() => charts.forEach((chart) => chart.redraw(false, true)));
 }

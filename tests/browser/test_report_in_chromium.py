@@ -1,0 +1,172 @@
+"""The report as a person sees it: in a real browser, from a file, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import CLOSING, hostile_run, write_long_run
+
+from steadygrad.reporters.html.write import write_report
+
+Open = Callable[..., Any]
+TOO_WIDE = """() => [...document.querySelectorAll("main *")].filter((part) => {
+  const style = getComputedStyle(part), box = part.getBoundingClientRect();
+  if (!box.width || part.closest("details:not([open]) > :not(summary)")) return false;
+  const hidden = part.scrollWidth > part.clientWidth + 1 && style.overflowX === "hidden" && style.display !== "inline";
+  const inScroll = part.closest(".scroll, pre, .uplot, svg");
+  return hidden || (!inScroll && box.right > innerWidth + 1);
+}).map((part) => part.tagName + "." + part.className)"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (768, False), (1400, False), (1400, True)])
+def test_nothing_is_cut_off_or_wider_than_the_screen(report: Path, open_page: Open, width: int, dark: bool) -> None:
+    page = open_page(report, width=width, dark=dark, phone=width < 500)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(TOO_WIDE) == []
+    assert page.locator("figure.chart canvas").count() == 6
+    assert page.locator("h1").inner_text() == "5,000 steps, 4 refused"
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (light == "rgb(16, 18, 22)") is dark
+
+
+def test_every_chart_and_the_heat_map_are_painted(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    colours = page.locator("figure.chart canvas, .heat .map canvas").evaluate_all("""found => found.map((canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const seen = new Set();
+      for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) seen.add(data.slice(i, i + 3).join());
+      return seen.size;
+    })""")
+    assert len(colours) == 7
+    assert all(count >= 4 for count in colours)
+
+
+def test_hovering_tells_the_step_its_value_and_the_incident_there(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    plot = page.locator("[data-curve=loss] .u-over")
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 812 / 4999, box["y"] + 60)
+    tip = page.locator("#tip")
+    tip.wait_for(state="visible")
+    assert "step" in tip.inner_text()
+    assert "incident 1, step 812: the loss is nan; fp16 overflow in layers.1.attn" in tip.inner_text()
+    page.mouse.move(5, 5)
+    tip.wait_for(state="hidden")
+    heat = page.locator(".heat .map canvas")
+    heat.scroll_into_view_if_needed()
+    heat.hover(position={"x": 500, "y": 30})
+    tip.wait_for(state="visible")
+    assert "layers." in tip.inner_text()
+    assert "norm " in tip.inner_text()
+
+
+def test_dragging_zooms_every_chart_and_a_button_goes_back(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    assert page.evaluate("steady.viewed()") == [0, 4999]
+    page.locator("[data-curve=grad_norm]").scroll_into_view_if_needed()
+    box = page.locator("[data-curve=grad_norm] .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.wait_for_function("steady.viewed()[1] < 2000")
+    first, last = page.evaluate("steady.viewed()")
+    assert first == pytest.approx(1000, abs=60)
+    assert last == pytest.approx(1500, abs=60)
+    page.locator("#reset").click()
+    page.wait_for_function("steady.viewed()[1] === 4999")
+    assert not page.locator("#reset").is_visible()
+
+
+def test_an_incident_is_a_click_away_in_both_directions(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    second = page.locator("#run0-incident2")
+    assert second.get_attribute("open") is None
+    page.locator(".incidents a", has_text="2").first.click()
+    page.wait_for_function("document.getElementById('run0-incident2').open")
+    second.locator("button", has_text="Show in the curves").click()
+    page.wait_for_function("steady.viewed()[0] > 2000 && steady.viewed()[1] < 2800")
+
+
+def test_the_theme_can_be_switched_by_hand(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (before, after) == ("rgb(246, 247, 249)", "rgb(16, 18, 22)")
+
+
+def test_layers_can_be_opened_up_to_single_tensors(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    canvas = page.locator(".heat .map canvas")
+    before = canvas.bounding_box()
+    page.locator("button[data-level]").click()
+    after = canvas.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["height"] > before["height"]
+    assert page.locator("button[data-level]").inner_text() == "By layer"
+
+
+def test_names_from_a_stranger_run_nothing(tmp_path: Path, open_page: Open) -> None:
+    write_report([hostile_run(tmp_path / CLOSING.replace("/", "_"))], tmp_path / "hostile.html")
+    page = open_page(tmp_path / "hostile.html")
+    assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.querySelectorAll('[onerror], [onload]').length") == 0
+    assert "owned" not in page.evaluate("[...document.title].slice(-5).join('')")
+    assert CLOSING in page.locator("main").inner_text()
+    page.locator(".heat .map canvas").hover(position={"x": 700, "y": 8})
+    page.locator("#tip").wait_for(state="visible")
+    assert page.locator("#tip *").evaluate_all("parts => parts.map((p) => p.tagName)") == ["B", "DIV"]
+
+
+def test_the_policy_of_the_page_stops_a_script_that_got_in(report: Path, tmp_path: Path, browser: Any) -> None:
+    """Escaping is the first wall. This is the second: a script whose hash is not listed does not run."""
+    text = report.read_text(encoding="utf-8")
+    planted = tmp_path / "planted.html"
+    planted.write_text(text.replace("<main>", "<main><script>document.title = 'owned'</script>"), encoding="utf-8")
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto(planted.as_uri())
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    assert page.title() != "owned"
+    context.close()
+
+
+def test_it_prints_with_everything_opened(report: Path, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(report)
+    closed = page.evaluate("""() => {
+      dispatchEvent(new Event("beforeprint"));
+      const closed = document.querySelectorAll("details:not([open])").length;
+      dispatchEvent(new Event("afterprint"));
+      return closed;
+    }""")
+    assert closed == 0
+    assert page.locator("details:not([open])").count() > 0
+    assert page.pdf(path=str(tmp_path / "report.pdf"), format="A4").startswith(b"%PDF")
+
+
+def test_several_runs_share_the_charts(tmp_path: Path, open_page: Open) -> None:
+    runs = [write_long_run(tmp_path / name, steps=400 + 100 * place, tensors=6, bad=(200,), seed=place)
+            for place, name in enumerate(("one", "two", "three"))]  # fmt: skip
+    write_report(runs, tmp_path / "three.html")
+    for width in (390, 1400):
+        page = open_page(tmp_path / "three.html", width=width, phone=width < 500)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(TOO_WIDE) == []
+        assert page.locator("[data-curve=loss] .legend").inner_text().split("\n")[:3] == ["one", "two", "three"]
+        assert page.locator("figure.heat").count() == 3
+        assert page.evaluate("steady.viewed()") == [0, 599]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_hardly_any_steps_is_a_page_too(tmp_path: Path, open_page: Open, steps: int) -> None:
+    write_report([write_long_run(tmp_path / "run", steps=steps, tensors=1)], tmp_path / "short.html")
+    page = open_page(tmp_path / "short.html")
+    assert page.locator("h1").inner_text() == ("1 step, 0 refused" if steps == 1 else "2 steps, 0 refused")
+    assert "Every update was fit to land." in page.locator("main").inner_text()

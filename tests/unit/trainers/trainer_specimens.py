@@ -96,7 +96,7 @@ class StopAt(TrainerCallback):
 
 def tiny_trainer(
     path: Path, dataset: Dataset, *, model: nn.Module | None = None, stop_at: int | None = None,
-    kind: Callable[..., Trainer] = Trainer, **arguments: Any,
+    kind: Callable[..., Trainer] = Trainer, eval_dataset: Dataset | None = None, **arguments: Any,
 ) -> Trainer:  # fmt: skip
     """A plain Trainer over `dataset` in its order, two rows a batch."""
     options = QUIET | {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"} | arguments
@@ -104,6 +104,7 @@ def tiny_trainer(
         model=tiny_model() if model is None else model,
         args=TrainingArguments(output_dir=str(path), **options),
         train_dataset=dataset,
+        eval_dataset=eval_dataset,
         callbacks=[StopAt(stop_at)] if stop_at is not None else [],
     )
 

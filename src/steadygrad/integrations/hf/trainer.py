@@ -62,7 +62,7 @@ class TrainerGuard:
         self._past: list[LoopGuard] = []
         self._replay = Replay(trainer)
         self._batch: dict[str, Any] | None = None
-        self._in_step = self._begun = self._window_open = self._measured = False
+        self._in_step = self._begun = self._window_open = self._measured = self._unscaled = False
         self._can_replay = True
         self._soft: dict[str, Any] = {}
         self._moved: set[str] = set()
@@ -157,7 +157,7 @@ class TrainerGuard:
         )
         self._gate.resume(loop)
         self._log = TruthfulLog(trainer, self._wired, lambda: loop._engine.books.ledger.skipped)
-        self._in_step = self._begun = self._window_open = self._measured = False
+        self._in_step = self._begun = self._window_open = self._measured = self._unscaled = False
         self._wired.wrap(trainer, "training_step", self._training_step)
         self._wired.wrap(trainer, "compute_loss", self._compute_loss)
         self._wired.wrap(trainer.accelerator, "backward", self._backward)
@@ -187,7 +187,7 @@ class TrainerGuard:
         if loop is None or log is None or loop.busy:
             return original(model, inputs, *args, **kwargs)
         if not self._window_open:
-            self._window_open, self._measured = True, False
+            self._window_open, self._measured, self._unscaled = True, False, False
             loop.accumulate = self._replay.factor = exact_factor(window_size(self.trainer))
             log.begin_window()
             self._soft, self._moved = plain_values(self.trainer), set()
@@ -249,23 +249,23 @@ class TrainerGuard:
         if loop is None or loop.busy or self._measured or not self._window_open:
             return original(parameters, max_norm, *args, **kwargs)
         parameters = list(parameters)
+        self.trainer.accelerator.unscale_gradients()
         loop.before_clip()
         self._measured = True
         gradients = loop._measured[0] if loop._measured is not None else None
-        mine = gradients is not None and not args and kwargs.get("norm_type", 2) == 2 and gradients.alike
-        if (
-            mine
-            and gradients is not None
-            and _same([p.grad for p in parameters if p.grad is not None], gradients.tensors)
-        ):
-            if not math.isinf(max_norm):
-                clip_exact(gradients, float(max_norm))
-            return gradients.total
-        return original(parameters, max_norm, *args, **kwargs)
+        plain = not args and kwargs.get("norm_type", 2) == 2 and loop._engine.program.unscaled
+        if gradients is None or not plain or not gradients.alike or not _same(parameters, gradients.tensors):
+            return original(parameters, max_norm, *args, **kwargs)
+        if not math.isinf(max_norm):
+            clip_exact(gradients, float(max_norm))
+        return gradients.total
 
     def _unscale(self, original: Callable[..., Any], optimizer: Any = None) -> Any:
-        """Unscaling twice raises; measuring has done it already."""
-        return None if self._measured else original(optimizer)
+        """Unscaling twice raises, and measuring comes before accelerate's own turn to do it."""
+        if self._unscaled:
+            return None
+        self._unscaled = self._window_open
+        return original(optimizer)
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The optimizer's turn. One host read."""
@@ -276,7 +276,7 @@ class TrainerGuard:
         try:
             landed = loop.commit(lambda: original(*args, **kwargs))
         finally:
-            self._window_open = self._measured = False
+            self._window_open = self._measured = self._unscaled = False
             log.end_window(landed=landed)
             if not landed:
                 self._leave_no_trace()
@@ -293,5 +293,7 @@ class TrainerGuard:
             scaler._per_optimizer_states.clear()
 
 
-def _same(ones: list[Any], others: list[Tensor]) -> bool:
-    return len(ones) == len(others) and all(one is other for one, other in zip(ones, others, strict=True))
+def _same(parameters: list[Any], measured: list[Tensor]) -> bool:
+    """Whether exactly these parameters' gradients were measured."""
+    found = [p.grad for p in parameters if p.grad is not None]
+    return len(found) == len(measured) and all(one is other for one, other in zip(found, measured, strict=True))

@@ -43,7 +43,7 @@ class Books:
         self._shield = shield
         self._run = run
         self._rank = rank
-        self._limits = Limits()
+        self.limits_in_force = Limits()
         self._shown: dict[str, int] = {}
         self._capsuled: set[str] = set()
         self.on_incident: Callable[[Incident], None] | None = None
@@ -59,9 +59,12 @@ class Books:
             return Limits()
         with self._shield("watch", Limits()) as answer:
             limits = self.history.limits(self.policy, floor=max_grad_norm or 0.0)
-            if not (_close(limits.grad_norm, self._limits.grad_norm) and _close(limits.loss, self._limits.loss)):
-                self._limits = Limits(_float32(limits.grad_norm), _float32(limits.loss))
-            answer.value = self._limits
+            if not (
+                _close(limits.grad_norm, self.limits_in_force.grad_norm)
+                and _close(limits.loss, self.limits_in_force.loss)
+            ):
+                self.limits_in_force = Limits(_float32(limits.grad_norm), _float32(limits.loss))
+            answer.value = self.limits_in_force
         return answer.value
 
     def judge(self, reading: Reading) -> tuple[Finding, ...]:
@@ -189,7 +192,8 @@ class Books:
         incident = replace(self.incidents[-1], diagnosis=diagnosis)
         self.incidents[-1] = incident
         self.journal.incident(incident)
-        if diagnosis.rows and incident.batch_key is not None:
+        mine = not incident.findings or incident.findings[0].rank == self._rank
+        if diagnosis.rows and mine and incident.batch_key is not None:
             self.journal.quarantine(
                 incident.batch_key,
                 step=incident.first_step,

@@ -19,7 +19,7 @@ import torch
 from ..errors import UsageError
 from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
 from ..watch.gradients import GradientProbe, Gradients, finite_gradients
-from ..watch.history import History
+from ..watch.history import History, Limits
 from .books import Books
 from .checkpoints import NEVER, CheckpointStore
 from .flight import Window
@@ -174,6 +174,7 @@ class Recovery:
             "batches_seen": batches_seen,
             "ledger": to_plain(self._books.ledger),
             "history": to_plain(self._books.history.to_plain()),
+            "limits": to_plain(self._books.limits_in_force),
             "bad_keys": sorted(self._bad_keys),
             "ranks": self._council.size,
         }
@@ -207,6 +208,8 @@ class Recovery:
         ledger = from_plain(Ledger, books["ledger"])
         self._books.ledger = ledger.but(halted=False, streak=0) if ledger.halted else ledger
         self._books.history = History.from_plain(_numbers(books["history"]))
+        if "limits" in books:  # older checkpoints have none: the first step then computes them anew
+            self._books.limits_in_force = from_plain(Limits, books["limits"])
         self._bad_keys = set(books["bad_keys"])
         self._last_checkpoint = int(books["step"])
         self._program.dropped_terms = ledger.dropped_terms

@@ -109,6 +109,22 @@ def test_the_learning_rate_in_force_survives_a_resume(tmp_path: Path) -> None:
     assert it.summary["lr_factor"] == whole.summary["lr_factor"] == 1.0
 
 
+def test_a_resumed_run_compares_the_next_step_with_the_limits_it_had(tmp_path: Path) -> None:
+    it = setup()
+    guard = guarded(tmp_path, it, checkpoint_every=50)
+    for batch in batches(100):
+        guard.step(batch)
+    (limits, before) = (guard._engine.books.limits(1.0), guard._engine.books.history.to_plain())
+    guard._engine.recovery.save_checkpoint(guard.step_number, guard.batches_seen)
+    guard.close()
+    assert math.isfinite(limits.grad_norm)
+    resumed = guarded(tmp_path, setup(), checkpoint_every=50)
+    assert resumed._engine.books.history.to_plain() == before
+    # Limits follow the history in jumps, so the history alone would not give the same ones.
+    assert resumed._engine.books.limits_in_force == limits
+    resumed.close()
+
+
 def test_a_dropped_term_stays_dropped_over_a_resume(tmp_path: Path) -> None:
     policy = SKIP_ONLY.but(drop_term_after=2, recovery_steps=1000)
 

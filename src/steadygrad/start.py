@@ -49,6 +49,7 @@ def start_engine(
     notifier = None if notify is None else Notifier(notify, run="" if run_dir is None else str(run_dir))
     names, parameters = setup.guarded_parameters(model, loss_fn, optimizers)
     config = setup.run_config(policy.name, precision_shown or precision, accumulate, tuple(optimizers))
+    config["max_grad_norm"] = max_grad_norm
     council = convene(
         model, parameters, {
             "policy": policy, "accumulate": accumulate, "precision": precision, "max_grad_norm": max_grad_norm,

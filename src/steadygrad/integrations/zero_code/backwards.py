@@ -126,7 +126,7 @@ def walk(loss: Tensor) -> Suspect | None:
 
 
 def _suspect(node: Any) -> Suspect | None:
-    kept = {name: getattr(node, name, None) for name in (*_SAVED, "_saved_result")}
+    kept = {name: _kept(node, name) for name in (*_SAVED, "_saved_result")}
     inputs = [value for name, value in kept.items() if name != "_saved_result" and isinstance(value, Tensor)]
     if any(not _finite(value) for value in inputs):
         return None
@@ -136,6 +136,13 @@ def _suspect(node: Any) -> Suspect | None:
         return None if _finite(result) else Suspect(op, True, _ranges(inputs))
     made = _recompute(op, inputs)
     return Suspect(op, True, _ranges(inputs)) if made else None
+
+
+def _kept(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:
+        return None  # freed, or written to since: autograd will say so itself
 
 
 def _recompute(op: str, inputs: list[Tensor]) -> bool:

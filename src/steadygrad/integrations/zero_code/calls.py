@@ -7,7 +7,7 @@ again, and that is said. Of an output only the gradient that came back to it is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from ...act.tape import tensors_in
 
 _NOT_THEIRS = (str(Path(__file__).resolve().parents[2]), str(Path(torch.__file__).resolve().parent), "<")
 MAX_CALLS = 64
+_MAX_BETWEEN = 16
 MAX_KEPT_GRADIENT = 1 << 22
 """Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
 
@@ -37,8 +38,10 @@ class Call:
     autocast: dict[str, torch.dtype]
     caller: tuple[str, int]
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
-    output_kinds: tuple[tuple[int, bool], ...] = ()
-    """For each output tensor that can carry a gradient: its place and whether it is a single number."""
+    numbers: dict[int, Any] = field(default_factory=dict)
+    """The autograd node of each output that is a single number: one of them may be the loss."""
+    loss_place: int | None = None
+    """Which output backward was called on, directly or through arithmetic with constants."""
     too_large: bool = False
     finished: bool = False
 
@@ -74,17 +77,42 @@ def note_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def keep_output_gradients(call: Call, output: Any) -> None:
     """Let the gradient that comes back to each output be remembered. Does not sync or copy."""
-    kinds = []
     for place, tensor in enumerate(outputs_in(output)):
         if not tensor.requires_grad:
             continue
-        kinds.append((place, tensor.numel() == 1))
+        if tensor.numel() == 1:
+            call.numbers[place] = tensor.grad_fn
         if tensor.numel() > MAX_KEPT_GRADIENT:
             call.too_large = True
             continue
         tensor.register_hook(_Keep(call, place))  # type: ignore[no-untyped-call]
-    call.output_kinds = tuple(kinds)
     call.finished = True
+
+
+def note_loss(calls: Sequence[Call], loss: Tensor) -> None:
+    """Backward begins: is what it begins with an output of a model's call? Host work only, a few nodes."""
+    for call in reversed(calls):
+        for place, node in call.numbers.items():
+            if call.loss_place is None and _only_through(loss.grad_fn, node):
+                call.loss_place = place
+                return
+
+
+def _only_through(start: Any, wanted: Any) -> bool:
+    """Whether everything that feeds `start` comes through one node of the graph."""
+    pending, reached = [start], False
+    for _ in range(_MAX_BETWEEN):
+        if not pending:
+            return reached
+        node = pending.pop()
+        if node is wanted:
+            reached = True
+            continue
+        above = [each for each, _ in node.next_functions if each is not None] if node is not None else []
+        if not above:
+            return False
+        pending += above
+    return False
 
 
 class _Keep:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +16,7 @@ from ...clinic.exam import phase_of
 from ...clinic.origin import find_birth
 from ...clinic.seen import walk_batch
 from ...clinic.trace import Tracer
+from ...clinic.tracelog import Touch, Trace
 from .calls import Call, inner
 
 _OURS = str(Path(__file__).resolve().parents[2])
@@ -77,19 +80,27 @@ def _born(call: Call) -> str | None:
     except Exception:
         pass  # it raises again, as it did: what came before is in the trace
     trace.finish()
-    touches = [
-        touch
-        for record in trace.records
-        for touch in (*record.reads, *record.writes)
-        if touch.reading is not None and trace.values[touch.reading] != trace.values[touch.reading]
-    ]
-    birth = find_birth(trace, touches[-1:]) if touches else None
+    last = _last_nan(trace)
+    birth = find_birth(trace, [last]) if last is not None else None
     if birth is None:
         return None
     if birth.record is None:
         kind, name = birth.leaf or ("", "")
         return f"the {'argument' if kind == 'batch' else kind} {name}" if name else None
     return _in_words(birth.record)
+
+
+def _last_nan(trace: Trace) -> Touch | None:
+    """The last NaN that was written, as whoever read it next would have seen it."""
+    for record in reversed(trace.records):
+        for touch in record.writes:
+            if math.isnan(trace.value(touch)):
+                log = [ordinal for ordinal, _ in trace.writers[touch.storage]]
+                return replace(touch, writes_before=log.index(record.ordinal) + 1)
+        for touch in record.reads:
+            if math.isnan(trace.value(touch)):
+                return touch
+    return None
 
 
 def _in_words(record: Any) -> str:

@@ -113,11 +113,8 @@ def rows_of_call(batch: CallBatch, rows: Sequence[int]) -> CallBatch:
 
 
 def own_loss(call: Call) -> int | None:
-    """The place of the one output through which all of the gradient came back, if it is a single number: the loss."""
-    if call.too_large or len(call.output_gradients) != 1:
-        return None
-    place = next(iter(call.output_gradients))
-    return place if (place, True) in call.output_kinds else None
+    """The place of the output that backward was called on, if the model computes its loss itself."""
+    return call.loss_place if call.loss_place in call.output_gradients else None
 
 
 def _carried(call: Call, outputs: list[Tensor], loss: float) -> Tensor:

@@ -33,7 +33,7 @@ from ..desk import Desk
 from ..patching import Patches, shell_of
 from .backwards import Backwards
 from .batches import Batches
-from .calls import Call
+from .calls import Call, note_loss
 from .examination import Examiner
 from .followers import Followers
 from .ledger import Ledger
@@ -42,6 +42,7 @@ from .models import Models
 from .settings import Settings
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
+_POISONED = frozenset({"SY105", "SY106", "SY107"})
 _NOTHING = Capabilities(lr=False)
 """What can be done about trouble besides skipping: the loop, its rate and its past are the program's own."""
 
@@ -139,6 +140,7 @@ class Watch:
         """A loss, before its backward."""
         with self.shield("backward", None):
             self.backwards.begin(loss)
+            note_loss(self.models.calls, loss)
             self.examiner.backward_begins(loss)
 
     def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -213,7 +215,7 @@ class Watch:
         self.models.stepped()
         self.backwards.judged()
         if self._halt is not None:
-            raise TrainingHalted.at(self._halt.step, self._halt.reason, self.ledger.path)
+            raise _halted(self._halt, self.ledger.path)
 
     def _inside_another(self, outer: _Update, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """A container's step calls its parts' steps: they land or do not land with the container's."""
@@ -396,6 +398,15 @@ class Watch:
                 self.examiner.crash(error)
         finally:
             self.busy = False
+
+
+def _halted(decision: Decision, path: Any) -> TrainingHalted:
+    if not any(found.code in _POISONED for found in decision.findings):
+        return TrainingHalted.at(decision.step, decision.reason, path)
+    return TrainingHalted(
+        f"Training was halted at step {decision.step}: {decision.reason}. They were bad before this step, so skipping "
+        "cannot help: start again from a checkpoint that is good (steady scan finds it)."
+    )
 
 
 def _step_frame() -> FrameType:

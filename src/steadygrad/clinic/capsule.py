@@ -31,12 +31,12 @@ from ..act.packing import pack, unpack
 from ..errors import CapsuleError, UsageError
 from ..journal.run_directory import redacted
 from ..records.plain import to_plain
+from .manifest import FORMAT, MANIFEST, VERSION, check_seal, read_manifest, seal_of
+from .program import recorded_program
 from .seen import walk_batch
 
-FORMAT, VERSION = "steadygrad-capsule", 1
-TENSORS, MANIFEST = "capsule.safetensors", "capsule.json"
+TENSORS = "capsule.safetensors"
 MAX_BYTES = 8 << 30
-MAX_MANIFEST_BYTES = 64 << 20
 BATCH_MODES = ("keep", "redact", "off")
 
 
@@ -93,13 +93,14 @@ def write_capsule(
         "written": time.time(),
         "versions": versions(),
         "command": redacted(list(sys.argv)),
+        "program": recorded_program(),
         "facts": to_plain(dict(facts or {})),
         "batch": batch,
         "shapes": _shapes(batches) if batch == "redact" else None,
         "blobs": [{"file": TENSORS, "bytes": blob.stat().st_size, "sha256": _sha256(blob), "tensors": len(tensors)}],
         "tree": tree,
     }
-    manifest["sha256"] = _sha256_of(manifest)
+    manifest["sha256"] = seal_of(manifest)
     text = json.dumps(manifest, allow_nan=False)
     _write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return folder / MANIFEST
@@ -107,9 +108,9 @@ def write_capsule(
 
 def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
     """Open a capsule from anybody. Says in one sentence why it cannot be used, if so."""
-    manifest = _manifest(folder)
+    manifest = read_manifest(folder)
     blob = _checked_blob(folder, manifest, max_bytes)
-    _check_itself(folder, manifest)
+    check_seal(folder, manifest)
     try:
         tensors = load_file(blob)
         tree = unpack(manifest["tree"], tensors)
@@ -141,40 +142,6 @@ def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
 def versions() -> dict[str, str]:
     """What the numbers in a capsule depend on."""
     return {"steadygrad": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    if not path.is_file() or path.is_symlink():
-        raise CapsuleError(f"There is no finished capsule in {folder}: {MANIFEST} is missing.")
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise CapsuleError(f"{path} is larger than any manifest of ours ({path.stat().st_size:,} bytes).")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CapsuleError(f"{path} is not readable as JSON; the file is torn or not ours.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CapsuleError(f"{path} is not a capsule of steadygrad.")
-    if not isinstance(manifest.get("version"), int) or manifest["version"] > VERSION:
-        raise CapsuleError(
-            f"{path} has format version {manifest.get('version')} and this steadygrad reads up to {VERSION}. "
-            "Upgrade to read it."
-        )
-    return manifest
-
-
-def _check_itself(folder: Path, manifest: dict[str, Any]) -> None:
-    """A changed learning rate or shape in the manifest would replay another step than the one that failed."""
-    rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    if manifest.get("sha256") != _sha256_of(rest):
-        raise CapsuleError(
-            f"The capsule in {folder} does not hold together: its manifest was changed after it was written."
-        )
-
-
-def _sha256_of(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checked_blob(folder: Path, manifest: Mapping[str, Any], max_bytes: int) -> Path:

@@ -12,8 +12,7 @@ from typing import Any
 from ..errors import CapsuleError, UsageError
 from ..journal import files, read_incidents
 from ..journal.run_directory import incident_name
-
-MANIFEST = "capsule.json"
+from .manifest import MANIFEST
 
 
 def find_capsule(target: str | os.PathLike[str]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..act.ranks_shards import local_of
 from .patient import Patient
 from .tracelog import Touch
 
@@ -108,7 +109,7 @@ def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
             owner = names.get(id(parameter), "")
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    yield "optimizer", f"{owner}/{key}", value
+                    yield "optimizer", f"{owner}/{key}", local_of(value)
 
 
 def parameter_names(patient: Patient) -> dict[int, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..clinic.program import Program
+    from ..clinic.restage import Replayed
 
 
 def replay(
@@ -13,41 +18,85 @@ def replay(
         Path, typer.Argument(help="An incident with a capsule (RUN/incidents/0001), or a run.", metavar="INCIDENT")
     ],
     entry: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--entry",
-            help="Your module:function that returns (model, optimizer, loss_fn), or a mapping with these names.",
+            help="Your module:function that returns (model, optimizer, loss_fn), or a mapping with these names. "
+            "Nothing else of the program runs then.",
         ),
-    ],
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option("--command", help="The program to run, instead of the recorded one: 'train.py --epochs 3'."),
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Run the script though it changed since.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run the program without asking.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Run the failing step of an incident again from its capsule, and diagnose it.
 
-    With a run it is the newest incident that has a capsule. The capsule's state is put into what your function made;
-    only the module you name is imported, from the current directory or an installed package, and nothing that a
-    capsule names. Exits with 0 if the step came out finite, 1 if the trouble is there again, and 2 if the capsule
-    cannot be used: missing, torn, changed, from a newer version, or not fitting the script as it is now.
+    The recorded program is run again, in its directory, up to its first guarded step; there the capsule's state and
+    batch are put in place, and nothing of the program runs after that. Its guards write nothing. The command is shown
+    first and needs your yes, at the terminal or as --yes: running it is running code, and it was read from a file.
+    With --entry only the module you name is imported. With a run it is the newest incident that has a capsule.
+
+    Exits with 0 if the step came out finite, 1 if the trouble is there again, and 2 if it cannot be replayed: the
+    capsule is missing, torn, changed, from a newer version or does not fit, the script is gone or changed since
+    (--changed accepts that), the program never came to a guarded step, or nobody said yes.
     """
     from ..clinic.entry import find_capsule, load_entry
-    from ..reporters.diagnosis import print_findings_of_clinic
-    from ..reporters.terminal import console, labelled, number, print_json, shown
+    from ..errors import UsageError
+    from ..reporters.terminal import print_json
 
     folder = find_capsule(incident)
-    function = load_entry(entry)
+    if entry is not None:
+        if command is not None or changed:
+            raise UsageError("--entry runs no program, so --command and --changed do not go with it.")
+        function = load_entry(entry)
 
-    from ..clinic.restage import replay_capsule
+        from ..clinic.restage import replay_capsule
 
-    found = replay_capsule(folder, function)
+        found = replay_capsule(folder, function)
+    else:
+        from ..clinic.program import program_of
+        from ..clinic.rerun import rerun
+
+        program = program_of(folder, command=command, changed=changed)
+        _ask(program, yes=yes)
+        found = rerun(folder, program)
     if json:
         print_json(found)
     else:
-        screen = console()
-        word = "the trouble is there again" if found.reproduced else "this time it came out finite"
-        screen.print(f"{shown(folder)}, step {found.step}, {shown(found.symptom)}: {word}", soft_wrap=True)
-        bits = "the same to the bit, or NaN both times" if found.same_loss_bits else "not the same"
-        then, now = (", ".join(number(loss) for loss in x) for x in (found.recorded_losses, found.losses))
-        screen.print(labelled("loss", f"{now} (was {then}): {bits}"), soft_wrap=True)
-        for note in found.notes:
-            screen.print(labelled("note", shown(note)), soft_wrap=True)
-        print_findings_of_clinic(screen, found.diagnosis)
+        _print(folder, found)
     raise typer.Exit(1 if found.reproduced else 0)
+
+
+def _ask(program: Program, *, yes: bool) -> None:
+    """Show what would run, on standard error, and go on only with a yes."""
+    from ..errors import UsageError
+    from ..reporters.terminal import console, labelled, shown
+
+    screen = console(stderr=True)
+    screen.print(labelled("runs", shown(program.shown, limit=2000)), soft_wrap=True)
+    screen.print(labelled("in", shown(program.folder)), soft_wrap=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("Running this program needs your yes, and there is no terminal to ask at: pass --yes.")
+    if not typer.confirm("Run it up to its first guarded step?", err=True):
+        raise UsageError("Nothing was run.")
+
+
+def _print(folder: Path, found: Replayed) -> None:
+    from ..reporters.diagnosis import print_findings_of_clinic
+    from ..reporters.terminal import console, labelled, number, shown
+
+    screen = console()
+    word = "the trouble is there again" if found.reproduced else "this time it came out finite"
+    screen.print(f"{shown(folder)}, step {found.step}, {shown(found.symptom)}: {word}", soft_wrap=True)
+    bits = "the same to the bit, or NaN both times" if found.same_loss_bits else "not the same"
+    then, now = (", ".join(number(loss) for loss in x) for x in (found.recorded_losses, found.losses))
+    screen.print(labelled("loss", f"{now} (was {then}): {bits}"), soft_wrap=True)
+    for note in found.notes:
+        screen.print(labelled("note", shown(note)), soft_wrap=True)
+    print_findings_of_clinic(screen, found.diagnosis)

@@ -32,6 +32,7 @@ def demo(
 
     from ..demo.race import Race
     from ..demo.view import View, print_ending, print_opening
+    from ..reporters.html.write import write_report
     from ..reporters.terminal import console, print_json
 
     threads = torch.get_num_threads()
@@ -50,10 +51,12 @@ def demo(
         result = race.result()
     finally:
         torch.set_num_threads(threads)
+    page = home / "report.html"
+    write_report([home], page)
     if json:
-        print_json(_as_data(result, home))
+        print_json(_as_data(result, home) | {"report": str(page)})
     else:
-        print_ending(screen, result, home)
+        print_ending(screen, result, home, report=page)
 
 
 def _free_directory(wanted: Path | None) -> Path:

@@ -128,7 +128,7 @@ def print_opening(console: Console, race: Race) -> None:
     console.print(Padding(Text(told), (0, 0, 1, 2)))
 
 
-def print_ending(console: Console, result: Result, run_dir: Path) -> None:
+def print_ending(console: Console, result: Result, run_dir: Path, *, report: Path) -> None:
     """What happened, in a few lines, and what to do next."""
     console.print()
     console.print(Text("What happened", style="bold"))
@@ -147,6 +147,7 @@ def print_ending(console: Console, result: Result, run_dir: Path) -> None:
     console.print()
     console.print(_told("journal", shown(run_dir)))
     console.print(_told("next", f"steady incidents {shown(run_dir)}"))
+    console.print(_told("report", f"{shown(report)} (one file: open it in a browser)"))
 
 
 def _told(label: str, text: str | Text) -> Table:

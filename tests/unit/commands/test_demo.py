@@ -121,6 +121,8 @@ def test_the_demo_without_a_terminal_tells_what_happened_and_what_to_do_next(tmp
     assert "steady incidents runs/here" in done.stdout
     assert "\x1b" not in done.stdout
     assert (tmp_path / "runs/here/run.json").is_file()
+    assert "runs/here/report.html" in done.stdout
+    assert "72 steps, 1 refused" in (tmp_path / "runs/here/report.html").read_text(encoding="utf-8")
 
 
 def test_the_demo_as_json_is_json_and_nothing_else(tmp_path: Path) -> None:
@@ -131,6 +133,7 @@ def test_the_demo_as_json_is_json_and_nothing_else(tmp_path: Path) -> None:
     assert told["plain"]["first_bad_step"] is None
     assert told["guarded"]["bad_weight_tensors"] == 0
     assert told["run_dir"] == "runs/demo"
+    assert (tmp_path / told["report"]).is_file()
 
 
 def test_the_demo_never_writes_into_a_directory_that_holds_something(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@
     };
     lines.filter((line) => line.label).forEach((line) => add(line.label, line.stroke));
     if (figure.dataset.clip) new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) => add("clipped to " + number(clip), () => color("soft"), "dash"));
-    if (data.runs.some((run) => run.incidents.length) && !figure.classList.contains("compact")) add("incidents", () => color("bad"), "dash");
+    if (data.runs.some((run) => run.incidents.length) && !figure.classList.contains("compact")) add("incidents", () => color(data.runs.length > 1 ? "soft" : "bad"), "dash");
     const wide = Math.max(...lines.map(({ points }) => points.stretch || 0));
     if (wide && !figure.classList.contains("compact")) box.append(element("span", "band: lowest to highest of every " + count(Math.ceil(wide)) + " steps"));
     if (lines.some(({ points }) => points.smooth)) box.append(element("span", "bold: moving mean"));
@@ -189,6 +189,8 @@
     (steady.heats || []).forEach((heat) => heat.draw());
   };
   steady.viewed = () => viewing || full;
+  /* A heat map shows its own run in full, for it shares its axis with nothing else. */
+  steady.viewedOf = (run) => viewing || [run.steps[0], Math.max(run.steps[1], run.steps[0] + 1)];
 
   const ends = data.runs.flatMap((run) => run.steps || []);
   full = [Math.min(...ends), Math.max(Math.max(...ends), Math.min(...ends) + 1)];

@@ -13,7 +13,7 @@
   const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
   steady.heats = [...document.querySelectorAll("figure.heat")].map((figure) => {
-    const heat = data.runs[Number(figure.dataset.run)].heat;
+    const run = data.runs[Number(figure.dataset.run)], heat = run.heat;
     const levels = heat.levels.map(({ names, codes }) => ({ names, codes: bytes(codes) }));
     const map = element("div", undefined, "map"), canvas = element("canvas");
     canvas.setAttribute("role", "img");
@@ -37,7 +37,7 @@
       ctx.scale(ratio, ratio);
       ctx.font = (rows < 11 ? 8.5 : 11) + "px system-ui, sans-serif";
       label = Math.min(width * 0.36, 12 + Math.max(...names.map((name) => ctx.measureText(name).width)));
-      const [from, to] = steady.viewed(), place = (step) => label + (width - label - 4) * (step - from) / (to - from);
+      const [from, to] = steady.viewedOf(run), place = (step) => label + (width - label - 4) * (step - from) / (to - from);
       const last = columns > 1 ? heat.steps[columns - 1] + Math.max(heat.width, heat.steps[columns - 1] - heat.steps[columns - 2]) : to;
       ctx.save();
       ctx.beginPath(); ctx.rect(label, 0, width - label - 4, rows * names.length); ctx.clip();
@@ -77,7 +77,7 @@
 
     canvas.addEventListener("mousemove", (event) => {
       const { names, codes } = levels[level], columns = heat.steps.length, box = canvas.getBoundingClientRect();
-      const row = Math.floor((event.clientY - box.top) / rowHeight()), [from, to] = steady.viewed();
+      const row = Math.floor((event.clientY - box.top) / rowHeight()), [from, to] = steady.viewedOf(run);
       const step = from + (event.clientX - box.left - label) / (box.width - label - 4) * (to - from);
       let column = heat.steps.findIndex((first) => first > step) - 1;
       if (column < -1) column = columns - 1;

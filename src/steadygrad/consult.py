@@ -45,7 +45,24 @@ class Consult:
         from .clinic.bedside import examine_window
 
         parts = self._parts
+        if parts.council.size > 1:
+            return self._examine_together(window, step, findings, others, depth)
         return examine_window(
             parts.program, parts.forward, parts.state, parts.books, window, step, findings, self._names,
             self.max_grad_norm, others, depth=depth,
         )  # fmt: skip
+
+    def _examine_together(
+        self, window: Window, step: int, findings: tuple[Finding, ...], others: Sequence[Sequence[Any]], depth: str
+    ) -> Diagnosis:
+        from .clinic.bedside import GuardPatient
+        from .clinic.lockstep import examine_together
+
+        parts = self._parts
+        patient = GuardPatient(
+            program=parts.program, forward=parts.forward, state=parts.state, window=window, step=step,
+            symptom=parts.books.incidents[-1].symptom, findings=findings, history=parts.books.recent,
+            names=self._names, max_grad_norm=self.max_grad_norm, others=others,
+        )  # fmt: skip
+        leader = findings[0].rank if findings else 0
+        return examine_together(patient, parts.program, parts.state, parts.council, leader=leader, depth=depth)

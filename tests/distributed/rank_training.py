@@ -155,6 +155,16 @@ def told(guard: sg.Guard) -> dict[str, Any]:
         "stories": [
             [i.number, i.first_step, i.symptom, i.headline, [f.rank for f in i.findings]] for i in guard.incidents
         ],
+        "diagnoses": [
+            [
+                d.cause.slug if d.cause else None,
+                d.origin.op if d.origin else None,
+                d.rows,
+                [t.remedy.slug for t in d.remedies],
+            ]
+            for d in (i.diagnosis for i in guard.incidents)
+            if d is not None
+        ],
     }
 
 

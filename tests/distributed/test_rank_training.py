@@ -12,12 +12,13 @@ pytestmark = pytest.mark.distributed
 
 def check(run_ranks: RunRanks, world: int = 2, **options: Any) -> list[dict[str, Any]]:
     """Run it, and see that every rank ended with the reference's bits and with the same story."""
-    found = [ended.returned for ended in run_ranks("skip", world, **options)]
-    for each in found:
+    ended = run_ranks("skip", world, **options)
+    found = [each.returned for each in ended]
+    for each, log in zip(found, (rank.log for rank in ended), strict=True):
         assert each["bits"] == each["reference"]
         assert each["same_weights"]
         assert each["same_story"]
-        assert each["story"]["faults"] == {}
+        assert each["story"]["faults"] == {}, log
         assert each["story"]["settles"] == "now"
     return [each["story"] for each in found]
 
@@ -93,3 +94,13 @@ def test_a_streak_backs_off_and_halts_on_all_ranks_at_the_same_step(run_ranks: R
     first, second = (each.message for each in ended)
     assert first == second
     assert "Training was halted at step" in first
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_ranks_diagnose_in_lockstep_and_all_have_the_answer(run_ranks: RunRanks, kind: str) -> None:
+    poison = {"how": "trap", "batches": [4], "ranks": [1]}
+    for story in check(run_ranks, kind=kind, poison=poison, left_out=[4], options={"diagnose": "auto"}):
+        [[cause, op, _, remedies]] = story["diagnoses"]
+        assert cause == "sqrt_grad_at_zero"
+        assert "sqrt" in op
+        assert bool(remedies) == (kind == "ddp")  # with sharded parameters the origin is found and nothing is tried

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .rng import RngState, put_rng, take_rng
 
@@ -297,6 +298,8 @@ class ForwardState:
     def _remember_counters(self) -> None:
         for root_index, root in enumerate(self._modules):
             for path, module in root.named_modules():
+                if isinstance(module, nn.parallel.DistributedDataParallel):
+                    continue  # its numbers say how it communicates, and are no part of the step's
                 home = vars(module)
                 for name, value in home.items():
                     if name not in _INTERNAL and type(value) in (int, float, bool):
@@ -343,7 +346,10 @@ def _marks_of(module: nn.Module) -> dict[str, Any]:
     return {
         name: (id(value), len(value)) if isinstance(value, list | dict | set | deque) else "there"
         for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and isinstance(value, list | dict | set | deque | Tensor | int | float)
+        if name not in _OF_EVERY_MODULE
+        and isinstance(value, list | dict | set | deque | Tensor | int | float)
+        # Handles of hooks are made and dropped around generation; they hold no state of the numbers.
+        and not (isinstance(value, list) and any(isinstance(item, RemovableHandle) for item in value))
     }
 
 

@@ -274,6 +274,9 @@ class without_reducing:  # reads as words: `with without_reducing(model):`
         for module in self._model.modules():
             if isinstance(module, nn.parallel.DistributedDataParallel):
                 self._stack.enter_context(module.no_sync())
+                # Nor are buffers sent round: a replay may change their dtype on one rank.
+                self._stack.callback(setattr, module, "forward_sync_buffers", module.forward_sync_buffers)
+                module.forward_sync_buffers = False
             elif hasattr(module, "set_requires_gradient_sync"):
                 module.set_requires_gradient_sync(False, recurse=False)  # type: ignore[operator]
                 self._stack.callback(module.set_requires_gradient_sync, True, recurse=False)  # type: ignore[arg-type]

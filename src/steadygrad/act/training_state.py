@@ -66,6 +66,10 @@ class TrainingState:
             "rng": rng_to_plain(take_rng()),
         }
 
+    def exchange_parameters(self, others: Mapping[int, Tensor]) -> None:
+        """From now on `others[id(p)]` is the parameter wherever p was."""
+        self._parameters = {name: others.get(id(p), p) for name, p in self._parameters.items()}
+
     @torch.no_grad()
     def restore(self, tree: Tree) -> None:
         """Put a copied tree back, bit for bit, and clear gradients."""

@@ -157,7 +157,7 @@ def _follow(patient: GuardPatient, program: StepProgram, council: Alone, leader:
 @contextmanager
 def understudies(program: StepProgram, state: TrainingState) -> Iterator[None]:
     """Copies of the parameters play their part for the block: an operation may change a parameter's dtype, and torch
-    then forgets the hooks by which DDP hears of its gradient. Sharded ones are left alone: nothing is operated there."""
+    then forgets the hooks by which DDP hears of its gradient. Sharded ones are left alone: nothing operates there."""
     if any(is_sharded(parameter) for parameter in program.parameters):
         yield
         return

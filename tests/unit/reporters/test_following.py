@@ -201,3 +201,33 @@ def test_the_headline_of_a_real_run_names_what_the_clinic_found(guarded_run: Pat
     assert story.headline.startswith("60 steps, 3 refused, cause: ")
     assert "verified remedy: " in story.headline
     assert np.isfinite(story.ranks[0].column("loss")).sum() == 57
+
+
+def test_an_incident_is_read_again_only_when_its_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steadygrad.reporters.watching import small_files
+
+    read = []
+    real = small_files.read_incident
+    monkeypatch.setattr(small_files, "read_incident", lambda path: read.append(path.parent.name) or real(path))
+    with Journal(tmp_path / "run") as journal:
+        for number in (1, 2):
+            journal.incident(an_overflow(number, number * 10, diagnosed=False))
+        assert journal.flush(60.0)
+        beside = small_files.SmallFiles(tmp_path / "run")
+        for _ in range(3):
+            assert [incident.number for incident in beside.look()[0]] == [1, 2]
+        assert sorted(read) == ["0001", "0002"]
+        journal.incident(an_overflow(2, 20))
+        assert journal.flush(60.0)
+        incidents, _ = beside.look()
+        assert incidents[1].diagnosis is not None
+        assert sorted(read) == ["0001", "0002", "0002"]
+
+
+def test_a_damaged_incident_costs_only_itself(tmp_path: Path) -> None:
+    run = write_long_run(tmp_path / "run", steps=60, tensors=2, bad=(20, 40))
+    (run / "incidents" / "0001" / "incident.json").write_text("{torn")
+    story = story_of(run)
+    assert [incident.number for incident in story.incidents] == [2]
+    assert len(story.notes) == 1
+    assert "is not JSON that steadygrad wrote" in story.notes[0]

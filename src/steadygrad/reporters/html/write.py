@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...errors import JournalError, UsageError
-from ...journal import files, read_incidents, read_run
+from ...journal import files, read_run
 from ...journal.run_directory import incident_numbers
 from ..watching.follow import Follower
 from ..watching.story import name_of, tell
@@ -109,13 +108,11 @@ def _runs_inside(directory: Path) -> list[tuple[float, Path]]:
 
 
 def _told(path: Path, progress: Progress) -> Told:
-    incidents: list[Any] = []
-    try:
-        incidents = read_incidents(path)
-    except JournalError:
-        read_run(path)  # no run at all: say so. Otherwise `tell` notes what is wrong with the incidents.
+    read_run(path)  # or one sentence on why it is none
+    follower = Follower(path)
+    incidents, _ = follower.beside.look()
     norms = NormsBefore(cards_of(incidents, limit=MAX_CARDS))
-    follower = Follower(path, on_batch=norms.look)
+    follower.on_batch = norms.look
     follower.poll(lambda done, total: progress(name_of(path), done, total))
     if follower.lead is None:
         raise JournalError(f"{path} holds no steps yet: the run was made, and nothing was settled in it.")

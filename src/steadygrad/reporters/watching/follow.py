@@ -16,6 +16,7 @@ from ...errors import JournalError
 from ...journal.read import read_segment, segment_paths
 from ...journal.segment import segments
 from .rows import RankRows
+from .small_files import Identity, SmallFiles, identity_of
 
 Look = Callable[[int, Any], None]
 
@@ -23,15 +24,17 @@ Look = Callable[[int, Any], None]
 class Follower:
     """Follows the steps of one run. `ranks` is a list, lowest first; most runs have one.
 
-    `faults` holds one sentence for every segment that could not be read at the last look.
+    `faults` holds one sentence for every segment that could not be read at the last look; `beside` reads what is not
+    steps; `on_batch(rank, batch)` is called with every new record batch.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], *, on_batch: Look | None = None) -> None:
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self.run_dir = Path(run_dir)
+        self.beside = SmallFiles(self.run_dir)
         self.faults: list[str] = []
-        self._on_batch = on_batch
+        self.on_batch: Look | None = None
         self._ranks: dict[int, RankRows] = {}
-        self._seen: dict[str, tuple[tuple[int, int, int], int]] = {}
+        self._seen: dict[str, tuple[Identity, int]] = {}
 
     @property
     def ranks(self) -> list[RankRows]:
@@ -48,7 +51,8 @@ class Follower:
         Raises JournalError if this is no run, or if there is something and nothing of it can be read.
         """
         paths = segment_paths(self.run_dir)
-        sizes = [_identity(path) for path in paths]
+        # A file that is being replaced at this very moment is found by the next look.
+        sizes = [identity_of(path) or (0, 0, 0) for path in paths]
         total, done, rows = sum(size for _, size, _ in sizes), 0, 0
         self.faults = []
         for path, identity in zip(paths, sizes, strict=True):
@@ -63,7 +67,7 @@ class Follower:
             raise JournalError(self.faults[0])
         return rows
 
-    def _read(self, path: Path, identity: tuple[int, int, int]) -> int:
+    def _read(self, path: Path, identity: Identity) -> int:
         ((_, rank, _),) = segments([path.name])
         seen, before = self._seen.get(path.name, (None, 0))[1], 0
         fresh = 0
@@ -76,19 +80,10 @@ class Follower:
             if rank not in self._ranks:
                 self._ranks[rank] = RankRows(rank)
             self._ranks[rank].add(part)
-            if self._on_batch is not None:
-                self._on_batch(rank, part)
+            if self.on_batch is not None:
+                self.on_batch(rank, part)
             fresh += part.num_rows
             # Kept batch by batch: were a later one damaged, these rows must not be counted twice at the next look.
             self._seen[path.name] = ((0, 0, 0), before)
         self._seen[path.name] = (identity, max(before, seen))
         return fresh
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    """What changes whenever the file does."""
-    try:
-        about = os.stat(path, follow_symlinks=False)
-    except OSError:  # replaced at this very moment: the next look finds it
-        return 0, 0, 0
-    return about.st_ino, about.st_size, about.st_mtime_ns

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import JournalError
-from ...journal import Event, read_events, read_incidents, read_run
+from ...journal import Event, read_run
 from ...records import Incident
 from .follow import Follower
 from .rows import RankRows
@@ -79,9 +78,8 @@ def tell(run_dir: str | os.PathLike[str], follower: Follower) -> Story:
     """
     path = Path(run_dir)
     run = read_run(path)
-    notes = list(follower.faults)
-    incidents: list[Incident] = _or_note(lambda: read_incidents(path), notes)
-    events: list[Event] = _or_note(lambda: read_events(path), notes)
+    incidents, events = follower.beside.look()
+    notes = [*follower.faults, *follower.beside.faults]
     lead = follower.lead
     last_step = lead.last("step") if lead is not None else None
     state = state_of(
@@ -182,11 +180,3 @@ def one_line(incident: Incident) -> str:
     cause = cause_in_words(incident) or "cause not recognised"
     remedy = best_remedy(incident)
     return f"{cause}; {remedy} helps" if remedy else cause
-
-
-def _or_note(read: Any, notes: list[str]) -> Any:
-    try:
-        return read()
-    except JournalError as error:
-        notes.append(str(error))
-        return []

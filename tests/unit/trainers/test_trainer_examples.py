@@ -1,0 +1,36 @@
+"""The examples for trainers, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadygrad.journal import read_incidents
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "line"),
+    [
+        ("hf_trainer", "20 steps, 1 refused", "loss / num_items_in_batch"),
+        ("trl_sft", "12 steps, 1 refused", "output / output.norm"),
+        ("trl_grpo", "8 steps, 1 refused", "(per_token_loss * mask).sum()"),
+    ],
+)
+def test_the_example_ends_well_and_names_the_line(name: str, counts: str, line: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", tmp_path / "run"], capture_output=True, text=True, check=False,
+        timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert counts in done.stdout
+    (incident,) = read_incidents(tmp_path / "run")
+    assert incident.capsule is not None
+    assert incident.diagnosis is not None
+    assert incident.diagnosis.origin is not None
+    assert line in (incident.diagnosis.origin.code_line or "")

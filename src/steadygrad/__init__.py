@@ -31,6 +31,7 @@ _HOMES = {
     "attach": "attach",
     "diagnose": "clinic.lookup",
     "doctor": "checkup.doctor",
+    "probe": "checkup.probe",
     "selftest": "checkup.selftest",
 }
 __all__ = sorted(_HOMES)
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .act.policy import Policy as Policy
     from .attach import attach as attach
     from .checkup.doctor import doctor as doctor
+    from .checkup.probe import probe as probe
     from .checkup.selftest import selftest as selftest
     from .clinic.lookup import diagnose as diagnose
     from .errors import SteadyError as SteadyError

@@ -57,6 +57,7 @@ PUBLIC = [
     "attach",
     "diagnose",
     "doctor",
+    "probe",
     "selftest",
 ]
 

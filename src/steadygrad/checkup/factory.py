@@ -18,7 +18,8 @@ from ..errors import UsageError
 
 WHAT_TO_WRITE = (
     "write a function without arguments that makes your objects and ends in "
-    "`return model, optimizer, loss_fn, batches`, where loss_fn(model, batch) gives the loss and batches is any iterable, and name it: "
+    "`return model, optimizer, loss_fn, batches`, where loss_fn(model, batch) gives the loss "
+    "and batches is any iterable, and name it: "
 )
 NAMES = ("model", "optimizer", "loss_fn", "batches")
 

@@ -135,7 +135,7 @@ class Bench:
             self._zero_grad()
             loss = self._loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
-            seen.append((float(loss), [p.grad for _, p in self.named]))
+            seen.append((float(loss.detach()), [p.grad for _, p in self.named]))
             again()
         trial.first_loss, gradients = seen[0]
         trial.num_parameters = sum(p.numel() for p in self.model.parameters())
@@ -185,7 +185,7 @@ class Bench:
         size = _norm([o.float() for o in old])
         return SelftestStep(
             step=number,
-            loss=float(loss),
+            loss=float(loss.detach()),
             grad_norm=norm,
             update_ratio=change / size if size else None,
             loss_scale=scale,

@@ -1,0 +1,114 @@
+"""The probe: can this model train in fp16, bf16 or fp8?
+
+    result = sg.probe(model, loss_fn, batch)
+    for trial in result.trials:
+        print(trial.dtype, trial.fits, trial.because, trial.wider)
+
+One watched step gives the magnitudes of every module's outputs and of the gradients that come back to it. What they
+mean for a dtype is computed from them, and checked by running the step in it. The caller's model, gradients and random
+numbers are the same bits afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..act.program import TheirFault, named_terms
+from ..act.tape import pristine
+from ..errors import UsageError
+from ..records.probe import Fit, ModuleRange, Probe
+from .borrowed import borrowed
+from .precision import Run, Stage, try_precision
+from .ranges import FORMATS, Format, Tally, loss_scale_for
+
+
+def probe(
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    *,
+    dtypes: Sequence[str] = tuple(FORMATS),
+) -> Probe:
+    """Measure one step, and run it in every dtype.
+
+    Args:
+        model: the module to train, in the mode it shall train in.
+        loss_fn: `loss_fn(model, batch)` returns a scalar or a mapping with "loss", as for a Guard.
+        batch: one batch; a copy of it is used.
+        dtypes: among fp16, bf16, fp8_e4m3 and fp8_e5m2.
+    """
+    if not isinstance(model, nn.Module) or not callable(loss_fn):
+        raise UsageError("sg.probe needs a torch.nn.Module, loss_fn(model, batch), and a batch.")
+    if unknown := [name for name in dtypes if name not in FORMATS]:
+        raise UsageError(f"sg.probe does not know {', '.join(unknown)}; it knows {', '.join(FORMATS)}.")
+    notes: list[str] = []
+    work = model
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+        work = copy.deepcopy(model).float()
+        notes.append("the weights are not float32: a float32 copy of the model was probed")
+    device = next((p.device.type for p in work.parameters()), "cpu")
+    with borrowed(model, (), loss_fn) as lent, borrowed(work) as copied:
+
+        def put_back() -> None:
+            lent.put_back()
+            copied.put_back()
+
+        def loss() -> Tensor:
+            answer = loss_fn(work, pristine(batch, clone=True))
+            try:
+                return named_terms(answer)["loss"]
+            except TheirFault as fault:
+                raise fault.original from None
+
+        stage = Stage(work, loss, put_back, device)
+        reference = stage.run()
+        trials = tuple(try_precision(stage, FORMATS[name], reference) for name in dtypes)
+        if not reference.finite:
+            notes.append("the step is not finite as it is: mend that first (steady doctor, sg.diagnose)")
+        modules = _ranges(reference, [FORMATS[name] for name in dtypes])
+    return Probe(
+        loss=reference.loss,
+        modules=modules,
+        trials=trials,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        notes=tuple(notes),
+    )
+
+
+def _ranges(run: Run, forms: list[Format]) -> tuple[ModuleRange, ...]:
+    """One line a module, in the order in which they ran."""
+    scale = loss_scale_for(list(run.watch.gradients.values()))
+    found = []
+    for name, out in run.watch.outputs.items():
+        back = run.watch.gradients.get(name, Tally())
+        found.append(
+            ModuleRange(
+                name=name,
+                kind=run.watch.kinds[name],
+                dtype=out.dtype,
+                smallest=None if out.empty else out.smallest,
+                largest=None if out.empty else out.largest,
+                grad_smallest=None if back.empty else back.smallest,
+                grad_largest=None if back.empty else back.largest,
+                num_elements=out.num_elements,
+                num_bad=out.num_bad + back.num_bad,
+                fits={form.name: _fit(form, out, back, scale) for form in forms},
+            )
+        )
+    return tuple(found)
+
+
+def _fit(form: Format, out: Tally, back: Tally, loss_scale: float) -> Fit:
+    own = form.name.startswith("fp8")
+    grad_scale = back.own_scale(form) if own else loss_scale if form.name == "fp16" else 1.0
+    return Fit(
+        headroom=out.headroom(form),
+        grad_headroom=back.headroom(form),
+        underflow=out.vanishing(form, scale=out.own_scale(form) if own else 1.0),
+        grad_underflow=back.vanishing(form, scale=grad_scale),
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...act.tape import tensors_in
 from ...act.training_state import TrainingState
 from ...clinic.diagnose import diagnose
 from ...clinic.patient import StepFacts
@@ -24,6 +25,7 @@ from ..desk import Desk
 from .batches import Found, indices_of
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
+from .play_patient import PlayPatient, rows_of_play
 from .roots import runs_alone
 from .tracing import Tracing
 
@@ -49,7 +51,7 @@ class Examiner:
     # -- listening while steps are traced
 
     def call_begins(self, call: Call) -> None:
-        if self._traced_steps and self._tracing is None and self._desk is not None and Tracing.possible():
+        if self._traced_steps and self._tracing is None and self._desk is not None and Tracing.possible(self._desk):
             self._tracing = Tracing(call, self._desk)
 
     def call_ended(self, call: Call, output: Any) -> None:
@@ -124,6 +126,9 @@ class Examiner:
             return None
         why_not = self._why_not_again()
         if why_not is None:
+            found = self._by_slices(desk, reading, state, symptom, depth)
+            if found is not None:
+                return found
             found = self._by_replay(desk, reading, state, symptom, depth)
             if found is not None:
                 return found
@@ -176,6 +181,8 @@ class Examiner:
         if guilty is None and not poisoned:
             gradients = [gradient for call in calls for gradient in call.output_gradients.values()]
             sound = bool(gradients) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+            if sound and math.isfinite(reading.loss) and not self._watch.alone:
+                return _elsewhere(symptom)
             if not math.isfinite(reading.loss) or not sound:
                 return None  # the loss code, or what it sent back
         found = diagnose(patient, depth=depth if inside else "origin")
@@ -185,6 +192,40 @@ class Examiner:
         how = "the model's call was replayed, forward and backward; its loss is the model's own"
         if not inside:
             how = "the model's call was replayed; the code from its output to the loss was not, so no remedy was tried"
+        return replace(found, notes=(*found.notes, how))
+
+    def _by_slices(
+        self, desk: Desk, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """By running the loop's own lines again; None where they cannot be, or do not give the loss they gave."""
+        models, plays = self._watch.models, list(self._watch.slices.plays)
+        calls = list(models.calls)
+        if not plays or len(plays) != len(self._watch.backwards.losses) or any(play.overwritten for play in plays):
+            return None
+        first = next(tensors_in((calls[0].args, calls[0].kwargs)), None)
+        size = int(first.shape[0]) if first is not None and first.dim() else None
+        scale = reading.loss_scale if reading.loss_scale and any(play.slice.scaled for play in plays) else 1.0
+        facts = StepFacts(
+            step=reading.step, symptom=symptom, findings=(), history=tuple(desk.books.recent),
+            accumulation=1, device_type=desk.parameters[0].device.type,
+            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
+            select_rows=rows_of_play(size),
+            parameter_names={id(p): name for name, p in desk.named_parameters().items()},
+        )  # fmt: skip
+        assert models.entry is not None
+        patient = PlayPatient(desk, state, models.forward_state(), models.entry, calls, plays, facts, scale)
+        try:
+            with patient.examining():
+                same = patient.reproduces()
+        except Exception:  # their lines, out of their place, may raise anything; then there is nothing to go by
+            same = False
+        if not same:
+            return None
+        if self.found is None and len(plays) == 1:
+            self.found = self._watch.batches.find(plays[0].batch)
+        found = diagnose(patient, depth=depth)
+        lines = plays[0].slice
+        how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
         return replace(found, notes=(*found.notes, how))
 
     def _first_bad_output(self, patient: CallsPatient) -> Call | None:
@@ -205,6 +246,16 @@ class Examiner:
             error.add_note(f"steadygrad: {sentence}")
             self._watch.ledger.crashes.append(sentence)
             self._watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def _elsewhere(symptom: str) -> Diagnosis:
+    """A sound step of this rank, refused with the others."""
+    return Diagnosis(
+        symptom=symptom,
+        phase="backward",
+        because="the gradient was made bad by another rank: this rank's own calls and loss are sound",
+        notes=("this rank's calls were replayed and came out finite; see the other ranks' incident",),
+    )
 
 
 def outside(watch: Watch, symptom: str, reading: Reading, why_not: str | None) -> Diagnosis:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from ...act.forward_state import Entry, ForwardState
 from ...act.training_state import TrainingState
@@ -105,6 +106,14 @@ class CallBatch(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.arguments)
+
+
+# The clinic maps over batches as torch does, for one in float64: it must see into this one.
+register_pytree_node(
+    CallBatch,
+    lambda batch: (list(batch.arguments.values()), (batch.call, list(batch.arguments))),
+    lambda values, about: CallBatch(about[0], dict(zip(about[1], values, strict=True))),
+)
 
 
 def rows_of_call(batch: CallBatch, rows: Sequence[int]) -> CallBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from rich.text import Text
 
 from ...errors import JournalError
 from ...journal import read_incidents
+from ...journal.incidents import read_incident
+from ...journal.run_directory import incident_name
 from ...records import Incident
 from ...reporters.diagnosis import steps_of
 from ...reporters.terminal import labelled, shown
@@ -139,11 +141,21 @@ def _line(incident: Incident) -> str:
     return text
 
 
-def _incidents(run: str) -> Sequence[Incident]:
+def _incidents(run: str) -> list[Incident]:
+    """The incidents of a run, each as told by the rank that knows most of it."""
     try:
-        return read_incidents(run)
+        found = read_incidents(run)
     except JournalError:
-        return ()
+        return []
+    return [_best_told(run, incident) for incident in found]
+
+
+def _best_told(run: str, incident: Incident) -> Incident:
+    told = [incident]
+    for path in sorted(Path(run, "incidents", incident_name(incident.number)).glob("incident-rank*.json")):
+        with contextlib.suppress(JournalError):
+            told.append(read_incident(path))
+    return max(told, key=lambda each: (each.diagnosis is not None and each.diagnosis.cause is not None, -each.number))
 
 
 def _short(run: str) -> str:

@@ -29,6 +29,7 @@ from ...records import Diagnosis
 from ..desk import Desk
 from .calls import Call, inner
 
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MAX_KEPT = 1 << 22
 """Elements of one op's tensors past which the op is digested and not copied."""
 
@@ -41,6 +42,8 @@ class _LossTracer(Tracer):
         self.specimens: dict[int, Specimen] = {}
 
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not all(type(each) in _PLAIN for each in args if isinstance(each, Tensor)):
+            return func(*args, **kwargs)  # a tensor of another kind does its own work below: not ours to look into
         ordinal = len(self.trace.records)
         if self.module is None and sum(t.numel() for t in args if isinstance(t, Tensor)) <= _MAX_KEPT:
             specimen = self.specimens[ordinal] = Specimen()
@@ -69,8 +72,10 @@ class Tracing:
         self._open.enter_context(self._tracer.tracing())
 
     @staticmethod
-    def possible() -> bool:
-        """Whether no mode of the program's own is in force that might end before ours does."""
+    def possible(desk: Desk) -> bool:
+        """Whether no mode of the program's own is in force that might end before ours does, and tensors are plain."""
+        if not all(type(parameter) in _PLAIN for parameter in desk.parameters):
+            return False
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return not modes and not _get_current_dispatch_mode_stack()
 

@@ -40,6 +40,7 @@ from .ledger import Ledger
 from .listening import listen
 from .models import Models
 from .settings import Settings
+from .slices import Slices
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
@@ -70,6 +71,7 @@ class Watch:
         self.shield = Shield()
         self.ledger = Ledger(settings, self.shield)
         self.models = Models(self.shield, away=lambda: self.away, on_call=self._called, on_return=self._returned)
+        self.slices = Slices()
         self.examiner = Examiner(self)
         self.busy = False
         self.step = 0
@@ -103,6 +105,12 @@ class Watch:
         return self.ledger.close(self)
 
     @property
+    def alone(self) -> bool:
+        """Whether no other rank trains the same weights."""
+        distributed = torch.distributed
+        return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+    @property
     def away(self) -> bool:
         """Whether this is not our business: we run the program's code ourselves, or are a forked child."""
         return self.busy or os.getpid() != self._process
@@ -120,6 +128,9 @@ class Watch:
         return next((o for o, desk in self._desks.items() if any(first is p for p in desk.parameters)), None)
 
     def _called(self, call: Call) -> None:
+        if len(self.models.calls) == 1:
+            self.slices.forget()
+        self.slices.called(call)
         self.examiner.call_begins(call)
 
     def _returned(self, call: Call, output: Any) -> None:
@@ -141,6 +152,7 @@ class Watch:
         with self.shield("backward", None):
             self.backwards.begin(loss)
             note_loss(self.models.calls, loss)
+            self.slices.backward_begins(loss)
             self.examiner.backward_begins(loss)
 
     def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,7 +321,7 @@ class Watch:
         clipped, self._clipped = self._clipped, None
         if clipped is not None and clipped[0] != tuple(id(p) for p in desk.parameters if p.requires_grad):
             clipped = None
-        alone = _alone()
+        alone = self.alone
         reading = desk.read(step, loss if alone else None, clipped[1] if clipped else None)
         refused = self.policy.acts and not isinstance(optimizer, LBFGS) and must_refuse(reading)
         if not alone and loss is not None:
@@ -432,12 +444,6 @@ def _is_below(frame: FrameType | None, outer: FrameType) -> bool:
 
 def _finite(parameters: Sequence[Tensor]) -> bool:
     return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
-
-
-def _alone() -> bool:
-    """Whether no other rank trains the same weights."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _scaler_refuses(optimizer: Optimizer, reading: Reading) -> bool:

@@ -169,22 +169,23 @@ def select_rows(batch: Any, rows: Sequence[int]) -> Any:
     A tensor whose second side is that long and whose first is not has its rows there: time first, then the batch.
     """
     size = num_rows(batch)
-    return _narrow(batch, list(rows), size) if size else batch
+    return narrow(batch, list(rows), size) if size else batch
 
 
-def _narrow(value: Any, rows: list[int], size: int) -> Any:
+def narrow(value: Any, rows: list[int], size: int) -> Any:
+    """Whatever is `size` long along its first side, with these rows of it only."""
     if isinstance(value, Tensor):
         if value.dim() and value.shape[0] == size:
             return value[rows]
         return value[:, rows] if value.dim() > 1 and value.shape[1] == size else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_narrow(item, rows, size) for item in value))
+        return type(value)(*(narrow(item, rows, size) for item in value))
     if isinstance(value, list | tuple):
         if len(value) == size and not any(isinstance(item, Tensor) for item in value):
             return type(value)(value[row] for row in rows)
-        return type(value)(_narrow(item, rows, size) for item in value)
+        return type(value)(narrow(item, rows, size) for item in value)
     if isinstance(value, Mapping):
-        return {key: _narrow(item, rows, size) for key, item in value.items()}
+        return {key: narrow(item, rows, size) for key, item in value.items()}
     return value
 
 

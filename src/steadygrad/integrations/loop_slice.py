@@ -44,6 +44,8 @@ class LoopSlice:
     first_line: int
     last_line: int
     filename: str
+    scaled: bool = False
+    """Whether backward was called on `scaler.scale(loss)`; `loss` is the unscaled one."""
 
     def take(self, frame: FrameType) -> dict[str, Any]:
         """The values that the slice reads, as they are in this frame now.
@@ -84,8 +86,9 @@ def cut(frame: FrameType, first_line: int, last_line: int, loss: Tensor) -> Loop
     before, last = between
     name = _name_of(loss, frame)
     receiver = None
+    scaled = False
     if name is None:
-        receiver = _receiver(last)
+        receiver, scaled = _receiver(last)
         if receiver is None:
             return "the loss has no name in the loop"
     kept: list[ast.stmt] = []
@@ -103,7 +106,9 @@ def cut(frame: FrameType, first_line: int, last_line: int, loss: Tensor) -> Loop
     reads = tuple(sorted(_reads(kept)))
     if name not in _assigned(kept):
         return "the loss is computed outside of these lines"
-    return LoopSlice(frame.f_code, compile(module, filename, "exec"), reads, name, first_line, last_line, filename)
+    return LoopSlice(
+        frame.f_code, compile(module, filename, "exec"), reads, name, first_line, last_line, filename, scaled
+    )
 
 
 def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
@@ -220,12 +225,15 @@ def _writes_in_place(value: ast.expr, made: set[str]) -> bool:
     return name.endswith("_") and not name.startswith("_") and _root(value.func.value) in made
 
 
-def _receiver(statement: ast.stmt) -> ast.expr | None:
-    """`X` of a statement `X.backward()`."""
+def _receiver(statement: ast.stmt) -> tuple[ast.expr | None, bool]:
+    """`X` of a statement `X.backward()`, or of `scaler.scale(X).backward()`, and which of the two it is."""
     value = statement.value if isinstance(statement, ast.Expr) else None
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "backward":
-        return value.func.value
-    return None
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "backward"):
+        return None, False
+    made = value.func.value
+    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "scale" and made.args:
+        return made.args[0], True
+    return made, False
 
 
 def _name_of(loss: Tensor, frame: FrameType) -> str | None:

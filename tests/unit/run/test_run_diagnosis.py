@@ -43,6 +43,12 @@ def loop(model: nn.Module, data: list[Tensor], loss_of: Any) -> None:
     assert finite(model)
 
 
+def only_calls(watch: Any) -> Any:
+    """As where the loop's source is not at hand: only the model's calls can be made again."""
+    watch.slices.backward_begins = lambda loss: None
+    return watch
+
+
 def diagnoses(watch: Any) -> list[Any]:
     assert watch.shield.faults == {}
     return [incident.diagnosis for desk in watch.ledger.desks for incident in desk.books.incidents]
@@ -60,7 +66,7 @@ def with_zeros() -> Tensor:
 
 
 def test_a_value_born_inside_the_model_is_located_by_making_the_call_again(watching: Any) -> None:
-    watch = watching(diagnose="auto")
+    watch = only_calls(watching(diagnose="auto"))
     torch.manual_seed(0)
     model = LogInside()
     nn.init.constant_(model.body.weight, -1.0)
@@ -83,7 +89,7 @@ def entropy(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_trouble_in_the_loss_code_is_said_to_lie_there_and_located_when_it_comes_back(watching: Any) -> None:
-    watch = watching(diagnose="auto")
+    watch = only_calls(watching(diagnose="auto"))
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     nn.init.constant_(model.weight, 0.5)
@@ -170,7 +176,7 @@ class OwnLoss(nn.Module):
 
 
 def test_a_model_that_computes_its_own_loss_is_diagnosed_in_full(watching: Any) -> None:
-    watch = watching(diagnose="auto")
+    watch = only_calls(watching(diagnose="auto"))
     torch.manual_seed(0)
     model = OwnLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -297,3 +303,67 @@ def test_an_error_that_has_nothing_to_do_with_numbers_is_left_as_it_is(watching:
     watch.crashed(error)
     assert not hasattr(error, "__notes__")
     assert watch.shield.faults == {}
+
+
+# -- by the loop's own lines
+
+
+def test_trouble_in_the_loss_code_is_located_and_remedied_by_running_the_loop_s_lines_again(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, 0.5)
+    nn.init.constant_(model.bias, 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen: list[float] = []
+    for x in [*good(3), with_zeros(), *good(1)]:
+        optimizer.zero_grad()
+        out = model(x)
+        share = x / x.sum(dim=-1, keepdim=True)
+        loss = (out.sum(dim=-1, keepdim=True) * share).pow(2).mean()
+        seen.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    assert finite(model)
+    assert len(seen) == 5  # what the loop does for its effect was not done again
+    (found,) = diagnoses(watch)
+    assert (found.phase, found.origin.op, found.cause.slug, found.rows) == ("loss", "div", "zero_division", (2,))
+    assert found.origin.code_line == "share = x / x.sum(dim=-1, keepdim=True)"
+    assert any(trial.finite for trial in found.trials)
+    assert {proven.remedy.slug for proven in found.remedies} & {"eps", "clamp", "safe_denominator"}
+
+
+def test_lines_that_do_not_give_the_loss_again_are_not_believed(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    numbers = iter([1.0, 2.0, math.nan, 4.0, 5.0, 6.0, 7.0])
+    for x in good(5):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean() * next(numbers)  # each time another number
+        loss.backward()
+        optimizer.step()
+    (found,) = diagnoses(watch)
+    assert not any("were run again" in note for note in found.notes)
+    assert found.remedies == ()
+
+
+def test_accumulated_lines_under_autocast_are_run_again_as_they_ran(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = [*good(5), with_zeros(), *good(2)]
+    for number, x in enumerate(data):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(x).float()
+        loss = (out * x.sum(-1, keepdim=True).log()).mean() / 2
+        loss.backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert finite(model)
+    (found,) = diagnoses(watch)
+    assert (found.origin.op, found.cause.slug, found.rows) == ("log", "log_zero", (2,))
+    assert any("were run again" in note for note in found.notes)

@@ -213,7 +213,8 @@ class Examiner:
             parameter_names={id(p): name for name, p in desk.named_parameters().items()},
         )  # fmt: skip
         assert models.entry is not None
-        patient = PlayPatient(desk, state, models.forward_state(), models.entry, calls, plays, facts, scale)
+        before = self._watch.slices.before
+        patient = PlayPatient(desk, state, models.forward_state(), models.entry, calls, plays, before, facts, scale)
         try:
             with patient.examining():
                 same = patient.reproduces()

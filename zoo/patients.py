@@ -16,7 +16,7 @@ import torch
 
 from steadygrad.clinic.diagnose import diagnose
 from steadygrad.clinic.patient import StepFacts
-from steadygrad.clinic.replay import Change, parameters_read, replay
+from steadygrad.clinic.replay import Change, hides_a_nan, parameters_read, replay
 from steadygrad.clinic.seen import StepSeen
 from steadygrad.clinic.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
@@ -209,7 +209,12 @@ class _Run:
         return CasePatient(case, index, self.snapshots, facts, self.prepared)
 
     def go(self, *, depth: str) -> Sighting:
-        vigil = Vigil(trusts=self._overflow_is_the_scalers, reads=self._parameters_read)
+        vigil = Vigil(
+            trusts=self._overflow_is_the_scalers,
+            reads=self._parameters_read,
+            loss_now=self._loss_now,
+            hides=hides_a_nan,
+        )
         suspicion: Suspicion | None = None
         latent: Suspicion | None = None
         handled: list[Suspicion] = []
@@ -261,6 +266,21 @@ class _Run:
     def _parameters_read(self, patient: Any) -> frozenset[str]:
         with patient.examining():
             return parameters_read(patient)
+
+    def _loss_now(self, patient: Any, step: int) -> float | None:
+        """The loss of an earlier batch with everything as it is now."""
+        with patient.examining():
+            try:
+                seen = replay(
+                    patient,
+                    restore=False,
+                    prepare=lambda: None,
+                    until="forward",
+                    batches=[self.case.batches[step]],
+                )
+            except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+                return None
+        return seen.loss
 
     def _overflow_is_the_scalers(self, patient: Any) -> bool:
         """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""

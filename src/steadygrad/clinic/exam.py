@@ -211,11 +211,12 @@ def cancelled(exam: Examination) -> bool:
             continue
         try:
             size = torch.maximum(tensors[0].abs(), tensors[1].abs())
-            lost = specimen.output_tensors[0].abs() <= 1e-4 * size
+            left = specimen.output_tensors[0]
+            lost = (left.abs() <= 1e-4 * size) & torch.isfinite(size)
             big = size > 1e-6
         except RuntimeError:
             continue
-        if bool((lost & big & (specimen.output_tensors[0] < 0)).any()):
+        if bool((lost & big & (left < 0)).any()):
             return True
     return False
 

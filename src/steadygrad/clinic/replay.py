@@ -221,3 +221,14 @@ def parameters_read(patient: Patient) -> frozenset[str]:
     replay(patient, tracer=tracer, until="forward")
     labels = (tracer.trace.label(touch) for record in tracer.trace.records for touch in record.reads)
     return frozenset(name for kind, name in labels if kind == "parameter")
+
+
+def hides_a_nan(patient: Patient) -> bool:
+    """Whether this step makes a NaN in passing, or is given one, although its loss is finite."""
+    tracer = Tracer(patient.model, owners=patient.facts.owners)
+    with patient.examining():
+        seen = replay(patient, tracer=tracer, until="forward")
+    tracer.trace.finish()
+    made = any(math.isnan(value) for value in tracer.trace.values)
+    given = any(isinstance(v, Tensor) and math.isnan(absmax(v)) for b in patient.batches for _, v in walk_batch(b))
+    return seen.loss_finite and (made or given)

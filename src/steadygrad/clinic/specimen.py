@@ -18,6 +18,11 @@ MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """An 8-bit float as float32, for hardly any function takes it as it is; every other tensor unchanged."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
+
+
 def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
     """A tensor in a line, read piece by piece. Syncs with the host; magnitudes are over its finite entries."""
     kind = str(tensor.dtype).removeprefix("torch.")
@@ -26,7 +31,7 @@ def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
         return TensorDigest(name=name, shape=tuple(tensor.shape), dtype=kind, num_zero=zeros)
     nan = inf = zero = 0
     largest, smallest = 0.0, float("inf")
-    flat = tensor.detach().reshape(-1)
+    flat = widened(tensor.detach()).reshape(-1)
     for start in range(0, flat.numel(), MAX_ELEMENTS):
         part = flat[start : start + MAX_ELEMENTS]
         finite = torch.isfinite(part)
@@ -74,7 +79,7 @@ class Specimen:
         def copy(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
                 return item
-            return item.detach().clone() if item.numel() <= limit else None
+            return widened(item.detach().clone()) if item.numel() <= limit else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
             if out is None:
@@ -96,7 +101,7 @@ class Specimen:
 
 
 def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
-    for out in outputs:
+    for out in map(widened, outputs):
         if out.is_floating_point() and out.dim() and out.numel():
             bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
             if not bad:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .patient import Patient
-from .seen import StepSeen, parameter_names, walk_batch
+from .seen import StepSeen, absmax, parameter_names, walk_batch
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -29,6 +29,13 @@ SIZE_MISMATCH = 4.0
 LONG_STRIDE = 0.2
 """An update longer than this share of the weights' own norm is no small step."""
 TAMPERED = 1e3
+NOISE = {"float16": 1e-4, "bfloat16": 1e-3}
+"""Gradients this much smaller than their neighbours' are rounding: where the true one is zero (a bias in front of a
+normalisation) there is nothing to learn. Elsewhere 1e-5."""
+OUTLIER = 1e3
+"""A batch entry this many times as large as any before it is an outlier, whatever the old batches say."""
+RISEN = 2.0
+"""An earlier batch whose loss has grown by this much on the weights of now has been harmed."""
 SCALER_PATIENCE = 12
 """Overflows in a row a dynamic scaler may need to find its scale."""
 
@@ -54,6 +61,8 @@ class _Row:
     rated: frozenset[str] = frozenset()
     sizes: dict[str, int] = field(default_factory=dict)
     """How many numbers each entry of the batch has."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """The largest magnitude in each entry of the batch."""
 
     def allowed_growth_since(self, before: _Row) -> float:
         """How much higher a loss may be only because the batch is larger: a sum grows with its terms, and a sum over
@@ -66,10 +75,15 @@ class _Row:
 @dataclass(slots=True)
 class Vigil:
     """`trusts(patient)` says whether a gradient overflow is the dynamic scaler's ordinary business; `reads(patient)`
-    names the parameters a forward pass really uses, so that one nobody calls is not missed by anybody."""
+    names the parameters a forward pass really uses, so that one nobody calls is not missed by anybody.
+    `loss_now(patient, step)` is the loss of an earlier step's batch on the weights of now; `hides(patient)` says
+    whether a NaN came up in this step that the loss does not show. Both are asked only in doubt."""
 
     trusts: Callable[[Any], bool]
     reads: Callable[[Any], frozenset[str]]
+    loss_now: Callable[[Any, int], float | None] = lambda _patient, _step: None
+    hides: Callable[[Any], bool] = lambda _patient: False
+    patient: Any = None
     used: frozenset[str] | None = None
     rows: list[_Row] = field(default_factory=list)
     overflows: int = 0
@@ -81,23 +95,24 @@ class Vigil:
         names = parameter_names(patient)
         groups = [group for optimizer in patient.optimizers for group in optimizer.param_groups if group["lr"] > 0]
         rated = frozenset(names.get(id(p), "?") for group in groups for p in group["params"])
-        sizes = {k: v.numel() for b in patient.batches for k, v in walk_batch(b) if isinstance(v, torch.Tensor)}
-        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes))
+        entries = [(k, v) for b in patient.batches for k, v in walk_batch(b) if isinstance(v, torch.Tensor)]
+        sizes, peaks = {k: v.numel() for k, v in entries}, {k: absmax(v) for k, v in entries}
+        self.patient = patient
+        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes, peaks))
         return (
             self._neutralised(step, seen)
+            or self._hidden(step, seen)
             or self._non_finite(step, seen, patient)
             or self._outside_optimizer(patient)
             or self._no_gradient(patient)
             or self._mis_sized()
             or self._unmoved()
-            or self._spike()
-            or self._rising()
-            or self._diverged()
+            or self._grew(self._spike() or self._rising() or self._diverged())
         )
 
     def conclude(self) -> Suspicion | None:
         """At the end of the steps: a jump in the very last ones that had no time to be confirmed."""
-        return self._spike(ended=True) or self._unmoved(ended=True)
+        return self._grew(self._spike(ended=True)) or self._unmoved(ended=True)
 
     def _non_finite(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
         bad_terms = tuple(name for name, value in seen.terms.items() if not math.isfinite(value))
@@ -136,6 +151,38 @@ class Vigil:
         if all(math.isfinite(value) for value in entering) and moved:
             return Suspicion(symptom="silent", step=step, kind="neutralised", names=tuple(seen.bad_gradients))
         return None
+
+    def _hidden(self, step: int, seen: StepSeen) -> Suspicion | None:
+        """A NaN came up, the loop put a loss without any gradient in its place, and the weights moved all the same."""
+        learned = any(row.seen.grad_norm > 0 for row in self.rows[:-1])
+        if not (seen.stepped and seen.entering and seen.backward_ran and learned) or seen.update_norm <= 0:
+            return None
+        if seen.grad_norm == 0 and seen.loss_finite and self.hides(self.patient):
+            return Suspicion(symptom="silent", step=step, kind="neutralised", names=tuple(seen.entering))
+        return None
+
+    def _grew(self, suspicion: Suspicion | None) -> Suspicion | None:
+        """A loss that rose because the batches did is no trouble: batches from before are asked again.
+
+        Weights that ran away are bad for every batch.
+        """
+        if suspicion is None or self._outlier():
+            return suspicion
+        before = [row for row in self.rows if row.step < suspicion.step and math.isfinite(row.seen.loss)][-PATIENCE:]
+        told = [(abs(row.seen.loss), self.loss_now(self.patient, row.step)) for row in before]
+        known = [(then, now) for then, now in told if now is not None]
+        if not known:
+            return suspicion
+        unharmed = sum(math.isfinite(now) and abs(now) <= RISEN * then for then, now in known)
+        return None if 2 * unharmed > len(known) else suspicion
+
+    def _outlier(self) -> bool:
+        """Whether one of the last batches holds a number far beyond all that was seen in that place before."""
+        recent, before = self.rows[-2:], self.rows[:-2]
+        peaks = {key: max(row.peaks.get(key, 0.0) for row in before) for key in recent[-1].peaks} if before else {}
+        return any(
+            row.peaks.get(key, 0.0) > OUTLIER * peak for row in recent for key, peak in peaks.items() if peak > 0
+        )
 
     def _recent(self, count: int = PATIENCE) -> list[_Row]:
         return self.rows[-count:] if len(self.rows) >= count else []
@@ -215,6 +262,12 @@ class Vigil:
             for name in held
             if name in moving
             and all(row.seen.updates.get(name, 1.0) == 0.0 and row.seen.entering.get(name, 0.0) > 0 for row in rows)
+        )
+        largest = max((row.seen.entering.get(name, 0.0) for row in rows for name in held), default=0.0)
+        still = tuple(
+            name
+            for name in still
+            if rows[0].seen.entering[name] > NOISE.get(rows[0].seen.dtypes.get(name, ""), 1e-5) * largest
         )
         if not still:
             return None

@@ -50,9 +50,12 @@ class Ward:
         return sorted(before)[len(before) // 2] if before else None
 
     def can_operate(self) -> bool:
-        """Whether the origin is a call of the forward pass that can be changed where it stands."""
+        """Whether the origin is a call that can be changed where it stands: of the forward pass, or of the user's own
+        optimizer."""
         named = self.exam.named if self.exam is not None else None
-        return named is not None and bool(named.call) and named.site is not None and named.stage == "forward"
+        if named is None or not named.call or named.site is None:
+            return False
+        return named.stage == "forward" or (named.stage == "commit" and not named.site.library)
 
     def operation(self, operate: Operate) -> Callable[[], Change]:
         """The origin's call with other arguments, made anew for every trial."""

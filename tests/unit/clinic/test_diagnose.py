@@ -179,3 +179,56 @@ def test_one_exploding_batch_is_not_called_a_divergence_when_other_batches_are_c
     found = diagnose(make_patient(model, loss_fn, batches, 3, optimizer=optimizer))
     assert found.cause is not None
     assert found.cause.slug == "exp_overflow"
+
+
+def test_a_tensor_of_eight_bits_is_looked_at_and_its_overflow_is_named(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        hidden = model(batch)
+        stored = hidden.detach().to(torch.float8_e4m3fnuz)  # the largest it holds is 240, and there is no infinity
+        return (hidden + (stored.to(torch.float32) - hidden).detach()).mean()
+
+    model = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    batch = torch.ones(4, 2)
+    batch[2] = 500.0
+    found = diagnose(make_patient(model, loss_fn, [batch]))
+    assert found.cause is not None
+    assert found.cause.slug == "fp8_overflow"
+    assert found.rows == (2,)
+
+
+class Normed(torch.optim.Optimizer):
+    """An optimizer of one's own that divides by a norm which may be zero."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                direction = parameter.grad / parameter.grad.norm()
+                parameter -= group["lr"] * direction
+
+
+def test_a_repair_is_tried_inside_an_optimizer_of_the_users_own(make_patient: Any) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    patient = make_patient(model, lambda m, b: m(b).sum(), [torch.zeros(3, 2), torch.ones(3, 2)],
+                           optimizer=Normed(model.parameters()))  # fmt: skip
+    found = diagnose(patient)
+    assert found.phase == "optimizer"
+    assert found.cause is not None
+    assert found.cause.slug == "zero_division"
+    assert "eps" in [trial.remedy.slug for trial in found.remedies]
+
+
+def test_zero_times_an_infinity_of_the_batch_is_a_logarithm_of_zero(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.kl_div(torch.log_softmax(model(batch["x"]), -1), batch["logp"], log_target=True, reduction="sum")
+
+    logp = torch.log_softmax(torch.randn(4, 3), -1)
+    logp[1, 2] = -torch.inf  # cached logits of the top few
+    found = diagnose(make_patient(nn.Linear(2, 3), loss_fn, [{"x": torch.randn(4, 2), "logp": logp}]))
+    assert found.cause is not None
+    assert found.cause.slug == "log_zero"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -140,13 +141,66 @@ def test_gains_scattered_over_a_model_that_stand_still_have_no_module_of_their_o
 def test_a_summed_loss_that_rises_with_the_length_of_its_batches_is_no_divergence(
     run_case: Any, make_case: Any
 ) -> None:
-    def run(long: int, lift: float) -> Any:
+    def run(lengths: list[int], rate: float) -> Any:
+        torch.manual_seed(0)
         model = nn.Linear(3, 1)
-        batches = [torch.randn(n, 3) for n in [4] * 6 + [long] * 6]
-        for batch in batches[6:]:
-            batch.mul_(lift)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        batches = [torch.randn(n, 3) for n in lengths]
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         return run_case(make_case(model, lambda m, b: (m(b) - 1).square().sum(), batches, optimizer)).suspicion
 
-    assert run(long=40, lift=1.0) is None
-    assert run(long=4, lift=20.0).kind == "spike"
+    assert run([4] * 6 + [40] * 6, rate=1e-5) is None
+    assert run([4] * 12, rate=0.4).kind == "spike"
+
+
+def test_a_bias_that_a_normalisation_takes_away_is_not_called_a_lost_update(run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    batches = [torch.randn(16, 4) for _ in range(6)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    case = make_case(model, lambda m, b: (m(b) - b[:, :1]).square().mean(), batches, optimizer)
+    assert run_case(case).suspicion is None
+
+
+def test_a_loss_that_rises_with_its_targets_while_old_batches_do_as_well_as_ever_is_no_divergence(
+    run_case: Any, make_case: Any
+) -> None:
+    def run(rate: float, growth: float) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        batches = [(torch.randn(8, 3), torch.full((8, 1), growth**step)) for step in range(12)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        return run_case(make_case(model, lambda m, b: (m(b[0]) - b[1]).square().mean(), batches, optimizer)).suspicion
+
+    assert run(rate=1e-5, growth=1.7) is None
+    assert run(rate=1.5, growth=1.0).kind == "spike"
+
+
+class Hiding(nn.Module):
+    """Puts a loss without gradient in the place of a NaN, as is often done to please DDP."""
+
+    def __init__(self, satisfied: bool = False) -> None:
+        super().__init__()
+        self.body, self.satisfied = nn.Linear(3, 1), satisfied
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.body(x).square().mean()
+        if bool(torch.isnan(loss)) or (self.satisfied and bool((x == 0).all())):
+            loss = 0.0 * sum(p.sum() for p in self.parameters())
+        return loss
+
+
+@pytest.mark.parametrize(("value", "satisfied"), [(float("nan"), False), (0.0, True)])
+def test_a_nan_answered_with_a_loss_of_zero_is_found_and_a_loss_that_is_zero_by_itself_is_not(
+    value: float, satisfied: bool, run_case: Any, make_case: Any
+) -> None:
+    model = Hiding(satisfied)
+    batches = [torch.randn(4, 3) for _ in range(6)]
+    batches[3] = torch.full((4, 3), value)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    sighting = run_case(make_case(model, lambda m, b: m(b), batches, optimizer))
+    if satisfied:
+        assert sighting.suspicion is None
+        return
+    assert sighting.suspicion.step == 3
+    assert sighting.diagnosis.cause.slug == "stale_momentum"
+    assert [trial.remedy.slug for trial in sighting.diagnosis.remedies] == ["true_skip"]

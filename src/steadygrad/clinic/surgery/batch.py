@@ -75,7 +75,7 @@ class SkipBatch(Change):
 
 
 class TrueSkip(SkipBatch):
-    """Like skipping, and the buffers go back to what they were before the batch."""
+    """Like skipping, also where gradients were made harmless, and the buffers go back to before the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,12 @@ class TrueSkip(SkipBatch):
 
     def commit(self, patient: Patient, seen: StepSeen) -> None:
         before = self.num_skipped
-        super().commit(patient, seen)
+        if seen.gradients and seen.grad_norm == 0:
+            self.num_skipped += 1
+            for optimizer in patient.optimizers:
+                optimizer.zero_grad()
+        else:
+            super().commit(patient, seen)
         if self.num_skipped > before:
             for name, buffer in patient.model.named_buffers():
                 if name in self._buffers:

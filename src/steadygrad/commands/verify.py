@@ -1,0 +1,94 @@
+"""steady verify: did training do what it should have done?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import JournalError, UsageError
+
+if TYPE_CHECKING:
+    from ..records.scan import ScanReport
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="The run directory a guard wrote to.", metavar="RUN")],
+    model: Annotated[
+        list[Path] | None, typer.Option("--model", help="A checkpoint to scan beside the run's newest; repeatable.")
+    ] = None,
+    metrics: Annotated[
+        list[Path] | None,
+        typer.Option("--metrics", help="Numbers of an evaluation: JSON, JSON lines or trainer_state.json; repeatable."),
+    ] = None,
+    above: Annotated[
+        list[str] | None, typer.Option("--above", help="NAME=NUMBER that a metric must exceed; repeatable.")
+    ] = None,
+    falls: Annotated[
+        list[str] | None, typer.Option("--falls", help="A metric that must have fallen; repeatable.")
+    ] = None,
+    max_norm: Annotated[
+        float | None, typer.Option("--max-norm", min=0.0, help="No gradient norm may exceed this before clipping.")
+    ] = None,
+    min_success: Annotated[
+        float, typer.Option("--min-success", min=0.0, max=1.0, help="The share of steps that must have landed.")
+    ] = 0.85,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Leave a line out; repeatable.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Go through the checklist for after training: it ended, no bad update landed, the loss fell, the weights are good.
+
+    Each line passes, fails, or stays open where the run does not tell. Accuracy and answer rate are looked for in the
+    loss terms, in RUN/metrics.json and in --metrics files, and must be above zero where they are found. Exits with 1 if
+    any line fails and with 2 if the run cannot be read.
+    """
+    from ..reporters.terminal import console, print_json
+    from ..reporters.verify import as_data, failed, print_checklist
+    from ..reporters.verify_checks import Evidence, Wishes, checklist
+    from ..reporters.verify_metrics import gathered
+    from ..reporters.watching.follow import Follower
+    from ..reporters.watching.story import tell
+
+    wishes = Wishes(
+        min_success=min_success, max_norm=max_norm, above=_limits(above or []), falls=tuple(falls or ()),
+        ignore=frozenset(ignore or ()),
+    )  # fmt: skip
+    follower = Follower(run)
+    follower.poll()
+    story = tell(run, follower)
+    if story.rows is None or not story.rows.num_rows:
+        raise JournalError(f"{run} holds no steps yet: nothing was trained, so there is nothing to verify.")
+    evidence = Evidence(
+        story=story, metrics=gathered(run, story.rows, metrics or ()), checkpoint=_scanned(run, model or [])
+    )
+    checks = checklist(evidence, wishes)
+    if json:
+        print_json(as_data(str(run), checks))
+    else:
+        print_checklist(console(), story, checks)
+    raise typer.Exit(1 if failed(checks) else 0)
+
+
+def _limits(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise UsageError(f"--above {text} is not understood: write NAME=NUMBER, for example accuracy=0.3.")
+    return found
+
+
+def _scanned(run: Path, models: list[Path]) -> ScanReport | None:
+    """The scan of the run's newest checkpoint and of the named ones; None if there are none."""
+    from ..checkup.scanning.scan import scan
+    from ..checkup.scanning.since import checkpoints
+
+    snapshots = run / "snapshots"
+    newest = checkpoints(snapshots)[-1:] if snapshots.is_dir() else []
+    paths = [*newest, *models]
+    return scan(paths) if paths else None

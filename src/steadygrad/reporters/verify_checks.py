@@ -1,0 +1,190 @@
+"""The checklist for after training: each line a pure function over what the run left behind.
+
+A line is passed, failed, or open where the run does not tell. Open is not passed and not failed: whoever needs the
+answer asks for it by name, and then it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..records.scan import FileScan, Level, ScanReport, Verdict
+from .terminal import number
+from .watching.story import Counts, Story
+
+HEALTHY_SUCCESS = 0.90
+ALARM_SUCCESS = 0.85
+MIN_STEPS_FOR_TREND = 20
+POSITIVE_METRICS = ("accuracy", "answer_rate")
+
+
+class Mark(StrEnum):
+    """What became of a line of the checklist."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line: what was asked, what became of it, and the numbers behind it."""
+
+    slug: str
+    question: str
+    mark: Mark
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a run left behind. `checkpoint` is the scan of its newest checkpoint and of whatever else was named."""
+
+    story: Story
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    checkpoint: ScanReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is asked beyond the usual list."""
+
+    min_success: float = ALARM_SUCCESS
+    max_norm: float | None = None
+    above: Mapping[str, float] = field(default_factory=dict)
+    falls: Sequence[str] = ()
+    ignore: frozenset[str] = frozenset()
+
+
+def checklist(evidence: Evidence, wishes: Wishes) -> list[Check]:
+    """Every line, in the order a person would ask."""
+    rows = evidence.story.rows
+    assert rows is not None
+    applied = rows.column("applied").astype(bool)
+    loss, norm = rows.column("loss"), rows.column("grad_norm")
+    steps = rows.column("step")
+    found = [
+        ended(evidence.story),
+        finite("loss_finite", "loss", steps, loss, applied),
+        finite("gradient_finite", "gradient norm", steps, norm, applied),
+        success(evidence.story.counts, wishes.min_success),
+        loss_fell(loss[applied]),
+        weights(evidence.checkpoint),
+        journal_whole(evidence.story),
+    ]
+    if wishes.max_norm is not None:
+        found.append(norm_below(norm[applied], wishes.max_norm))
+    wanted = dict.fromkeys(POSITIVE_METRICS, 0.0) | dict(wishes.above)
+    found += [above(name, limit, evidence.metrics, asked=name in wishes.above) for name, limit in wanted.items()]
+    found += [falls(name, evidence.metrics) for name in wishes.falls]
+    slugs = [check.slug for check in found]
+    if unknown := sorted(wishes.ignore.difference(slugs)):
+        raise UsageError(f"--ignore {unknown[0]} is no line of this checklist: choose from {', '.join(slugs)}.")
+    return [check for check in found if check.slug not in wishes.ignore]
+
+
+def ended(story: Story) -> Check:
+    marks = {"ended": Mark.PASS, "running": Mark.OPEN}
+    mark = marks.get(story.state.word, Mark.FAIL)
+    return Check(slug="ended", question="training came to its end", mark=mark, detail=story.state.sentence)
+
+
+def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check:
+    """Nothing that is not finite was trained on. What was refused is told and does not count."""
+    question = f"the {what} of every update is finite"
+    bad = ~np.isfinite(values)
+    landed = bad & applied
+    if landed.any():
+        first = int(steps[landed][0])
+        detail = f"{int(landed.sum()):,} updates landed although it was not, the first at step {first:,}"
+        return Check(slug=slug, question=question, mark=Mark.FAIL, detail=detail)
+    detail = f"{int(applied.sum()):,} updates"
+    if bad.any():
+        detail += f"; {int(bad.sum()):,} steps at which it was not were refused"
+    return Check(slug=slug, question=question, mark=Mark.PASS, detail=detail)
+
+
+def success(counts: Counts, limit: float) -> Check:
+    rate = counts.success_rate
+    detail = f"{100 * rate:.1f} % of {counts.steps - counts.overflows:,} steps landed"
+    if limit <= rate < HEALTHY_SUCCESS:
+        detail += f"; healthy is above {100 * HEALTHY_SUCCESS:.0f} %"
+    mark = Mark.PASS if rate >= limit else Mark.FAIL
+    return Check(slug="success_rate", question=f"at least {100 * limit:g} % of steps landed", mark=mark, detail=detail)
+
+
+def loss_fell(losses: Any) -> Check:
+    """The median of the last tenth against that of the first: single batches are too noisy to compare."""
+    question = "the loss fell"
+    losses = losses[np.isfinite(losses)]
+    if len(losses) < MIN_STEPS_FOR_TREND:
+        detail = f"{len(losses)} updates are too few to tell; at least {MIN_STEPS_FOR_TREND} are needed"
+        return Check(slug="loss_fell", question=question, mark=Mark.OPEN, detail=detail)
+    tenth = max(5, len(losses) // 10)
+    first, last = float(np.median(losses[:tenth])), float(np.median(losses[-tenth:]))
+    detail = f"from {number(first)} to {number(last)}, medians of the first and last {tenth:,} updates"
+    mark = Mark.PASS if last < first else Mark.FAIL
+    return Check(slug="loss_fell", question=question, mark=mark, detail=detail)
+
+
+def weights(report: ScanReport | None) -> Check:
+    question = "the newest checkpoint holds no bad number"
+    if report is None:
+        detail = "the run keeps no checkpoint: pass --model PATH to have one scanned"
+        return Check(slug="weights_finite", question=question, mark=Mark.OPEN, detail=detail)
+    count = sum(file.num_tensors for file in report.files)
+    names = ", ".join(file.path for file in report.files[:3])
+    if report.verdict is Verdict.CLEAN:
+        return Check(slug="weights_finite", question=question, mark=Mark.PASS, detail=f"{count:,} tensors in {names}")
+    first = next(file for file in report.files if file.verdict is report.verdict)
+    why = first.problems[0] if report.verdict is Verdict.UNREADABLE else _finding(first)
+    return Check(slug="weights_finite", question=question, mark=Mark.FAIL, detail=why)
+
+
+def _finding(file: FileScan) -> str:
+    finding = next(finding for finding in file.findings if finding.level is Level.POISON)
+    return f"{file.path}, {finding.tensor}: {finding.detail}"
+
+
+def journal_whole(story: Story) -> Check:
+    """Whether all that the lines above rest on was kept and could be read."""
+    degraded = [event for event in story.events if event.kind == "journal_degraded"]
+    wrong = list(story.notes)
+    if degraded:
+        wrong.append(f"the disk failed the journal in {len(degraded)} stretches, and some records may be missing")
+    mark = Mark.FAIL if wrong else Mark.PASS
+    detail = "; ".join(wrong) if wrong else f"{story.counts.steps:,} steps, nothing missing"
+    return Check(slug="journal_whole", question="the run's own record is whole", mark=mark, detail=detail)
+
+
+def norm_below(norms: Any, limit: float) -> Check:
+    over = int((norms > limit).sum())
+    largest = float(norms[np.isfinite(norms)].max(initial=0.0))
+    detail = f"the largest is {number(largest)}" + (f", {over:,} of {len(norms):,} updates are above" if over else "")
+    question = f"every gradient norm is at most {number(limit)} before clipping"
+    return Check(slug="norm_below", question=question, mark=Mark.FAIL if over else Mark.PASS, detail=detail)
+
+
+def above(name: str, limit: float, metrics: Mapping[str, Sequence[float]], *, asked: bool) -> Check:
+    question = f"{name} is above {number(limit)}"
+    values = metrics.get(name)
+    if not values:
+        mark = Mark.FAIL if asked else Mark.OPEN
+        return Check(slug=name, question=question, mark=mark, detail="the run does not tell: pass --metrics FILE")
+    mark = Mark.PASS if values[-1] > limit else Mark.FAIL
+    return Check(slug=name, question=question, mark=mark, detail=f"it is {number(values[-1])}")
+
+
+def falls(name: str, metrics: Mapping[str, Sequence[float]]) -> Check:
+    question, slug = f"{name} fell", f"{name}_fell"
+    values = [value for value in metrics.get(name, ()) if np.isfinite(value)]
+    if len(values) < 2:
+        return Check(slug=slug, question=question, mark=Mark.FAIL, detail="the run tells fewer than two values of it")
+    mark = Mark.PASS if values[-1] < values[0] else Mark.FAIL
+    return Check(slug=slug, question=question, mark=mark, detail=f"from {number(values[0])} to {number(values[-1])}")

@@ -21,6 +21,7 @@ from ...act.tape import tensors_in
 
 _RING = 64
 _SAMPLED = 64
+_SHOWN = 64
 _ROW_HEAD = 4
 _QUEUE = "_steadygrad_drawn"
 
@@ -134,6 +135,12 @@ def _bytes(values: Tensor) -> bytes:
         values = values.view(torch.int16)
     raw: bytes = values.contiguous().numpy().tobytes()
     return raw
+
+
+def sample_key(found: Found) -> str:
+    """The samples of a batch in words."""
+    shown = ", ".join(str(index) for index in found.indices[:_SHOWN])
+    return f"samples {shown}{', ...' if len(found.indices) > _SHOWN else ''}"
 
 
 def indices_of(found: Found, rows: Sequence[int] | None) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from ...clinic.patient import StepFacts
 from ...clinic.seen import walk_batch
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
-from .batches import Found, indices_of
+from .batches import Found, indices_of, sample_key
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
 from .play_patient import PlayPatient, rows_of_play
@@ -93,8 +93,7 @@ class Examiner:
         """How the batch is called in the journal: by its samples where a loader showed them."""
         if self.found is None:
             return None
-        shown = ", ".join(str(index) for index in self.found.indices[:16])
-        return f"samples {shown}{', ...' if len(self.found.indices) > 16 else ''}"
+        return sample_key(self.found)
 
     # -- why
 

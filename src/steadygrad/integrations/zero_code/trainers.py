@@ -63,11 +63,19 @@ def _meet_accelerator(watch: Watch, patches: Patches, module: Any) -> None:
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # A trainer prepares an Accelerator of its own, and is looked after as a trainer.
-        if not watch.inside_trainer and getattr(self, "_models", None) and getattr(self, "_optimizers", None):
+        models, optimizers = getattr(self, "_models", None), getattr(self, "_optimizers", None)
+        if not watch.inside_trainer and models and optimizers and _computes_its_loss(models[0]):
             attach_to(watch, self)
         return result
 
     patches.around(kind, "prepare", prepare)
+
+
+def _computes_its_loss(model: Any) -> bool:
+    """Whether the model returns the loss that the loop trains on, as those of transformers do: then the whole step can
+    be run again. Around any other model the watch itself can say more."""
+    inside = getattr(model, "module", model)
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(inside).__mro__)
 
 
 def _meet_accelerated_optimizer(watch: Watch, patches: Patches, module: Any) -> None:
@@ -87,19 +95,37 @@ def _meet_accelerated_optimizer(watch: Watch, patches: Patches, module: Any) -> 
 
 
 def attach_to(watch: Watch, trainer: Any) -> None:
-    """Guard one trainer, once. The script's own guard comes first."""
+    """Guard one trainer, once. A guard of the script's own comes first."""
     if getattr(trainer, _MARK, False):
         return
-    from ...attach import attach
-
+    settings = watch.settings
+    wishes: dict[str, Any] = {
+        "run_dir": settings.run_dir,
+        "policy": settings.policy,
+        "diagnose": settings.diagnose,
+        "batch_key": watch.name_of_batch,
+    }
+    if settings.notify:
+        wishes["notify"] = settings.notify
     try:
         object.__setattr__(trainer, _MARK, True)
-        guard = attach(trainer, run_dir=watch.settings.run_dir, policy=watch.settings.policy)
-    except UsageError as error:
+        guard = _attach(trainer, wishes)
+    except (SteadyError, ImportError, AttributeError, TypeError) as error:
         if "already" not in str(error):
             watch.ledger.tell("trainer", f"this {type(trainer).__name__} is guarded at its optimizer only: {error}")
         return
-    except (SteadyError, ImportError, AttributeError, TypeError) as error:
-        watch.ledger.tell("trainer", f"this {type(trainer).__name__} is guarded at its optimizer only: {error}")
-        return
     watch.ledger.guards.append(guard)
+
+
+def _attach(trainer: Any, wishes: dict[str, Any]) -> Any:
+    """`attach` with as many of the wishes as this integration knows."""
+    from ...attach import attach
+
+    for optional in ("notify", "batch_key", "diagnose", None):
+        try:
+            return attach(trainer, **wishes)
+        except (UsageError, TypeError) as error:
+            if optional is None or not any(name in str(error) for name in ("notify", "batch_key", "diagnose")):
+                raise
+            wishes.pop(optional, None)
+    raise AssertionError("the last try returns or raises")

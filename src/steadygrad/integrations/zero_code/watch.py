@@ -32,7 +32,7 @@ from ...watch.gradients import GradientProbe, Gradients, clip_exact
 from ..desk import Desk
 from ..patching import Patches, shell_of
 from .backwards import Backwards
-from .batches import Batches
+from .batches import Batches, sample_key
 from .calls import Call, note_loss
 from .examination import Examiner
 from .followers import Followers
@@ -146,6 +146,11 @@ class Watch:
         """A loader hands a batch out."""
         with self.shield("batches", None):
             self.batches.hand_out(iterator, batch)
+
+    def name_of_batch(self, batch: Any) -> str:
+        """How a batch is called: by its samples where a loader showed them, else by counting."""
+        found = self.batches.find(batch)
+        return sample_key(found) if found is not None else f"batch {self.batches.handed}"
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""

@@ -24,7 +24,9 @@ HOSTILE = "=cmd|' /C calc'!A0 \x1b[2J <script>alert(1)</script>"
 Call = Callable[..., tuple[int, str, str]]
 
 
-def train(where: Path, *, steps: int = NUM_STEPS, bad: tuple[int, ...] = BAD_STEPS, **options: Any) -> Path:
+def train(
+    where: Path, *, steps: int = NUM_STEPS, bad: tuple[int, ...] = BAD_STEPS, one_term: bool = False, **options: Any
+) -> Path:
     """A linear model that learns, with a NaN in the batches named, under a guard."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -34,6 +36,8 @@ def train(where: Path, *, steps: int = NUM_STEPS, bad: tuple[int, ...] = BAD_STE
     def loss_fn(model: torch.nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         error = (model(batch["x"]) - batch["x"] @ truth).pow(2).mean()
         penalty = 1e-3 * sum(p.pow(2).sum() for p in model.parameters())
+        if one_term:
+            return {"loss": error}
         return {"loss": error + penalty, "fit": error, "penalty": penalty}
 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -1,0 +1,185 @@
+"""`steady verify`: every line of the checklist passes on a run that deserves it and fails on one that does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trained_run import Call, copied, forbid, make_call, newer, one_sentence, torn, train
+
+from steadygrad.errors import TrainingHalted
+from steadygrad.journal import Journal
+from steadygrad.records import StepRecord
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("verify") / "tiny", checkpoint_every=20)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    return make_call(capsys, monkeypatch)
+
+
+def marks(call: Call, *arguments: str) -> tuple[int, dict[str, str]]:
+    code, out, err = call("verify", *arguments, "--json")
+    assert err == ""
+    return code, {check["slug"]: check["mark"] for check in json.loads(out)["checks"]}
+
+
+def written(where: Path, losses: list[float], *, applied: list[bool] | None = None) -> Path:
+    with Journal(where) as journal:
+        for step, loss in enumerate(losses):
+            landed = applied[step] if applied else True
+            record = StepRecord(run="", step=step, loss=loss, grad_norm=1.0, applied=landed)
+            journal.step(record)
+        assert journal.flush(60)
+    return where
+
+
+def test_a_healthy_run_passes_every_line_it_can_tell(call: Call, run: Path) -> None:
+    code, found = marks(call, str(run))
+    assert code == 0
+    assert found == {
+        "ended": "pass", "loss_finite": "pass", "gradient_finite": "pass", "success_rate": "pass", "loss_fell": "pass",
+        "weights_finite": "pass", "journal_whole": "pass", "accuracy": "open", "answer_rate": "open",
+    }  # fmt: skip
+
+
+def test_the_words_say_pass_or_fail_and_the_numbers_behind_it(call: Call, run: Path) -> None:
+    code, out, _ = call("verify", str(run))
+    assert code == 0
+    assert "pass  the loss of every update is finite" in out
+    assert "58 updates; 2 steps at which it was not were refused" in out
+    assert "96.7 % of 60 steps landed" in out
+    assert out.splitlines()[-1] == "7 passed, 0 failed, 2 open: the run does not tell"
+
+
+def test_an_update_with_a_nan_loss_that_landed_fails(call: Call, tmp_path: Path) -> None:
+    losses = [5.0 - 0.1 * step for step in range(30)]
+    losses[12] = math.nan
+    code, found = marks(call, str(written(tmp_path / "run", losses)))
+    assert (code, found["loss_finite"], found["gradient_finite"]) == (1, "fail", "pass")
+    out = call("verify", str(tmp_path / "run"))[1]
+    assert "1 updates landed although it was not, the first at step 12" in out
+
+
+def test_an_observed_run_in_which_nan_landed_fails(call: Call, tmp_path: Path) -> None:
+    """With the policy that only looks on, the bad update lands and every later one is bad."""
+    train(tmp_path / "run", policy="observe", steps=30, bad=(10,))
+    code, found = marks(call, str(tmp_path / "run"))
+    assert code == 1
+    assert found["loss_finite"] == found["gradient_finite"] == "fail"
+
+
+def test_a_loss_that_did_not_fall_fails_and_one_line_can_be_ignored(call: Call, tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [1.0 + 0.01 * step for step in range(40)])
+    code, found = marks(call, str(run))
+    assert (code, found["loss_fell"]) == (1, "fail")
+    code, found = marks(call, str(run), "--ignore", "loss_fell")
+    assert code == 0
+    assert "loss_fell" not in found
+    one_sentence(call("verify", str(run), "--ignore", "loss_fel"), "no line of this checklist", "loss_fell")
+
+
+def test_too_few_steps_leave_the_trend_open(call: Call, tmp_path: Path) -> None:
+    code, found = marks(call, str(written(tmp_path / "run", [1.0, 2.0, 3.0])))
+    assert (code, found["loss_fell"]) == (0, "open")
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(2, "pass"), (3, "pass"), (4, "fail")])
+def test_the_alarm_is_below_85_percent(call: Call, tmp_path: Path, refused: int, expected: str) -> None:
+    applied = [step >= refused for step in range(20)]
+    run = written(tmp_path / "run", [3.0 - 0.1 * step for step in range(20)], applied=applied)
+    code, found = marks(call, str(run))
+    assert found["success_rate"] == expected
+    assert code == (1 if expected == "fail" else 0)
+    if refused == 3:
+        assert "healthy is above 90 %" in call("verify", str(run))[1]
+    assert marks(call, str(run), "--min-success", "0.5")[1]["success_rate"] == "pass"
+
+
+def test_a_halted_run_fails(call: Call, tmp_path: Path) -> None:
+    with pytest.raises(TrainingHalted):
+        train(tmp_path / "run", bad=tuple(range(5, 60)), one_term=True)
+    code, found = marks(call, str(tmp_path / "run"))
+    assert (code, found["ended"]) == (1, "fail")
+    assert "halted" in call("verify", str(tmp_path / "run"))[1]
+
+
+def test_a_poisoned_checkpoint_fails_and_so_does_a_torn_one(call: Call, run: Path, tmp_path: Path) -> None:
+    poisoned = copied(run, tmp_path / "poisoned")
+    newest = max((poisoned / "snapshots").iterdir()) / "state.safetensors"
+    tensors = load_file(newest)
+    next(tensor for tensor in tensors.values() if tensor.is_floating_point())[...] = math.nan
+    save_file(tensors, newest)
+    assert marks(call, str(poisoned)) == (1, marks(call, str(run))[1] | {"weights_finite": "fail"})
+    newest.write_bytes(b"torn")
+    code, out, _ = call("verify", str(poisoned))
+    assert code == 1
+    assert "too short for a safetensors file" in out
+
+
+def test_a_model_named_beside_the_run_is_scanned(call: Call, run: Path, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(3)}, tmp_path / "good.safetensors")
+    save_file({"w": torch.full((3,), math.inf)}, tmp_path / "bad.safetensors")
+    assert marks(call, str(run), "--model", str(tmp_path / "good.safetensors"))[0] == 0
+    code, found = marks(call, str(run), "--model", str(tmp_path / "bad.safetensors"))
+    assert (code, found["weights_finite"]) == (1, "fail")
+
+
+def test_metrics_come_from_a_file_a_trainers_log_or_the_run_itself(call: Call, run: Path, tmp_path: Path) -> None:
+    plain, lines, state = (tmp_path / name for name in ("m.json", "m.jsonl", "trainer_state.json"))
+    plain.write_text(json.dumps({"accuracy": 0.4, "answer_rate": 0.9, "name": "x"}))
+    lines.write_text('{"accuracy": 0.0}\n{"accuracy": 0.2, "answer_rate": 0.0}\n')
+    state.write_text(json.dumps({"log_history": [{"eval_accuracy": 0.1, "eval_ppl": 9.0}, {"eval_ppl": 5.0}]}))
+    for path, accuracy, answers in ((plain, "pass", "pass"), (lines, "pass", "fail"), (state, "pass", "open")):
+        code, found = marks(call, str(run), "--metrics", str(path))
+        assert (found["accuracy"], found["answer_rate"]) == (accuracy, answers)
+        assert code == (1 if "fail" in (accuracy, answers) else 0)
+    assert marks(call, str(run), "--metrics", str(state), "--falls", "ppl")[1]["ppl_fell"] == "pass"
+    own = copied(run, tmp_path / "own")
+    (own / "metrics.json").write_text('{"accuracy": 0.0}')
+    assert marks(call, str(own)) == (1, marks(call, str(run))[1] | {"accuracy": "fail"})
+    assert marks(call, str(run), "--falls", "fit")[1]["fit_fell"] == "pass"  # a loss term of the run
+
+
+def test_what_is_asked_for_by_name_must_be_there(call: Call, run: Path, tmp_path: Path) -> None:
+    code, found = marks(call, str(run), "--above", "accuracy=0.3")
+    assert (code, found["accuracy"]) == (1, "fail")
+    (tmp_path / "m.json").write_text('{"accuracy": 0.31}')
+    assert marks(call, str(run), "--above", "accuracy=0.3", "--metrics", str(tmp_path / "m.json"))[0] == 0
+    assert marks(call, str(run), "--above", "accuracy=0.32", "--metrics", str(tmp_path / "m.json"))[0] == 1
+    assert marks(call, str(run), "--falls", "nothing")[0] == 1
+    for wrong in ("accuracy", "=1", "accuracy=high"):
+        one_sentence(call("verify", str(run), "--above", wrong), "write NAME=NUMBER")
+
+
+def test_a_limit_on_the_gradient_norm_can_be_asked_for(call: Call, tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [3.0 - 0.1 * step for step in range(20)])  # every norm is 1
+    assert marks(call, str(run), "--max-norm", "2.0")[1]["norm_below"] == "pass"
+    assert marks(call, str(run), "--max-norm", "0.5")[1]["norm_below"] == "fail"
+
+
+def test_a_torn_journal_fails_the_line_on_its_own_record(call: Call, run: Path, tmp_path: Path) -> None:
+    code, found = marks(call, str(torn(copied(run, tmp_path / "torn"))))
+    assert (code, found["journal_whole"]) == (1, "fail")
+    assert found["loss_finite"] == "pass"
+
+
+def test_bad_input_is_one_sentence(call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_sentence(call("verify", str(tmp_path / "none")), "does not exist")
+    one_sentence(call("verify", str(tmp_path)), "not a run directory")
+    Journal(tmp_path / "empty").close()
+    one_sentence(call("verify", str(tmp_path / "empty")), "holds no steps yet")
+    one_sentence(call("verify", str(newer(copied(run, tmp_path / "newer")))), "upgrade steadygrad")
+    one_sentence(call("verify", str(run), "--metrics", str(tmp_path / "no.json")), "cannot be read: no such file")
+    (tmp_path / "bad.json").write_text("not json")
+    one_sentence(call("verify", str(run), "--metrics", str(tmp_path / "bad.json")), "holds no JSON")
+    forbid(monkeypatch, run / "run.json")
+    one_sentence(call("verify", str(run)), "permission denied")

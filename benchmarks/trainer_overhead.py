@@ -1,0 +1,188 @@
+"""What `sg.attach(trainer)` costs beside the same transformers Trainer alone, in one run.
+
+    python -m benchmarks.trainer_overhead                      # the model that fits this machine
+    python -m benchmarks.trainer_overhead --rounds 15 --json benchmarks/results/trainer-overhead-NAME.json
+
+Trainers own their loops, so each runs in a thread of its own and they pass a baton at the end of a step: one runs at
+a time, and they take turns within each round, so drift of the machine hits all alike. The figure is the median over
+rounds of each trainer's time divided by the plain trainer's in the same round. On a GPU it is wall time with the
+device synchronised at both ends; on a CPU it is the processor time of the whole process, because wall time on a
+machine that others use says more about them. All of the guard is in it: journal, snapshots and vitals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+import steadygrad as sg
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WORK: dict[str, dict[str, Any]] = {
+    "gpt_5m": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8192, "length": 128, "batch": 4},
+    "gpt2_124m": {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "length": 1024, "batch": 8},
+}
+ALONE, UNFILTERED, ATTACHED = "Trainer alone", "Trainer, logging_nan_inf_filter off", "Trainer, sg.attach"
+
+
+class Turns:
+    """Who may run. `mine(name)` waits until it is that trainer's turn."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder = "main"
+
+    def give(self, name: str) -> None:
+        with self._changed:
+            self._holder = name
+            self._changed.notify_all()
+
+    def mine(self, name: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._holder == name)
+
+
+class Baton(TrainerCallback):
+    """Stops at the end of every `steps` steps until the benchmark gives the baton back."""
+
+    def __init__(self, turns: Turns, name: str, steps: int) -> None:
+        self.turns, self.name, self.steps = turns, name, steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.turns.give("main")
+        self.turns.mine(self.name)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.steps == 0 and state.global_step < state.max_steps:
+            self.turns.give("main")
+            self.turns.mine(self.name)
+
+
+def make_trainer(
+    work: dict[str, Any], folder: Path, *, accumulation: int, bf16: bool, total: int, **more: Any
+) -> Trainer:
+    torch.manual_seed(0)
+    shape = {key: value for key, value in work.items() if key not in ("length", "batch")}
+    model = GPT2LMHeadModel(GPT2Config(n_positions=work["length"], bos_token_id=0, eos_token_id=0, **shape))
+    rows = torch.randint(work["vocab_size"], (work["batch"] * 8, work["length"])).tolist()
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=total, per_device_train_batch_size=work["batch"], learning_rate=1e-4,
+        gradient_accumulation_steps=accumulation, logging_steps=10, save_strategy="no", report_to="none", bf16=bf16,
+        disable_tqdm=True, use_cpu=DEVICE == "cpu", **more,
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in rows])
+    trainer.log = lambda *_args, **_kwargs: None  # printing is not what is measured
+    return trainer
+
+
+def clock() -> float:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def measure(name: str, *, rounds: int, steps: int, accumulation: int, bf16: bool) -> dict[str, Any]:
+    turns, threads, guards = Turns(), [], []
+    total = steps * (rounds + 3)
+    with tempfile.TemporaryDirectory() as folder:
+        places = {ALONE: {}, UNFILTERED: {"logging_nan_inf_filter": False}, ATTACHED: {}}
+        for key, more in places.items():
+            trainer = make_trainer(
+                WORK[name], Path(folder), accumulation=accumulation, bf16=bf16, total=total, **more
+            )  # fmt: skip
+            if key == ATTACHED:
+                guards.append(sg.attach(trainer, run_dir=Path(folder) / "run"))
+            trainer.add_callback(Baton(turns, key, steps))
+            thread = threading.Thread(target=_train(trainer, turns, key), daemon=True)
+            threads.append(thread)
+            turns.give(key)
+            thread.start()
+            turns.mine("main")
+        times: dict[str, list[float]] = {key: [] for key in places}
+        for number in range(rounds + 2):
+            for key in places if number % 2 else reversed(places):
+                start = clock()
+                turns.give(key)
+                turns.mine("main")
+                if number > 1:  # past the early audits
+                    times[key].append((clock() - start) / steps * 1e3)
+        summary = guards[0].summary()
+        for key, thread in zip(places, threads, strict=True):
+            turns.give(key)
+            thread.join()
+        guards[0].close()
+    assert summary["guard_faults"] == {}
+    assert summary["skipped"] == 0
+    return {key: _figures(values, times[ALONE]) for key, values in times.items()}
+
+
+def _train(trainer: Trainer, turns: Turns, name: str) -> Callable[[], None]:
+    def run() -> None:
+        turns.mine(name)
+        try:
+            trainer.train()
+        finally:
+            turns.give("main")
+
+    return run
+
+
+def _figures(values: list[float], base: list[float]) -> dict[str, Any]:
+    ratios = [value / other for value, other in zip(values, base, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "ms": statistics.median(values), "ratio": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]],
+        "overall": sum(values) / sum(base),
+    }  # fmt: skip
+
+
+def hardware() -> str:
+    if DEVICE == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, wall time"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} thread, torch {torch.__version__}, processor time"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--work", choices=sorted(WORK), default="gpt2_124m" if DEVICE == "cuda" else "gpt_5m")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=20 if DEVICE == "cuda" else 4)
+    parser.add_argument("--accumulation", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("steadygrad").setLevel(logging.ERROR)
+    if DEVICE == "cpu":
+        torch.set_num_threads(1)
+    results: dict[str, Any] = {"hardware": hardware(), "work": arguments.work}
+    for accumulation in arguments.accumulation:
+        rows = measure(
+            arguments.work, rounds=arguments.rounds, steps=arguments.steps, accumulation=accumulation,
+            bf16=DEVICE == "cuda",
+        )  # fmt: skip
+        results[f"accumulation {accumulation}"] = rows
+        print(f"\n{arguments.work}, accumulation {accumulation}, {hardware()}")
+        for key, row in rows.items():
+            low, high = row["quartiles"]
+            print(
+                f"  {key:40s} {row['ms']:9.2f} ms a step  x{row['ratio']:.4f}  [{low:.4f}, {high:.4f}]"
+                f"  all rounds x{row['overall']:.4f}"
+            )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

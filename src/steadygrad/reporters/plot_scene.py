@@ -156,7 +156,7 @@ def _incident_labels(story: Story, x: Scale) -> Iterator[Shape]:
     drawn = 0
     for incident in story.incidents:
         place = x.at((incident.first_step + incident.last_step) / 2)
-        if place - last >= 16 and drawn < MAX_LABELS and place > LEFT + 150:
+        if place - last >= 16 and drawn < MAX_LABELS and place > LEFT + 115:
             yield Words(x=place, y=TOP - 8, text=str(incident.number), colour=BAD, size=12, anchor="middle")
             last, drawn = place, drawn + 1
     if story.incidents:

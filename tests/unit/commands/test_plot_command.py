@@ -126,8 +126,7 @@ def test_a_loss_below_zero_gets_a_linear_axis_and_says_so(call: Call, tmp_path: 
 )  # fmt: skip
 def test_odd_curves_are_drawn_too(call: Call, tmp_path: Path, losses: list[float]) -> None:
     run = journal_of(tmp_path / "run", losses)
-    for output in ("loss.svg", "loss.png"):
-        assert call("plot", str(run), "-o", str(tmp_path / output))[0] == 0
+    assert call("plot", str(run), "-o", str(tmp_path / "loss.svg"))[0] == 0
     assert "nan" not in (tmp_path / "loss.svg").read_text().replace("no finite", "")
 
 

@@ -54,6 +54,9 @@ def is_guarded(script: Script, node: ast.expr | None) -> bool:
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
         return is_guarded(script, node.left) and is_guarded(script, node.right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = script.op(bare(script, node.operand))
+        return inner is not None and inner.name == "expm1"  # 1 - e^x, written to be safe
     if isinstance(node, ast.Constant):
         return bool(node.value)
     op = script.op(node)
@@ -70,21 +73,23 @@ def is_positive(script: Script, node: ast.expr | None) -> bool:
 
 
 def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
-    """Whether an `if` or a conditional expression around `node` looks at something of `expression` first."""
-    words = {each.id for each in ast.walk(expression) if isinstance(each, ast.Name)}
-    words |= {each.attr for each in ast.walk(expression) if isinstance(each, ast.Attribute)} - {
-        "sum",
-        "std",
-        "norm",
-        "mean",
-    }
+    """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first."""
+    words = names_in(expression) - {"sum", "std", "norm", "mean", "torch"}
     for each in script.above(node):
+        test: ast.AST | None = None
         if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert):
-            asked = {n.id for n in ast.walk(each.test) if isinstance(n, ast.Name)}
-            asked |= {n.attr for n in ast.walk(each.test) if isinstance(n, ast.Attribute)}
-            if asked & words:
-                return True
+            test = each.test
+        elif isinstance(each, ast.Call) and last_word(each.func) == "where" and each.args:
+            test = each.args[0]
+        if test is not None and names_in(test) & words:
+            return True
     return False
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every name and attribute in an expression."""
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
 
 
 def asks_if_finite(test: ast.expr) -> bool:

@@ -26,7 +26,12 @@ UNKNOWN: Final = Unknown()
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 UNTRACKED = {"no_grad", "inference_mode"}
-LOOKING = ("eval", "valid", "test", "sample", "generate", "plot", "metric", "accuracy", "predict", "infer", "log_")
+LOOKING = (
+    "eval", "valid", "test", "sample", "generate", "plot", "metric", "accuracy", "predict", "infer", "log_",
+    "post_process", "postprocess", "check_", "visual",
+)  # fmt: skip
+DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform")
+LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +169,13 @@ class Script:
         return next((each for each in self.above(node) if isinstance(each, FUNCTIONS)), self.tree)
 
     def untracked(self, node: ast.AST) -> bool:
-        """Inside `no_grad` or `inference_mode`, or in a function that only looks: nothing there is differentiated."""
+        """Inside `no_grad` or `inference_mode`, in code for data, or in a function that only looks, or with the result
+        taken out of the graph at once: nothing there is differentiated."""
+        if self._taken_out(node):
+            return True
         for each in self.above(node):
+            if isinstance(each, ast.ClassDef) and each.name.endswith(DATA_CLASSES):
+                return True
             if isinstance(each, ast.With | ast.AsyncWith) and any(
                 self._is_untracking(item.context_expr) for item in each.items
             ):
@@ -175,6 +185,15 @@ class Script:
                     return True
                 if each.name.lower().lstrip("_").startswith(LOOKING):
                     return True
+        return False
+
+    def _taken_out(self, node: ast.AST) -> bool:
+        """`(...).item()`, `(...).detach()` and the like around an expression."""
+        for each in self.above(node):
+            if isinstance(each, ast.stmt):
+                return False
+            if isinstance(each, ast.Call) and last_word(each.func) in LEAVES_THE_GRAPH:
+                return True
         return False
 
     def untracked_for_looking(self, node: ast.AST) -> bool:

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
-from ..arithmetic import bare, is_guarded, is_positive
+from ..arithmetic import bare, is_guarded, is_positive, names_in
 from ..script import Script
 
 RULE = Rule("PF404", "where_gradient_trap", "`where` discards a bad value and keeps its gradient.")
@@ -45,8 +45,9 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if script.untracked(call):
             continue
+        asked = names_in(call.args[0]) | names_in(script.follow(call.args[0]) or call.args[0])
         for branch in call.args[1:]:
-            what = _trap(script, branch)
+            what = _trap(script, branch, asked)
             if what:
                 yield at(
                     RULE, Level.WARNING, script, call, f"{what} is discarded here, and its gradient is not",
@@ -55,16 +56,20 @@ def of_script(script: Script) -> Iterator[Advice]:
                 break
 
 
-def _trap(script: Script, branch: ast.expr) -> str:
+def _trap(script: Script, branch: ast.expr, asked: set[str]) -> str:
+    """What in a branch is not finite where the condition, which must be about it, leaves it out."""
     node = script.follow(branch)
+    if isinstance(branch, ast.Name) and branch.id in asked:
+        asked = asked | names_in(node or branch)
     op = script.op(node)
     if op is not None and op.name in TRAPS and op.of_torch and op.operand is not None:
         safe = is_guarded(script, op.operand) or is_positive(script, op.operand)
+        safe = safe or not (names_in(op.operand) - {"torch"}) & asked
         return "" if safe else f"{op.name} of {ast.unparse(op.operand)}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         right = bare(script, node.right)
         plain = isinstance(right, ast.Name | ast.Attribute) or script.op(right) is not None
-        data = isinstance(right, ast.Constant) or not plain
+        data = isinstance(right, ast.Constant) or not plain or not names_in(node.right) & asked
         if not data and not is_guarded(script, node.right) and not is_positive(script, node.right):
             return f"the quotient by {ast.unparse(node.right)}"
     return ""
@@ -75,6 +80,12 @@ SPECIMENS = [
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef scores(x, penalty):\n    return torch.where(x < 0, x * penalty, x / penalty)\n",
+    """
+import torch
+def log1mexp(x):
+    return torch.where(x < -1, torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
+""",
     """
 import torch
 def loss(x):

@@ -47,7 +47,9 @@ def of_script(script: Script) -> Iterator[Advice]:
         else:
             continue
         op = script.op(bare(script, right))
-        if op is None or op.name != "std" or not (op.of_torch or op.module == "numpy") or _is_numeric(left):
+        if op is None or op.name != "std" or not (op.of_torch or op.module == "numpy"):
+            continue
+        if not _is_standardised(script, left):
             continue
         if script.untracked_for_looking(node) or asked_before(script, node, right):
             continue
@@ -57,8 +59,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _is_numeric(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant)
+def _is_standardised(script: Script, node: ast.expr) -> bool:
+    """Something with its mean taken off, or rewards and their kin by name: not random numbers being scaled."""
+    centred = bare(script, node)
+    if isinstance(centred, ast.BinOp) and isinstance(centred.op, ast.Sub):
+        return True
+    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return", "score"))
 
 
 SPECIMENS = [
@@ -66,6 +72,7 @@ SPECIMENS = [
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef start(n):\n    a = torch.randn(n, n)\n    return a / a.std()\n",
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / (r.std() + 1e-4)\n",
     "import torch\ndef normalise(x, mean, std):\n    return (x - mean) / std\n",
     "import torch\ndef advantages(r):\n    if r.std() > 0:\n        r = (r - r.mean()) / r.std()\n    return r\n",

@@ -29,12 +29,16 @@ from collections.abc import Iterator
 from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
+from ..arithmetic import names_in
 from ..script import Script
 
 RULE = Rule("PF408", "empty_parameter", "A parameter is made of uninitialised memory.")
 WRITES = re.compile(
     r"init|reset|uniform_|normal_|zero_|fill_|copy_|constant_|ones_|xavier|kaiming|load|\.data\b|weight_loader"
 )
+
+
+INITIALISES = re.compile(r"_?(init|reset|initialize)_?(weights|parameters|params)?$")
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -76,8 +80,12 @@ def _is_written(script: Script, home: ast.ClassDef, made: ast.AST, name: str) ->
                 return True
         if isinstance(node, ast.For) and ("parameters()" in ast.unparse(node.iter) or name in ast.unparse(node.iter)):
             return True
-    others = [each for each in script.nodes if isinstance(each, ast.Call) and each not in ast.walk(made)]
-    return any(WRITES.search(ast.unparse(each.func)) and f".{name}" in ast.unparse(each) for each in others)
+    for node in script.nodes:
+        if isinstance(node, ast.FunctionDef) and INITIALISES.match(node.name) and name in names_in(node):
+            return True
+        if isinstance(node, ast.Call) and WRITES.search(ast.unparse(node.func)) and name in names_in(node):
+            return node not in ast.walk(made)
+    return False
 
 
 SPECIMENS = [

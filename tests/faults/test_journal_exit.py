@@ -16,16 +16,24 @@ from steadygrad.journal import Journal, read_events, read_steps
 START = """
 import os, signal, sys, time
 from steadygrad.journal import Journal
+from steadygrad.journal import journal as room
 from steadygrad.records import StepRecord
+room._WAIT_S = 60.0  # a busy disk is not what is tested here
 journal = Journal(sys.argv[1], flush_every=60)  # so late that only the end of the process can have written
 for step in range(50):
     journal.step(StepRecord(run="r", step=step))
 """
 
 
+LOADED = """
+import atexit
+atexit.register(lambda: print([name for name in ("pandas", "torch") if name in sys.modules]))
+"""
+
+
 def run_script(path: Path, rest: str) -> subprocess.CompletedProcess[str]:
     script = path.with_name("train.py")
-    script.write_text(START + rest)
+    script.write_text(START + LOADED + rest)
     return subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -47,7 +55,9 @@ def run_script(path: Path, rest: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_script_that_never_closes_its_journal_leaves_it_whole(tmp_path: Path, rest: str, code: int) -> None:
     done = run_script(tmp_path / "run", rest)
-    assert done.returncode == code, done.stderr
+    # Python ends itself by the signal, or with 1 where something ran in between.
+    assert done.returncode in ((code, 1) if code < 0 else (code,)), done.stderr
+    assert "pandas" not in done.stdout  # pyarrow would import it where it is installed, and take a second for it
     assert [record.step for record in read_steps(tmp_path / "run")] == list(range(50))
     data = (tmp_path / "run" / "steps" / "rank0-0001.arrow").read_bytes()
     assert pa.ipc.open_stream(data).read_all().num_rows == 50

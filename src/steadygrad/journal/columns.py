@@ -41,6 +41,7 @@ FIELDS: tuple[tuple[str, Any], ...] = (
     ("norms", pa.list_(pa.float32())),
 )
 SCHEMA = pa.schema(FIELDS)
+_CODES = {"int64": "q", "int32": "i", "int16": "h", "double": "d"}
 
 Row = tuple[Any, ...]
 """A record's values in the order of FIELDS, norms being an array of doubles or None where they are not kept, and last
@@ -83,14 +84,56 @@ def row_of(record: StepRecord, names: tuple[str, ...], *, norms: bool) -> Row:
 
 
 def batch_of(rows: Sequence[Row]) -> Any:
-    """A record batch of these rows. Raises what pyarrow raises if a value does not fit its column."""
+    """A record batch of these rows. Raises TypeError, ValueError or OverflowError if a value does not fit its column.
+
+    Made from buffers and not by `pa.array`, which would import pandas wherever it is installed.
+    """
     values: dict[str, Any] = {name: column for (name, _), column in zip(FIELDS, zip(*rows, strict=True), strict=False)}
     values["batch_key"] = [None if key is None else text(key) for key in values["batch_key"]]
     values["flags"] = [[text(flag) for flag in flags] for flags in values["flags"]]
     values["terms"] = [[(text(name), value) for name, value in terms.items()] for terms in values["terms"]]
     exact = [bool(flags) or not applied for flags, applied in zip(values["flags"], values["applied"], strict=True)]
-    arrays = [pa.array(values[name], kind) for name, kind in FIELDS[:-1]]
+    arrays = [_column(values[name], kind) for name, kind in FIELDS[:-1]]
     return pa.record_batch([*arrays, _norms(values["norms"], exact)], schema=SCHEMA)
+
+
+def _column(values: Sequence[Any], kind: Any) -> Any:
+    """One column of plain values, None being a missing one."""
+    if pa.types.is_string(kind):
+        return _strings(values)
+    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(kind, len(values), [None, _bits(values)])
+    if pa.types.is_map(kind):
+        pairs = [pair for row in values for pair in row]
+        keys, items = _strings([key for key, _ in pairs]), _column([item for _, item in pairs], kind.item_type)
+        return pa.MapArray.from_arrays(_offsets([len(row) for row in values]), keys, items)
+    if pa.types.is_list(kind):
+        flat = _strings([text for row in values for text in row])
+        return pa.ListArray.from_arrays(_offsets([len(row) for row in values]), flat)
+    missing = any(value is None for value in values)
+    # array.array takes a number of its own kind or refuses: it neither rounds nor parses.
+    packed = array(_CODES[str(kind)], [0 if value is None else value for value in values] if missing else values)
+    validity = _bits([value is not None for value in values]) if missing else None
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(packed)])
+
+
+def _strings(values: Sequence[str | None]) -> Any:
+    encoded = [b"" if value is None else value.encode() for value in values]
+    offsets = np.concatenate(([0], np.cumsum([len(each) for each in encoded]))).astype(np.int32)
+    validity = _bits([value is not None for value in values]) if None in values else None
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def _offsets(lengths: Sequence[int] | Any) -> Any:
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+
+
+def _bits(values: Sequence[Any]) -> Any:
+    if not all(isinstance(value, bool | np.bool_) for value in values):
+        raise TypeError("a flag is neither true nor false")
+    return pa.py_buffer(np.packbits(np.array(values, dtype=bool), bitorder="little"))
 
 
 def text(value: object) -> str:
@@ -105,9 +148,9 @@ def _norms(rows: Sequence[array[float] | None], exact: Sequence[bool]) -> Any:
     narrow = to_float32(wide)
     rough = np.repeat(~np.array(exact, dtype=bool), lengths)
     narrow[rough] = rounded(narrow[rough])
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    missing = pa.array([row is None for row in rows], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(narrow, pa.float32()), mask=missing)
+    values = pa.Array.from_buffers(pa.float32(), len(narrow), [None, pa.py_buffer(narrow)])
+    missing = pa.Array.from_buffers(pa.bool_(), len(rows), [None, _bits([row is None for row in rows])])
+    return pa.ListArray.from_arrays(_offsets(lengths), values, mask=missing)
 
 
 def to_float32(wide: Any) -> Any:

@@ -32,6 +32,7 @@ class Health:
         self._since = 0.0
         self._dropped_before = 0
         self._first_reason = ""
+        self._untold_until: float | None = None
         self._lock = threading.RLock()
 
     @property
@@ -39,22 +40,40 @@ class Health:
         """Why the journal is not keeping everything at present, or None."""
         return next(iter(list(self._failing.values())), None)
 
-    def fail(self, part: str, reason: str) -> None:
-        """Notes that a part cannot write. Calls `on_degraded` once a period, on the thread that noticed first."""
+    def fail(self, part: str, reason: str, *, patience: float = 0.0) -> None:
+        """Notes that a part cannot write. Calls `on_degraded` once a period, on the thread that noticed first.
+
+        With `patience` nothing is said until so many seconds have passed or something had to be dropped: a disk that
+        takes its time now and then is no news.
+        """
         if self._failing.get(part) == reason:
+            self.tell_if_overdue()
             return
         with self._lock:
             first = not self._failing
             self._failing[part] = reason
             if first:
                 self._since, self._dropped_before, self._first_reason = time.time(), self.dropped, reason
-        if first:
-            log.warning("The journal is degraded: %s. Training goes on; what cannot be kept is counted.", reason)
-            if self._on_degraded is not None:
-                try:
-                    self._on_degraded(reason)
-                except Exception:
-                    log.exception("on_degraded raised; training goes on")
+                self._untold_until = time.monotonic() + patience
+            elif patience <= 0:
+                self._untold_until = 0.0 if self._untold_until is not None else None
+        self.tell_if_overdue()
+
+    def tell_if_overdue(self) -> None:
+        """Says aloud that the journal is degraded, once a period, if it is time to."""
+        with self._lock:
+            reason = self.degraded
+            lost = self.dropped > self._dropped_before
+            due = self._untold_until is not None and (lost or time.monotonic() >= self._untold_until)
+            if reason is None or not due:
+                return
+            self._untold_until = None
+        log.warning("The journal is degraded: %s. Training goes on; what cannot be kept is counted.", reason)
+        if self._on_degraded is not None:
+            try:
+                self._on_degraded(reason)
+            except Exception:
+                log.exception("on_degraded raised; training goes on")
 
     def failing(self) -> set[str]:
         """The parts that cannot write at present."""
@@ -70,6 +89,9 @@ class Health:
             if self._failing:
                 return
             period = self.period()
+            told, self._untold_until = self._untold_until is None, None
+        if not told and not period.dropped:
+            return
         seconds = period.until - period.since
         log.warning("The journal writes again after %.1f s; %d records were dropped.", seconds, period.dropped)
         self.on_recovered(period)

@@ -27,6 +27,17 @@ class Drain(Protocol):
 
 
 MAX_WAITING_BYTES = 64 << 20
+_PATIENCE_S = 5.0
+
+
+class Ticket:
+    """What somebody who posted a job waits for: that it was tried, and whether it is on disk."""
+
+    __slots__ = ("on_disk", "tried")
+
+    def __init__(self) -> None:
+        self.tried = threading.Event()
+        self.on_disk = False
 
 
 class Worker:
@@ -37,7 +48,7 @@ class Worker:
         self._drain = drain
         self._interval = interval
         self._max_jobs = max_jobs
-        self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, threading.Event, int]] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, Hashable], tuple[Job, Ticket, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.RLock()  # a signal handler may post while its own thread is posting
         self._wake = threading.Event()
@@ -68,20 +79,22 @@ class Worker:
         degraded it does not wait, so that a hung disk costs training one wait and not one a job."""
         if not self.alive:
             return False
-        done = threading.Event()
+        ticket = Ticket()
         with self._lock:
             self._remove(part, key)
             while self._jobs and (len(self._jobs) >= self._max_jobs or self._bytes + size > MAX_WAITING_BYTES):
                 self._remove(*next(iter(self._jobs)))
                 self.health.drop()
-            self._jobs[part, key] = (job, done, size)
+            self._jobs[part, key] = (job, ticket, size)
             self._bytes += size
         self._wake.set()
+        self.health.tell_if_overdue()
         if wait <= 0 or self.health.degraded is not None or threading.current_thread() is self._thread:
-            return done.is_set()
-        if not done.wait(wait):
-            self.health.fail(part, f"the disk did not answer within {wait:g} s")  # the next pass may find otherwise
-        return done.is_set()
+            return ticket.on_disk
+        if not ticket.tried.wait(wait):
+            # The next pass may find otherwise.
+            self.health.fail(part, f"the disk did not answer within {wait:g} s", patience=_PATIENCE_S)
+        return ticket.on_disk
 
     def flush(self, timeout: float) -> bool:
         """Waits until all that was handed over before is on disk; False if it was not within `timeout` seconds."""
@@ -133,7 +146,7 @@ class Worker:
         failing: dict[str, str] = {}
         with self._lock:
             waiting = list(self._jobs.items())
-        for (part, key), (job, done, _) in waiting:
+        for (part, key), (job, ticket, _) in waiting:
             if part in failing:
                 continue
             try:
@@ -141,10 +154,12 @@ class Worker:
             except Exception as error:
                 failing[part] = files.why(error)
                 self.health.fail(part, f"{part} cannot be written: {failing[part]}")
+                ticket.tried.set()
                 continue
-            done.set()
+            ticket.on_disk = True
+            ticket.tried.set()
             with self._lock:
-                if (latest := self._jobs.get((part, key))) is not None and latest[1] is done:
+                if (latest := self._jobs.get((part, key))) is not None and latest[1] is ticket:
                     self._remove(part, key)
         for part in self.health.failing() - failing.keys() - {"steps"}:
             self.health.recover(part)

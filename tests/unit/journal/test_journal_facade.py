@@ -14,6 +14,7 @@ import pytest
 from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_events, read_incidents, read_quarantine, read_steps
 from steadygrad.journal import files as journal_files
+from steadygrad.journal import health as journal_health
 from steadygrad.records import Cause, Diagnosis, Finding, Incident, Severity, StepRecord
 
 
@@ -161,6 +162,7 @@ def test_a_hung_disk_costs_training_one_short_wait_and_is_said_once(
     said: list[str] = []
     journal = Journal(tmp_path / "run", flush_every=0.02, max_queue=64, on_degraded=said.append)
     monkeypatch.setattr(journal_files, "write_all", hung)
+    monkeypatch.setattr("steadygrad.journal.journal._WAIT_S", 0.5)
     start = time.monotonic()
     for step in range(1000):
         journal.step(StepRecord(run="r", step=step))
@@ -201,3 +203,30 @@ def test_a_state_from_a_newer_version_is_refused_with_a_sentence(tmp_path: Path)
         (tmp_path / "run" / "state.json").write_text('{"version": 2, "state": {}}')
         with pytest.raises(JournalError, match=r"state\.json is not a state this steadygrad can resume from"):
             journal.read_state()
+
+
+def test_a_disk_that_takes_its_time_once_is_no_news_and_one_that_hangs_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr(journal_health.time, "monotonic", lambda: now[0])
+    health = journal_health.Health(told.append)
+    health.fail("events", "slow", patience=5.0)
+    assert health.degraded == "slow"  # nobody waits for it again meanwhile
+    health.recover("events")
+    assert (told, caplog.records) == ([], [])
+    health.fail("events", "slow", patience=5.0)
+    now[0] += 6
+    health.tell_if_overdue()
+    health.tell_if_overdue()
+    assert told == ["slow"]
+    health.recover("events")
+    assert [record.getMessage()[:28] for record in caplog.records] == [
+        "The journal is degraded: slo",
+        "The journal writes again aft",
+    ]
+    health.fail("events", "slow again", patience=5.0)
+    health.drop()
+    health.tell_if_overdue()
+    assert told == ["slow", "slow again"]

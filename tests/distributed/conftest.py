@@ -29,9 +29,11 @@ def run_ranks(nursery: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
     """`run_ranks("scenario", world, **options)` runs it on that many ranks and says how each of them ended."""
     count = 0
 
-    def run(scenario: str, world: int = 2, *, limit: float = LIMIT_S, **options: Any) -> list[Ended]:
+    def run(
+        scenario: str, world: int = 2, *, limit: float = LIMIT_S, folder_name: str | None = None, **options: Any
+    ) -> list[Ended]:
         nonlocal count
         count += 1
-        return launch(nursery, tmp_path / f"launch{count}", scenario, world, options, limit)
+        return launch(nursery, tmp_path / (folder_name or f"launch{count}"), scenario, world, options, limit)
 
     return run

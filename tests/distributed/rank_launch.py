@@ -20,6 +20,7 @@ class Ended:
     status: int | None
     told: dict[str, Any]
     log: str
+    folder: Path
 
     @property
     def returned(self) -> Any:
@@ -40,6 +41,9 @@ def launch(
 ) -> list[Ended]:
     """Run one scenario on that many ranks and wait for all of them."""
     folder.mkdir(exist_ok=True)
+    (folder / "meeting").unlink(missing_ok=True)
+    for old in folder.glob("rank?.json"):
+        old.unlink()
     job = {"scenario": scenario, "world": world, "folder": str(folder), "options": options, "limit": limit}
     assert nursery.stdin is not None
     assert nursery.stdout is not None
@@ -49,5 +53,5 @@ def launch(
     for rank, status in enumerate(json.loads(nursery.stdout.readline())):
         path, log = folder / f"rank{rank}.json", folder / f"rank{rank}.log"
         told = json.loads(path.read_text()) if path.exists() else {}
-        ended.append(Ended(status, told, log.read_text(errors="replace") if log.exists() else ""))
+        ended.append(Ended(status, told, log.read_text(errors="replace") if log.exists() else "", folder))
     return ended

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+import ddp as examples_ddp
 import rank_training as training
 import torch
 import torch.distributed as dist
 
+import steadygrad as sg
 from steadygrad.act import ranks_words
 from steadygrad.act.ranks import Ranks, default_timeout
 from steadygrad.records import Action, Decision
@@ -180,3 +185,82 @@ def halt(rank: int, world: int, folder: Path) -> Any:
     poison = {"how": "nan", "batches": list(range(6, 60)), "ranks": [world - 1]}
     given = training.batches(rank, 60, poison)
     training.guarded(rank, world, kind="ddp", optimizer="adamw", given=given, run_dir=folder / "run")
+
+
+@scenario
+def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -> Any:
+    """At its fourth batch the last rank raises, swallows what it raised, is killed, is slow, or breaks the guard."""
+    odd = rank == world - 1
+    model = training.build("ddp", world)
+    optimizer = training.make_optimizer(model, "adamw")
+    number = -1
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        if odd and number == 3:
+            if how in ("raises", "swallows"):
+                raise KeyError("a column that is not there")
+            if how == "killed":
+                guard._books.journal.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "none":
+                return None
+        if odd and how == "dawdles":
+            time.sleep(0.05)
+        return training.loss_fn(model, batch)
+
+    guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=folder / "run", diagnose="off")
+    try:
+        for number, batch in enumerate(training.batches(rank, 8, None)):
+            if odd and how == "guard breaks" and number == 3:
+                guard._engine.forward.take = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+            try:
+                guard.step(batch)
+            except KeyError:
+                if how != "swallows":
+                    raise
+    except sg.SteadyError:
+        if not keep:
+            guard.close()
+            raise
+    guard.close()
+    weights = [p.detach() for p in model.parameters()]
+    return {"weights": training.digest(weights), "finite": all(bool(w.isfinite().all()) for w in weights)}
+
+
+@scenario
+def one_incident(rank: int, world: int, folder: Path) -> Any:
+    given = training.batches(rank, 8, {"how": "nan", "batches": [5], "ranks": [1]})
+    _, guard = training.guarded(rank, world, kind="ddp", optimizer="adamw", given=given, run_dir=folder / "run")
+    guard.close()
+
+
+@scenario
+def checkpoints(rank: int, world: int, folder: Path, kind: str, stop: int | None, lose: bool = False) -> Any:
+    """A run with a bad batch and checkpoints at 4 and 8, stopped or whole; or resumed after rank 1 lost its newest."""
+    given = training.batches(rank, 14, {"how": "nan", "batches": [2], "ranks": [1]})
+    newest = folder / "run" / "snapshots" / "rank1" / "step-00000008"
+    if lose and rank == 1:
+        assert newest.is_dir()
+        shutil.rmtree(newest)
+    dist.barrier()
+    model, began = training.build(kind, world), []
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        began.append(guard.step_number)
+        return training.loss_fn(model, batch)
+
+    optimizer = training.make_optimizer(model, "adamw")
+    torch.manual_seed(77 + rank)
+    guard = sg.Guard(
+        model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=folder / "run", diagnose="off", checkpoint_every=4,
+        resume=True,
+    )  # fmt: skip
+    with guard:
+        for batch in given[guard.batches_seen : stop]:
+            guard.step(batch)
+    return {"bits": training.bits(model, optimizer), "began_at": began[0], "skipped": guard._books.ledger.skipped}
+
+
+@scenario
+def ddp_example(rank: int, world: int, folder: Path) -> Any:
+    return examples_ddp.main(str(folder / "run"))

@@ -200,7 +200,11 @@ class Council(Alone):
 
     def common_checkpoint(self, store: CheckpointStore) -> tuple[int, Tree, dict[str, Any]] | None:
         """The newest checkpoint that every rank has whole: a killed run may have written the last one on some only."""
-        loaded = super().common_checkpoint(store)
+        loaded = store.load_newest()
+        sizes = self._ranks.exchange("size", [0, 0] if loaded is None else [loaded[0], loaded[2].get("ranks", 1)])
+        for step, size in sizes:
+            if size not in (0, self.size):
+                raise UsageError(_OTHER_SIZE.format(step, size, self.size))
         while True:
             told = self._ranks.exchange("checkpoint", -1 if loaded is None else loaded[0])
             if len(set(told)) == 1:

@@ -7,6 +7,7 @@ and the others, whose collective has failed, read it. Nobody waits here for long
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,9 @@ def check_in(rank: int, size: int, *, wait_s: float | None = None) -> Any:
     global _guards
     _guards += 1
     shared = dist.distributed_c10d._get_default_store()
-    store = dist.distributed_c10d.PrefixStore(f"steadygrad/guard{_guards}", shared)
+    # torchrun may keep one store for all its attempts, and the words of the last one must not be heard in this one.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.distributed_c10d.PrefixStore(f"steadygrad/{attempt}/guard{_guards}", shared)
     store.set(f"here{rank}", "1")
     wait_s = CHECK_IN_S if wait_s is None else wait_s
     try:

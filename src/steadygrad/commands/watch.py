@@ -14,18 +14,30 @@ def watch(
     every: Annotated[
         float, typer.Option("--every", min=0.2, max=3600.0, help="Seconds between two looks; more on a slow line.")
     ] = 1.0,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to", help="Send all readings on to tensorboard, wandb, mlflow or trackio instead of showing them."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs; implies --once.")] = False,
 ) -> None:
     """Follow a run in the terminal: loss, gradient norm, layers, learning rate, refused steps and incidents.
 
     Reads the run's files and nothing else, so it works for a run that is going on, has ended or has crashed. In a pipe
-    it looks once. The view needs `pip install "steadygrad[watch]"`; --once and --json need nothing more.
+    it looks once. The view needs `pip install "steadygrad[watch]"`; --once and --json need nothing more. With --to it
+    goes on until the run has ended, or with --once sends what there is.
     """
     from ..reporters.terminal import console, print_json
     from ..reporters.watching.follow import Follower
     from ..reporters.watching.story import tell
 
     screen = console()
+    if to:
+        from ..reporters.trackers.sending import send
+
+        send(screen, run, to, once=once, every=every, json=json)
+        return
     follower = Follower(run)
     if once or json or not screen.is_terminal:
         follower.poll()

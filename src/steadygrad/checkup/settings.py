@@ -28,7 +28,18 @@ ARGUMENT_CLASSES = {
 }  # fmt: skip
 DEEPSPEED_KEYS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_clipping"}
 LORA_KEYS = {"lora_r", "lora_rank", "lora_alpha", "lora_target", "lora_target_modules"}
-TRANSFORMERS_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "output_dir"}
+OF_TRANSFORMERS_ALONE = {
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "num_train_epochs",
+    "logging_nan_inf_filter",
+}
+BESIDE_OUTPUT_DIR = {
+    "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "warmup_steps", "warmup_ratio", "save_steps",
+    "save_strategy", "save_total_limit", "eval_strategy", "gradient_checkpointing", "max_steps", "lr_scheduler_type",
+}  # fmt: skip
+BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
+"""Keys of programs that build objects from their configuration: they have settings of their own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,7 +152,10 @@ def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:
         return "lightning"
     if "distributed_type" in first and "mixed_precision" in first:
         return "accelerate"
-    return "transformers" if keys & TRANSFORMERS_KEYS else "unknown"
+    if keys & BUILT_BY_NAME:
+        return "unknown"
+    written = keys & OF_TRANSFORMERS_ALONE or ("output_dir" in first and first & BESIDE_OUTPUT_DIR)
+    return "transformers" if written else "unknown"
 
 
 def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:

@@ -14,7 +14,7 @@ What to do
     Write `2.0e-4`.
 
 Safety
-    Programs that convert by themselves take both spellings.
+    A note: programs that convert by themselves take both spellings.
 
 References
     https://github.com/hiyouga/LlamaFactory/issues/4014
@@ -36,8 +36,8 @@ NUMBER = re.compile(r"^[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
-    """YAML only, one finding a setting."""
-    if not settings.path.endswith((".yaml", ".yml")):
+    """YAML for transformers only: OmegaConf and jsonargparse, which others use, read such numbers as numbers."""
+    if not settings.path.endswith((".yaml", ".yml")) or settings.kind != "transformers":
         return
     for path, value in sorted(settings.values.items(), key=lambda item: settings.lines.get(item[0], 0)):
         if isinstance(value, str) and NUMBER.match(value):
@@ -50,5 +50,12 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
             )  # fmt: skip
 
 
-SPECIMENS = [("run.yaml", "learning_rate: 2e-4\n"), ("run.yml", "optimizer:\n  eps: 1e-8\n")]
-NEAR_MISSES = [("run.yaml", "learning_rate: 2.0e-4\nname: run-3e\n"), ("run.json", '{"learning_rate": 2e-4}')]
+SPECIMENS = [
+    ("run.yaml", "output_dir: x\nlearning_rate: 2e-4\n"),
+    ("run.yml", "num_train_epochs: 3\ntraining:\n  adam_epsilon: 1e-8\n"),
+]
+NEAR_MISSES = [
+    ("run.yaml", "output_dir: x\nlearning_rate: 2.0e-4\nrun_name: run-3e\n"),
+    ("omegaconf.yaml", "optimizer:\n  _component_: torch.optim.AdamW\n  lr: 2e-5\noutput_dir: x\n"),
+    ("run.json", '{"learning_rate": 2e-4}'),
+]

@@ -149,7 +149,7 @@ def test_observing_refuses_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
     ("what", "words"),
     [
         ("deepspeed", "DeepSpeed makes its update inside backward"),
-        ("fsdp", "FSDP through a Trainer shards weights"),
+        ("fsdp", "FSDP through a Trainer keeps its weights and gradients in shards"),
         ("lomo", "makes its update inside backward"),
     ],
 )

@@ -53,7 +53,7 @@ class CheckpointGate:
         if loop is not None:
             loop.settle()
             bad = _bad_names(loop)
-            if bad:
+            if loop._engine.council.any("checkpoint", bool(bad)):
                 self.refused.append(step)
                 loop._engine.books.journal.event("checkpoint_refused", step=step, names=bad[:20])
                 logger.error(
@@ -82,7 +82,8 @@ class CheckpointGate:
                 logger.warning("%s is %s, so step %d cannot be the best one.", name, metrics[name], self._step())
                 return False
         loop = self._loop()
-        if loop is not None and (bad := _bad_names(loop)):
+        bad = _bad_names(loop) if loop is not None else []
+        if loop is not None and loop._engine.council.any("best", bool(bad)):
             logger.warning("step %d cannot be the best one: %s not finite.", self._step(), _listed(bad))
             return False
         return original(*args, **kwargs)
@@ -109,7 +110,7 @@ class CheckpointGate:
         if checkpoint is None:
             return
         bad = _bad_names(loop)
-        if bad and loop.policy.acts:
+        if loop._engine.council.any("resume", bool(bad)) and loop.policy.acts:
             raise UsageError(
                 f"{checkpoint} is poisoned: {_listed(bad)} not finite, and every step from there would be lost. "
                 f"Resume from an earlier checkpoint{_earlier(Path(checkpoint))}."
@@ -188,5 +189,7 @@ def _number(path: Path) -> int:
 
 
 def _listed(names: list[str]) -> str:
+    if not names:
+        return "something on another rank is"
     more = f" and {len(names) - _SHOWN} more are" if len(names) > _SHOWN else " is" if len(names) == 1 else " are"
     return ", ".join(names[:_SHOWN]) + more

@@ -7,10 +7,10 @@ out of the sum again, and the interval that held it shows the loss that was real
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .patches import Patches
@@ -25,8 +25,7 @@ class TruthfulLog:
         self._trainer = trainer
         self._total_skipped = skipped
         self._sum_before: Tensor | None = None
-        self._window_loss: Tensor | None = None
-        self._refused_loss: Tensor | None = None
+        self._refused_loss = 0.0
         self._steps = self._refused = 0
         self._all_steps = self._all_refused = 0
         patches.wrap(trainer, "log", self._log)
@@ -37,14 +36,9 @@ class TruthfulLog:
         """Before a window's first micro-batch: what the sum was. Allocates one number."""
         total = getattr(self._trainer, "_tr_loss", None)
         self._sum_before = total.clone() if isinstance(total, Tensor) else None
-        self._window_loss = None
 
-    def saw(self, loss: Tensor) -> None:
-        """After a micro-batch: its loss as the trainer will add it."""
-        self._window_loss = loss if self._window_loss is None else self._window_loss + loss
-
-    def end_window(self, *, landed: bool) -> None:
-        """After the optimizer's turn. A refused window is taken out of the trainer's sum and kept apart."""
+    def end_window(self, *, landed: bool, loss: float | None) -> None:
+        """After the optimizer's turn, with the loss all ranks agreed on. A refused window leaves the trainer's sum."""
         self._steps += 1
         self._all_steps += 1
         if landed:
@@ -53,15 +47,13 @@ class TruthfulLog:
         self._all_refused += 1
         if self._sum_before is not None and isinstance(getattr(self._trainer, "_tr_loss", None), Tensor):
             self._trainer._tr_loss.copy_(self._sum_before)
-        if self._window_loss is not None:
-            known = self._refused_loss
-            self._refused_loss = self._window_loss if known is None else known + self._window_loss
+        self._refused_loss += math.nan if loss is None else loss
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         if "loss" in logs and self._steps:
             self._correct(logs)
             self._steps = self._refused = 0
-            self._refused_loss = None
+            self._refused_loss = 0.0
         return original(logs, *args, **kwargs)
 
     def _correct(self, logs: dict[str, float]) -> None:
@@ -70,8 +62,7 @@ class TruthfulLog:
         if not self._refused:
             return
         landed_sum = logs["loss"] * self._steps
-        refused_sum = float(self._refused_loss) if self._refused_loss is not None else 0.0
-        logs["loss"] = (landed_sum + refused_sum) / self._steps
+        logs["loss"] = (landed_sum + self._refused_loss) / self._steps
         if self._steps > self._refused:
             logs[LANDED_LOSS] = landed_sum / (self._steps - self._refused)
 
@@ -88,6 +79,6 @@ class TruthfulLog:
 def is_finite_metric(value: Any) -> bool:
     """Whether a metric can be the best one so far. NaN compares false with everything, but an infinity does not."""
     try:
-        return bool(torch.isfinite(torch.as_tensor(float(value))))
+        return math.isfinite(value)
     except (TypeError, ValueError):
         return True

@@ -10,11 +10,12 @@ token counts, an entropy controller) is put back afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...act.tape import pristine
 from .patches import Patches
@@ -59,7 +60,9 @@ class Replay:
         if (rng := batch.get(RNG)) is not None:
             _put_rng_tensors(rng)
         losses: list[Tensor] = []
-        with self._stage(batch, inputs, losses):
+        # DDP notes in forward whether the backward to come reduces; all but a window's last micro-batch do not.
+        quiet = model.no_sync() if not batch[SYNC] and isinstance(model, DistributedDataParallel) else nullcontext()
+        with self._stage(batch, inputs, losses), quiet:
             type(self._trainer).training_step(self._trainer, model, inputs, batch[ITEMS])
         if len(losses) != 1:
             raise RuntimeError(f"{type(self._trainer).__name__}.training_step called backward {len(losses)} times.")

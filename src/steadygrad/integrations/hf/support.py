@@ -13,6 +13,7 @@ from ...errors import UsageError
 
 _NEEDED = {"transformers": (5, 0), "accelerate": (1, 10)}
 _OPTIONS = ("run_dir", "diagnose", "capsule", "capsule_bytes", "snapshots", "batch_key", "extra_state")
+_OTHER_ENGINES = ("MEGATRON_LM", "XLA", "TP")
 # These step inside backward, one parameter at a time: by the time a step can be judged half of it has landed.
 _STEPS_IN_BACKWARD = re.compile("lomo|layerwise")
 
@@ -46,11 +47,11 @@ def why_only_watch(trainer: Any) -> str | None:
     if getattr(trainer, "is_deepspeed_enabled", False) or kind == "DEEPSPEED":
         return "DeepSpeed makes its update inside backward and refuses overflows by itself"
     if getattr(trainer, "is_fsdp_enabled", False) or kind == "FSDP":
-        return "FSDP through a Trainer shards weights and gradients over ranks that would have to decide together"
+        return "FSDP through a Trainer keeps its weights and gradients in shards that accelerate alone puts together"
+    if kind in _OTHER_ENGINES:
+        return f"{kind} has a training step of its own"
     if _STEPS_IN_BACKWARD.search(str(trainer.args.optim).lower()):
         return f"The optimizer {str(trainer.args.optim).rpartition('.')[2]} makes its update inside backward"
-    if int(getattr(accelerator, "num_processes", 1)) > 1:
-        return f"This run has {accelerator.num_processes} ranks, which would have to decide together"
     return None
 
 

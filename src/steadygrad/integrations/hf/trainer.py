@@ -201,10 +201,7 @@ class TrainerGuard:
         finally:
             self._in_step = False
         if isinstance(loss, Tensor) and self._begun:
-            shown = loss.detach()
-            log.saw(shown)
-            if self._replay.factor != 1:
-                shown = shown * self._replay.factor
+            shown = loss.detach() if self._replay.factor == 1 else loss.detach() * self._replay.factor
             loop.seen(self._batch if self._is_replayable() else None, {"loss": shown})
         return loss
 
@@ -277,11 +274,18 @@ class TrainerGuard:
             landed = loop.commit(lambda: original(*args, **kwargs))
         finally:
             self._window_open = self._measured = self._unscaled = False
-            log.end_window(landed=landed)
+            log.end_window(landed=landed, loss=self._step_loss())
             if not landed:
                 self._leave_no_trace()
         support.mark_skip(self.trainer, skipped=not landed)
         return None
+
+    def _step_loss(self) -> float | None:
+        """What the window's loss was, in the trainer's own size; it was read with the commit."""
+        outcome = self._loop.outcome if self._loop is not None else None
+        if outcome is None or outcome.loss is None:
+            return None
+        return outcome.loss * window_size(self.trainer) / self._replay.factor
 
     def _leave_no_trace(self) -> None:
         """What the refused window's losses moved in the trainer itself, such as an entropy controller."""

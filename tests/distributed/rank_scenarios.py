@@ -264,3 +264,15 @@ def checkpoints(rank: int, world: int, folder: Path, kind: str, stop: int | None
 @scenario
 def ddp_example(rank: int, world: int, folder: Path) -> Any:
     return examples_ddp.main(str(folder / "run"))
+
+
+@scenario
+def other_doors(rank: int, world: int, folder: Path, kind: str, door: str, how: str) -> Any:
+    """A loop that stays as it is, with a guard attached, beside the plain loop without the bad batch."""
+    healthy = training.batches(rank, 10, None)
+    without = [batch for index, batch in enumerate(healthy) if index != 4]
+    reference = training.plain(rank, world, kind=kind, optimizer="adamw", given=without, accumulate=1)
+    given = training.batches(rank, 10, {"how": how, "batches": [4], "ranks": [world - 1]})
+    bits, guard = training.attached(rank, world, kind=kind, optimizer="adamw", given=given, door=door)
+    summary = {name: guard.summary()[name] for name in ("steps", "applied", "skipped", "guard_faults")}
+    return {"reference": reference, "bits": bits, "summary": summary, "headline": guard.incidents[0].headline}

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
 from steadygrad.act.ranks_shards import local_of
+from steadygrad.integrations.loop import LoopGuard
 
 FEATURES = 6
 
@@ -173,3 +174,33 @@ def all_equal(value: Any) -> bool:
     held: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(held, value)
     return all(each == held[0] for each in held)
+
+
+def attached(
+    rank: int, world: int, *, kind: str, optimizer: str, given: list[dict[str, Any]], door: str
+) -> tuple[dict[str, Any], Any]:
+    """The plain loop, with a guard at its optimizer's `step()` or told of every step by the loop."""
+    model = build(kind, world)
+    opt = make_optimizer(model, optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=3, gamma=0.9)
+    torch.manual_seed(77 + rank)
+    if door == "optimizer":
+        guard: Any = sg.attach(opt, model=model, scheduler=schedule)
+    else:
+        guard = LoopGuard(model, opt, loss_fn, scheduler=schedule, max_grad_norm=1.0, diagnose="off")
+    for batch in given:
+        if door == "loop":
+            guard.begin(batch)
+        terms = loss_fn(model, batch)
+        terms["loss"].backward()
+        if door == "loop":
+            guard.seen(batch, {name: value.detach() for name, value in terms.items()})
+            guard.before_clip()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if door == "optimizer":
+            opt.step()
+            schedule.step()
+        elif guard.commit(opt.step):
+            schedule.step()
+        opt.zero_grad()
+    return bits(model, opt), guard

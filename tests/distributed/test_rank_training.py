@@ -104,3 +104,16 @@ def test_ranks_diagnose_in_lockstep_and_all_have_the_answer(run_ranks: RunRanks,
         assert cause == "sqrt_grad_at_zero"
         assert "sqrt" in op
         assert bool(remedies) == (kind == "ddp")  # with sharded parameters the origin is found and nothing is tried
+
+
+@pytest.mark.parametrize("door", ["optimizer", "loop"])
+@pytest.mark.parametrize(("kind", "how"), [("ddp", "nan"), ("fsdp2", "trap")])
+def test_a_guard_attached_to_a_loop_skips_alike_on_all_ranks(
+    run_ranks: RunRanks, kind: str, how: str, door: str
+) -> None:
+    for ended in run_ranks("other_doors", kind=kind, door=door, how=how):
+        found = ended.returned
+        assert found["bits"] == found["reference"], ended.log
+        assert found["summary"] == {"steps": 10, "applied": 9, "skipped": 1, "guard_faults": {}}
+        if door == "loop":
+            assert "first on rank 1 of 2" in found["headline"]

@@ -47,6 +47,9 @@ class Alone:
     def agree(self, reading: Reading, step: int, batches: int, window: Window) -> Reading:
         return reading
 
+    def agree_on_loss(self, reading: Reading, step: int) -> Reading:
+        return reading
+
     def note(self, decision: Decision) -> None:
         return None
 
@@ -57,6 +60,9 @@ class Alone:
         return looked
 
     def find_culprits(self, reading: Reading, program: StepProgram, window: Window | None) -> Reading:
+        return reading
+
+    def name_rank(self, reading: Reading) -> Reading:
         return reading
 
     def all(self, about: str, flag: bool) -> bool:
@@ -129,6 +135,20 @@ class Council(Alone):
             rank=agreed.bad_ranks[0] if agreed.bad_ranks else 0,
         )
 
+    def agree_on_loss(self, reading: Reading, step: int) -> Reading:
+        """The same for a loop of which only a loss is known, if at all. One host read."""
+        self._ranks.begin(step, step, [{"loss": torch.tensor(reading.loss)}])
+        agreed = self._ranks.finish(1)
+        return self.name_rank(
+            replace(
+                reading,
+                loss=agreed.terms[0][0],
+                num_ranks=self.size,
+                local_loss=reading.loss,
+                bad_ranks=agreed.bad_ranks,
+            )
+        )
+
     def note(self, decision: Decision) -> None:
         self._ranks.note(decision)
 
@@ -175,6 +195,10 @@ class Council(Alone):
             # A spike: the rank whose loss stands out.
             worst = max(range(self.size), key=lambda rank: reading.rank_losses[rank])
             reading = replace(reading, bad_ranks=(worst,))
+        return self.name_rank(reading)
+
+    def name_rank(self, reading: Reading) -> Reading:
+        """The first of the bad ranks is the one that findings speak of."""
         return replace(reading, rank=reading.bad_ranks[0]) if reading.bad_ranks else reading
 
     def all(self, about: str, flag: bool) -> bool:

@@ -253,9 +253,10 @@ class LoopGuard:
         return _Watching(self)
 
     def _break(self, fault: Exception) -> None:
-        """The guard itself failed: from here on only finiteness is checked, loudly."""
+        """The guard itself failed: from here on only finiteness is checked, loudly. Several ranks stop together."""
         self._broken = True
         self._engine.shield.note("guard", fault)
+        self._engine.council.broken(fault)
 
     def _bare_commit(self, update: Callable[[], Any]) -> bool:
         gradients = GradientProbe(self._engine.program.parameters).measure()

@@ -23,6 +23,7 @@ from ..act import setup
 from ..act.forward_state import Entry, ForwardState
 from ..act.gate import parameters_of
 from ..act.policy import Capabilities, Policy
+from ..act.ranks_council import convene
 from ..act.readout import must_refuse
 from ..act.shield import Shield
 from ..act.training_state import TrainingState, bad_state
@@ -60,14 +61,20 @@ class OptimizerGuard:
         self._forward = ForwardState([model] if model is not None else [])
         names = names_of(model, self._optimizers)
         config = setup.run_config(self.policy.name, "the loop's own", 1, self._optimizers)
-        self._journal = Journal(run_dir, names=list(names.values()), run_config=config)
+        parameters = [p for o in self._optimizers for p in parameters_of(o)]
+        facts = {"policy": self.policy, "parameters": list(names.values()), "model": model is not None}
+        self._council = convene(model or nn.Module(), parameters, facts, outside=False, num_micro=1)
+        self._journal = Journal(run_dir, names=list(names.values()), run_config=config, rank=self._council.rank)
+        if self._council.size > 1:
+            self._journal.number_incidents_from(max(self._council.exchange("journal", self._journal.last_incident)))
         self._shield.report_to(self._journal.event)
         self._state = TrainingState(
             parameters={names[id(p)]: p for o in self._optimizers for p in parameters_of(o)},
             optimizers=self._optimizers, forward=self._forward, scheduler=scheduler, scaler=scaler,
         )  # fmt: skip
         device = parameters_of(self._optimizers[0])[0].device
-        self._ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
+        ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
+        self._ring = ring if self._council.all("ring", ring is not None) else None
         self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
         self._entry: Entry | None = None
         self._refused: set[int] = set()
@@ -203,19 +210,22 @@ class OptimizerGuard:
         return answer.value()
 
     def _judge(self, desk: Desk, step: int) -> bool:
-        reading = desk.read(step, self._loss)
+        reading = self._council.agree_on_loss(desk.read(step, self._loss), step)
         can = Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
         findings = desk.books.judge(reading)
         if not (self.policy.acts and must_refuse(reading)):
             decision = desk.books.decide(reading, findings, can)
+            self._council.note(decision)
             desk.books.enter(reading, decision, applied=True, loss_seen=self._loss is not None)
             return True
         self._refused.add(id(desk))
         if self._entry is not None:
             self._forward.restore(self._entry)
-        reading = replace(reading, refused=True, **bad_state(self._state))
+        looked = self._council.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
+        reading = self._council.name_rank(replace(reading, refused=True, **looked))
         findings = desk.books.judge(reading)
         decision = desk.books.decide(reading, findings, can)
+        self._council.note(decision)
         desk.books.enter(reading, decision, applied=False, loss_seen=self._loss is not None)
         if Action.ROLLBACK in decision.actions:
             decision = self._roll_back(decision)
@@ -225,7 +235,7 @@ class OptimizerGuard:
 
     def _roll_back(self, decision: Decision) -> Decision:
         """Back to the newest good state. The batches since then are gone: this loop is not ours to run again."""
-        snapshot = self._ring.newest_good() if self._ring is not None else None
+        snapshot = self._council.good_snapshot(self._ring, None) if self._ring is not None else None
         if snapshot is None:
             return replace(
                 decision, actions=(*decision.actions, Action.HALT), reason=f"{decision.reason}; no good state"

@@ -67,11 +67,13 @@ class Call:
             return inner(self.module)(*args, **kwargs)
 
 
-def note_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int) -> Call:
-    """Keep one call as it begins. Host work only; copies nothing."""
+def note_call(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, rng: RngState | None = None
+) -> Call:
+    """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken."""
+    versions = tuple(tensor._version for tensor in tensors_in((args, kwargs)))
     return Call(
-        module, args, dict(kwargs), tuple(tensor._version for tensor in tensors_in((args, kwargs))), take_rng(),
-        autocast_now(), caller(depth + 1),
+        module, args, dict(kwargs), versions, rng or take_rng(), autocast_now(), caller(depth + 1)
     )  # fmt: skip
 
 

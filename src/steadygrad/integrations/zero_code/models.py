@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...act.forward_state import Entry, ForwardState
+from ...act.rng import RngState
 from ...act.shield import Shield
 from .calls import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .roots import find_roots
@@ -143,12 +144,13 @@ class Models:
         self._inside.append(id(module))
         if len(self._inside) > 1:
             return
+        rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
-            self._take()
+            rng = self._take().rng  # taken a moment ago: it is this call's too
         if len(self.calls) >= MAX_CALLS:
             self.lost_calls += 1
             return
-        call = note_call(module, args, kwargs, depth=3)
+        call = note_call(module, args, kwargs, depth=3, rng=rng)
         self.calls.append(call)
         self._on_call(call)
 
@@ -169,12 +171,13 @@ class Models:
             keep_output_gradients(call, output)
             self._on_return(call, output)
 
-    def _take(self) -> None:
+    def _take(self) -> Entry:
         self.forget_calls()
         forward = self.forward_state()
         if self._entry is not None:
             forward.release(self._entry)
         self._entry, self._entry_is_old = forward.take(), False
+        return self._entry
 
     def forward_state(self) -> ForwardState:
         """What the forward of all known models may move, made anew when a model was found."""

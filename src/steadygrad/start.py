@@ -16,6 +16,9 @@ from .act.policy import Policy
 from .act.ranks_council import convene
 from .consult import Consult
 from .journal import Journal
+from .records import Severity
+
+_TOLD = ("PF105", "PF106", "PF210", "PF211", "PF409")  # the vitals say these, with more to go by
 
 
 def start_engine(
@@ -55,7 +58,7 @@ def start_engine(
             "policy": policy, "accumulate": accumulate, "precision": precision, "max_grad_norm": max_grad_norm,
             "parameters": names, "run_dir": None if run_dir is None else str(run_dir), "resume": resume,
             "checkpoint_every": checkpoint_every, "diagnose": diagnose, "capsule": capsule,
-        }, outside=outside, num_micro=1 if outside else accumulate,
+        }, outside=outside, num_micro=1 if outside else accumulate, clips=max_grad_norm is not None,
     )  # fmt: skip
     journal = Journal(run_dir, names=names, run_config=config, rank=council.rank)
     if council.size > 1:
@@ -65,6 +68,7 @@ def start_engine(
         precision=precision, accumulate=accumulate, max_grad_norm=max_grad_norm, clip=clip,
         extra_state=extra_state or {}, council=council,
     )  # fmt: skip
+    parts.probe.reduces = not council.sums_norms
     ring = setup.make_ring(snapshots, parts.state, parameters[0].device, policy)
     engine = Engine(
         parts,
@@ -82,4 +86,22 @@ def start_engine(
         engine.books.on_incident = notifier
     if resume and (found := engine.recovery.resume()) is not None:
         engine.step, engine.batches_seen = found
+    if council.rank == 0:
+        with parts.shield("checkup", None):
+            _glance(engine, model, optimizers, scaler, scheduler, "" if outside else precision)
     return engine
+
+
+def _glance(
+    engine: Engine, model: nn.Module, optimizers: Sequence[Optimizer], scaler: Any, scheduler: Any, precision: str
+) -> None:
+    """What the doctor sees in live objects at no cost. Warnings are shown; all of it is journaled."""
+    from .checkup.live import glance
+
+    for found in glance(model, list(optimizers), scaler=scaler, scheduler=scheduler, precision=precision, ignore=_TOLD):
+        engine.books.journal.event(
+            "checkup", code=found.code, slug=found.slug, subject=found.subject, detail=found.detail,
+            help=str(found.evidence.get("help", "")),
+        )  # fmt: skip
+        if found.severity is not Severity.NOTE:
+            engine.books.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)

@@ -166,3 +166,11 @@ def all_finite(trainer: Trainer) -> bool:
 
 def logged(trainer: Trainer, key: str) -> list[Any]:
     return [row[key] for row in trainer.state.log_history if key in row]
+
+
+def plain_trainer(
+    path: Path, rows: Sequence[Sequence[int]], *, stop_at: int | None = None, **arguments: Any
+) -> Trainer:
+    """A Trainer over these rows of tokens, called as TRL's are."""
+    columns = {"input_ids": list(rows), "labels": list(rows), "attention_mask": [[1] * LENGTH for _ in rows]}
+    return tiny_trainer(path, Dataset.from_dict(columns), stop_at=stop_at, **arguments)

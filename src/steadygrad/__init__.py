@@ -35,8 +35,11 @@ _HOMES = {
     "selftest": "checkup.selftest",
 }
 __all__ = sorted(_HOMES)
+_ROOMS = ("numerics",)
+"""Rooms whose own public names are used through them: `sg.numerics.masked_mean`."""
 
 if TYPE_CHECKING:
+    from . import numerics as numerics
     from .act.policy import Policy as Policy
     from .attach import attach as attach
     from .checkup.doctor import doctor as doctor
@@ -61,8 +64,20 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_ROOMS})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext steadygrad` in a notebook: every training loop of the session is guarded. See `%steady`."""
+    import_module(f"{__name__}.integrations.zero_code.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext steadygrad`: torch as it was."""
+    import_module(f"{__name__}.integrations.zero_code.notebook").unload(shell)

@@ -1,0 +1,146 @@
+"""Cross-entropy over the tokens that count, and the z-loss. Shapes: N tokens, V vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from ..errors import UsageError
+from .means import broadcast_mask, masked_mean, reduction_dtype
+from .notice_board import Board
+from .rows import as_rows, pieces
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def masked_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None = None,
+    ignore_index: int = -100,
+    z_weight: float = 0.0,
+    reduction: Reduction = "mean",
+    denominator: Tensor | float | None = None,
+    report_to: Board | None = None,
+) -> Tensor:
+    """The mean of -log softmax(logits)[label] over the tokens that count.
+
+    A token counts if its label is not `ignore_index` and its `mask` (bool, or a weight) is not zero. The logits of the
+    others are never looked at: a NaN there stays there, where `F.cross_entropy` turns its gradient NaN. With no token
+    left the loss is zero, the gradients are zero, and the board counts an `empty_mask`. Logits of -inf (a masked
+    vocabulary) are fine as long as the label is not one of them.
+
+    The softmax is taken in float32 for float16 and bfloat16 logits, piece by piece, and recomputed in backward: no
+    float32 copy of the logits is made, and nothing of their size is kept for backward but the logits. Does not sync
+    with the host. Once differentiable.
+
+    Args:
+        logits: (..., V), any floating dtype.
+        labels: (...), integers.
+        z_weight: adds z_weight * log(sum(exp(logits)))^2 for each token, see `z_loss`.
+        denominator: divide the sum by this in place of the sum of weights, with `reduction="mean"`.
+
+    Returns:
+        float32, or float64 for float64 logits; of the shape of the labels for `reduction="none"`.
+    """
+    if logits.shape[:-1] != labels.shape:
+        raise UsageError(
+            f"Logits of shape {tuple(logits.shape)} need labels of shape {tuple(logits.shape[:-1])}, not "
+            f"{tuple(labels.shape)}."
+        )
+    weights = labels != ignore_index
+    if mask is not None:
+        given = broadcast_mask(mask, labels)
+        weights = weights & given if given.dtype == torch.bool else weights * given
+    counts_N = (weights != 0).reshape(-1)
+    labels_N = torch.where(counts_N, labels.reshape(-1), 0)
+    losses_N: Tensor = _CrossEntropyRows.apply(as_rows(logits), labels_N, counts_N, z_weight)  # type: ignore[no-untyped-call]
+    losses = losses_N.reshape(labels.shape)
+    match reduction:
+        case "none":
+            return losses * weights if mask is not None else losses
+        case "sum":
+            return masked_mean(losses, weights, denominator=1.0, report_to=report_to)
+        case "mean":
+            return masked_mean(losses, weights, denominator=denominator, report_to=report_to)
+    raise UsageError(f"reduction={reduction!r} is not known: pass 'mean', 'sum' or 'none'.")
+
+
+def z_loss(logits: Tensor, *, mask: Tensor | None = None, report_to: Board | None = None) -> Tensor:
+    """The mean of log(sum(exp(logits)))^2 over the tokens that count: it pulls the normaliser of the softmax to one.
+
+    The honest alternative to clamping logits: they stay small because the model learns it, and every token keeps its
+    gradient. 1e-4 is the usual weight. Memory and precision as in `masked_cross_entropy`; does not sync with the host.
+
+    Args:
+        logits: (..., V). mask: (...), bool or weights.
+    """
+    shape = logits.shape[:-1]
+    weights = torch.ones(shape, dtype=torch.bool, device=logits.device)
+    if mask is not None:
+        weights = broadcast_mask(mask, weights)
+    normalisers_N: Tensor = _NormaliserRows.apply(as_rows(logits), (weights != 0).reshape(-1))  # type: ignore[no-untyped-call]
+    return masked_mean(normalisers_N.reshape(shape).square(), weights, report_to=report_to)
+
+
+class _CrossEntropyRows(Function):
+    """-log softmax(row)[label] + z_weight * logsumexp(row)^2 for each row that counts, zero for the others."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, counts_N: Tensor, z_weight: float) -> Tensor:
+        ctx.save_for_backward(logits_NV, labels_N, counts_N)
+        ctx.z_weight = z_weight
+        kind = reduction_dtype(logits_NV)
+        losses_N = torch.zeros(len(logits_NV), dtype=kind, device=logits_NV.device)
+        for part in pieces(logits_NV):
+            logp = torch.log_softmax(logits_NV[part], -1, dtype=kind)
+            losses = -logp.gather(1, labels_N[part, None])[:, 0]
+            if z_weight:
+                losses += z_weight * logits_NV[part].to(kind).logsumexp(-1).square()
+            losses_N[part] = torch.where(counts_N[part], losses, 0)
+        return losses_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+        logits_NV, labels_N, counts_N = ctx.saved_tensors
+        kind = reduction_dtype(logits_NV)
+        gradient_NV = torch.empty_like(logits_NV)
+        for part in pieces(logits_NV):
+            gradient = torch.softmax(logits_NV[part], -1, dtype=kind)
+            if ctx.z_weight:
+                gradient *= 1 + 2 * ctx.z_weight * logits_NV[part].to(kind).logsumexp(-1, keepdim=True)
+            gradient.scatter_add_(1, labels_N[part, None], gradient.new_full((len(gradient), 1), -1.0))
+            gradient *= grad_N[part, None]
+            # Not a product with zero: the softmax of a row that does not count may be NaN.
+            gradient_NV[part] = gradient.masked_fill_(~counts_N[part, None], 0)
+        return gradient_NV, None, None, None
+
+
+class _NormaliserRows(Function):
+    """logsumexp of each row that counts, zero for the others."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, counts_N: Tensor) -> Tensor:
+        ctx.save_for_backward(logits_NV, counts_N)
+        kind = reduction_dtype(logits_NV)
+        normalisers_N = torch.zeros(len(logits_NV), dtype=kind, device=logits_NV.device)
+        for part in pieces(logits_NV):
+            normalisers_N[part] = torch.where(counts_N[part], logits_NV[part].to(kind).logsumexp(-1), 0)
+        return normalisers_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+        logits_NV, counts_N = ctx.saved_tensors
+        gradient_NV = torch.empty_like(logits_NV)
+        for part in pieces(logits_NV):
+            gradient = torch.softmax(logits_NV[part], -1, dtype=reduction_dtype(logits_NV))
+            gradient *= grad_N[part, None]
+            gradient_NV[part] = gradient.masked_fill_(~counts_N[part, None], 0)
+        return gradient_NV, None

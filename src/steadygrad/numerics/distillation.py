@@ -1,0 +1,155 @@
+"""Distillation: how far the student's next-token distribution is from the teacher's, without another copy of either.
+
+Shapes: N tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from ..errors import UsageError
+from .divergences import Kind, divergence, student_gradient, teacher_gradient
+from .means import broadcast_mask, masked_mean, reduction_dtype
+from .notice_board import Board, board
+from .rows import as_rows, pieces
+
+_KINDS = ("forward", "reverse", "jsd")
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    kind: Kind = "forward",
+    temperature: float = 1.0,
+    beta: float = 0.5,
+    mask: Tensor | None = None,
+    vocab_mask: Tensor | None = None,
+    scale_by_temperature: bool = True,
+    rows_at_once: int | None = None,
+    report_to: Board | None = None,
+) -> Tensor:
+    """The mean over tokens of the divergence between teacher p and student q, both softmax(logits / temperature).
+
+    `forward` is KL(p | q), `reverse` KL(q | p), `jsd` the Jensen-Shannon divergence whose mixture holds `beta` of the
+    teacher. With `scale_by_temperature` it is multiplied by temperature squared, which keeps the gradient's size.
+
+    A logit of -inf is a token that cannot come. Where that alone would make the divergence infinite (the student
+    forbids what the teacher allows in `forward`, the other way round in `reverse`), the token is left out of both, and
+    both are normalised over the rest. `vocab_mask` leaves tokens out of both in any case. A row with nothing left is
+    zero, has no gradient and is counted on the board as `empty_support`; so is an `empty_mask`.
+
+    The softmaxes are taken in float32, a few rows at a time, and again in backward: beside the gradient itself only
+    those few rows are ever held. Gives gradients to whichever of the two asks for them. Does not sync with the host.
+    Once differentiable.
+
+    Args:
+        student_logits, teacher_logits: (..., V), any floating dtypes.
+        mask: (...), bool or weights. What is masked out may be anything, NaN too.
+        vocab_mask: (V) or (..., V), true where a token may be compared.
+        rows_at_once: tokens in one piece; chosen for the device by default.
+    """
+    _check(student_logits, teacher_logits, kind, temperature, beta)
+    shape = student_logits.shape[:-1]
+    weights = torch.ones(shape, dtype=torch.bool, device=student_logits.device)
+    if mask is not None:
+        weights = broadcast_mask(mask, weights)
+    vocabulary = None
+    if vocab_mask is not None:
+        vocabulary = vocab_mask.bool().expand(student_logits.shape) if vocab_mask.dim() > 1 else vocab_mask.bool()
+        vocabulary = as_rows(vocabulary) if vocabulary.dim() > 1 else vocabulary[None]
+    student_NV, teacher_NV = as_rows(student_logits), as_rows(teacher_logits)
+    how = _How(kind, temperature, beta, rows_at_once)
+    counts_N = (weights != 0).reshape(-1)
+    divergences_N, compared_N = _DivergenceRows.apply(student_NV, teacher_NV, counts_N, vocabulary, how)  # type: ignore[no-untyped-call]
+    (report_to or board()).count("empty_support", counts_N & ~compared_N)
+    factor = temperature**2 if scale_by_temperature else 1.0
+    return masked_mean(divergences_N.reshape(shape) * factor, weights, report_to=report_to)
+
+
+def _check(student: Tensor, teacher: Tensor, kind: str, temperature: float, beta: float) -> None:
+    if student.shape != teacher.shape:
+        raise UsageError(
+            f"Student logits of shape {tuple(student.shape)} and teacher logits of shape {tuple(teacher.shape)} cannot "
+            "be compared: cut or pad them to one vocabulary, and leave the padding out with vocab_mask=."
+        )
+    if kind not in _KINDS:
+        raise UsageError(f"kind={kind!r} is not known: pass one of {', '.join(map(repr, _KINDS))}.")
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise UsageError(f"temperature={temperature} must be a finite number above zero.")
+    if not 0 < beta < 1:
+        raise UsageError(f"beta={beta} must lie between 0 and 1; the ends are kind='reverse' and kind='forward'.")
+
+
+class _How:
+    """What one call asked for."""
+
+    __slots__ = ("beta", "kind", "rows", "temperature")
+
+    def __init__(self, kind: Kind, temperature: float, beta: float, rows: int | None) -> None:
+        self.kind, self.temperature, self.beta, self.rows = kind, temperature, beta, rows
+
+
+class _DivergenceRows(Function):
+    """The divergence of each row that counts, zero for the others, and which rows had a token to compare."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student_NV: Tensor, teacher_NV: Tensor, counts_N: Tensor, vocabulary: Tensor | None, how: _How
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(student_NV, teacher_NV, counts_N, vocabulary)
+        ctx.how = how
+        divergences_N = torch.zeros(
+            len(student_NV), dtype=reduction_dtype(student_NV, teacher_NV), device=student_NV.device
+        )
+        compared_N = torch.zeros_like(counts_N)
+        for part in pieces(student_NV, how.rows):
+            log_q, log_p, compared_N[part] = _log_probabilities(student_NV, teacher_NV, vocabulary, part, how)
+            found = divergence(how.kind, log_q, log_p, how.beta)
+            divergences_N[part] = torch.where(counts_N[part] & compared_N[part], found, 0)
+        ctx.mark_non_differentiable(compared_N)
+        return divergences_N, compared_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        student_NV, teacher_NV, counts_N, vocabulary = ctx.saved_tensors
+        how: _How = ctx.how
+        student_grad = torch.empty_like(student_NV) if ctx.needs_input_grad[0] else None
+        teacher_grad = torch.empty_like(teacher_NV) if ctx.needs_input_grad[1] else None
+        for part in pieces(student_NV, how.rows):
+            log_q, log_p, compared = _log_probabilities(student_NV, teacher_NV, vocabulary, part, how)
+            dropped = ~(counts_N[part] & compared)[:, None]
+            factor = grad_N[part, None] / how.temperature
+            for into, slope in ((student_grad, student_gradient), (teacher_grad, teacher_gradient)):
+                if into is not None:
+                    gradient = slope(how.kind, log_q, log_p, how.beta).mul_(factor)
+                    into[part] = gradient.masked_fill_(dropped, 0)
+        return student_grad, teacher_grad, None, None, None
+
+
+def _log_probabilities(
+    student_NV: Tensor, teacher_NV: Tensor, vocabulary: Tensor | None, part: slice, how: _How
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log q, log p and whether there is anything to compare, for a few rows."""
+    kind = reduction_dtype(student_NV, teacher_NV)
+    student, teacher = student_NV[part].to(kind), teacher_NV[part].to(kind)
+    if how.temperature != 1.0:
+        student, teacher = student / how.temperature, teacher / how.temperature
+    left_out = None
+    if vocabulary is not None:
+        left_out = ~(vocabulary if len(vocabulary) == 1 else vocabulary[part])
+    if how.kind != "jsd":
+        infinite = (student if how.kind == "forward" else teacher) == -math.inf
+        left_out = infinite if left_out is None else infinite | left_out
+    if left_out is not None:
+        student, teacher = student.masked_fill(left_out, -math.inf), teacher.masked_fill(left_out, -math.inf)
+    # A row of nothing but -inf has no softmax; amax is cheaper than counting, and is NaN where a NaN must be heard.
+    compared = (student.amax(-1) != -math.inf) & (teacher.amax(-1) != -math.inf)
+    return student.log_softmax(-1), teacher.log_softmax(-1), compared

@@ -1,0 +1,100 @@
+"""Regression on latents, safe at the zero vector in forward and backward.
+
+The plain forms fail there: x / |x| is NaN, and `F.normalize(x, eps=1e-8)` has a gradient of 1e8 (NaN in float16). Here
+a vector shorter than `min_norm` is divided by `min_norm` in place of its own length, so the gradient is never larger
+than 1 / min_norm, and a zero vector still learns which way to go.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .means import masked_mean, reduction_dtype
+from .notice_board import Board, board
+
+MIN_NORM = 1e-3
+
+
+def safe_normalise(
+    vectors: Tensor, *, dim: int = -1, min_norm: float = MIN_NORM, report_to: Board | None = None
+) -> Tensor:
+    """x / max(|x|, min_norm), whose gradient is at most 1 / min_norm.
+
+    Neither the squares of large vectors overflow nor those of small ones vanish: each vector is brought to a largest
+    entry of one first. Vectors shorter than `min_norm` are counted on the board as `zero_vector`. Returns float32, or
+    float64 for float64 vectors. Does not sync with the host; allocates a few tensors of the size of `vectors`.
+    """
+    if not min_norm > 0:
+        raise UsageError(f"min_norm={min_norm} must be above zero: it bounds the gradient by 1 / min_norm.")
+    wide = vectors.to(reduction_dtype(vectors))
+    # The direction does not depend on this factor, so it needs no gradient.
+    largest = wide.detach().abs().amax(dim, keepdim=True).clamp(min=min_norm)
+    scaled = wide / largest
+    norm = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
+    shortest = min_norm / largest
+    (report_to or board()).count("zero_vector", norm.detach() < shortest)
+    # Not clamp(min=...), which hands on the gradient of the norm at equality, and there the zero vector lies.
+    return scaled / torch.where(norm > shortest, norm, shortest)
+
+
+def cosine_loss(
+    pred: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dim: int = -1,
+    min_norm: float = MIN_NORM,
+    report_to: Board | None = None,
+) -> Tensor:
+    """The mean of 1 - cos(pred, target) over the vectors that count; a zero vector has cosine 0.
+
+    Args:
+        pred, target: vectors along `dim`, any floating dtype; the loss is taken in float32.
+        mask: bool or weights in the shape without `dim`. What is masked out may be anything, NaN too.
+    """
+    ours, theirs = _counted(pred, mask, dim), _counted(target, mask, dim)
+    one = safe_normalise(ours, dim=dim, min_norm=min_norm, report_to=report_to)
+    other = safe_normalise(theirs, dim=dim, min_norm=min_norm, report_to=report_to)
+    return masked_mean(1 - (one * other).sum(dim), mask, report_to=report_to)
+
+
+def normalised_mse(
+    pred: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dim: int = -1,
+    min_norm: float = MIN_NORM,
+    report_to: Board | None = None,
+) -> Tensor:
+    """The mean square of pred/|pred| - target/|target|, over entries: (2 - 2 cos) / d for vectors of length d.
+
+    The lengths of both are discarded, so a model trained with it does not learn them: standardise the latents and use
+    `latent_mse` where the length means something. Arguments as for `cosine_loss`.
+    """
+    ours, theirs = _counted(pred, mask, dim), _counted(target, mask, dim)
+    one = safe_normalise(ours, dim=dim, min_norm=min_norm, report_to=report_to)
+    other = safe_normalise(theirs, dim=dim, min_norm=min_norm, report_to=report_to)
+    return masked_mean((one - other).square().mean(dim), mask, report_to=report_to)
+
+
+def latent_mse(
+    pred: Tensor, target: Tensor, *, mask: Tensor | None = None, dim: int = -1, report_to: Board | None = None
+) -> Tensor:
+    """The mean square of pred - target, taken in float32: in float16 a difference of 256 has an infinite square.
+
+    Arguments as for `cosine_loss`.
+    """
+    kind = reduction_dtype(pred, target)
+    gap = _counted(pred, mask, dim).to(kind) - _counted(target, mask, dim).to(kind)
+    return masked_mean(gap.square().mean(dim), mask, report_to=report_to)
+
+
+def _counted(vectors: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+    """Ones in place of vectors that do not count: a NaN there would come back through the gradient of the norm, and
+    zeros would be counted as zero vectors."""
+    if mask is None:
+        return vectors
+    return torch.where((mask != 0).unsqueeze(dim), vectors, torch.ones((), dtype=vectors.dtype, device=vectors.device))

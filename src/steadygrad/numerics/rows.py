@@ -1,0 +1,30 @@
+"""Walking over the rows of a large matrix of logits in pieces, so that no float32 copy of all of it is ever made.
+
+Shapes: N rows (tokens), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from ..errors import UsageError
+
+# Numbers in one piece. On a CPU it should stay in the cache; on a GPU it should keep the device busy.
+_PIECE = {"cpu": 1 << 18, "cuda": 1 << 25}
+
+
+def pieces(matrix_NV: Tensor, rows: int | None = None) -> Iterator[slice]:
+    """Slices over the rows; `rows` at a time, or as many as suit the device."""
+    num_rows, width = matrix_NV.shape
+    size = rows or max(1, _PIECE.get(matrix_NV.device.type, 1 << 22) // max(1, width))
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def as_rows(logits: Tensor) -> Tensor:
+    """The logits as a matrix of tokens by vocabulary; a view where they allow it."""
+    if logits.dim() == 0 or logits.shape[-1] == 0:
+        raise UsageError(f"Logits need a last dimension over the vocabulary; these have shape {tuple(logits.shape)}.")
+    return logits.reshape(-1, logits.shape[-1])

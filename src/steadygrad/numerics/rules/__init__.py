@@ -1,0 +1,1 @@
+"""The symptoms that the stable parts themselves report, one a file."""

@@ -276,3 +276,57 @@ def other_doors(rank: int, world: int, folder: Path, kind: str, door: str, how: 
     bits, guard = training.attached(rank, world, kind=kind, optimizer="adamw", given=given, door=door)
     summary = {name: guard.summary()[name] for name in ("steps", "applied", "skipped", "guard_faults")}
     return {"reference": reference, "bits": bits, "summary": summary, "headline": guard.incidents[0].headline}
+
+
+class Counting:
+    """Counts the collectives of all groups by their own sequence numbers, whoever asks for them."""
+
+    count = 0
+
+    def __enter__(self) -> Counting:
+        self._before = self._all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.count = self._all() - self._before
+
+    def _all(self) -> int:
+        return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
+
+
+@scenario
+def norms(rank: int, world: int, folder: Path, kind: str) -> Any:
+    """What a guard says of a step's gradients beside what they are, and how many collectives a step has."""
+    found: dict[str, Any] = {}
+    for name, clip in (("clipped", 1.0), ("unclipped", None)):
+        given = training.batches(rank, 4, None)
+        model = training.build(kind, world)
+        optimizer = training.make_optimizer(model, "sgd")
+        whole: list[Any] = []
+        for batch in given:
+            with Counting() as plain:
+                training.loss_fn(model, batch)["loss"].backward()
+                if batch is given[2]:
+                    whole = [training.whole(p.grad).clone() for p in model.parameters()]
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        model = training.build(kind, world)
+        guard = sg.Guard(
+            model, training.make_optimizer(model, "sgd"), training.loss_fn, max_grad_norm=clip, diagnose="off",
+            snapshots="off",
+        )  # fmt: skip
+        for batch in given[:3]:
+            outcome = guard.step(batch)
+        with Counting() as guarded:
+            guard.step(given[3])
+        assert outcome.reading is not None
+        each = [float(gradient.double().norm()) for gradient in whole]
+        found[name] = {
+            "norm": outcome.grad_norm, "norms": list(outcome.reading.norms), "of each whole": each,
+            "of the whole": math.sqrt(sum(x * x for x in each)), "collectives": guarded.count,
+            "of the plain loop": plain.count,
+        }  # fmt: skip
+        guard.close()
+    return found

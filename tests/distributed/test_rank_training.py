@@ -74,9 +74,22 @@ def test_a_finite_spike_of_one_rank_is_refused_by_all_from_the_same_limits(run_r
         assert "first on rank 1 of 2" in headline
 
 
-def test_without_clipping_sharded_ranks_are_untouched_and_skip_alike(run_ranks: RunRanks) -> None:
-    poison = {"how": "nan", "batches": [3], "ranks": [0]}
-    check(run_ranks, kind="fsdp2", poison=poison, left_out=[3], clip=None)
+@pytest.mark.parametrize(("kind", "world", "how"), [("fsdp2", 2, "nan"), ("hsdp", 4, "trap")])
+def test_without_clipping_sharded_ranks_are_untouched_and_skip_alike(
+    run_ranks: RunRanks, kind: str, world: int, how: str
+) -> None:
+    poison = {"how": how, "batches": [3], "ranks": [0]}
+    check(run_ranks, world, kind=kind, poison=poison, left_out=[3], clip=None)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
+def test_the_norm_is_that_of_the_whole_and_costs_at_most_one_collective(run_ranks: RunRanks, kind: str) -> None:
+    for ended in run_ranks("norms", 4, kind=kind):
+        for clip in ("clipped", "unclipped"):
+            found = ended.returned[clip]
+            assert found["norm"] == pytest.approx(found["of the whole"], rel=1e-6)
+            assert found["norms"] == pytest.approx(found["of each whole"], rel=1e-6)
+            assert found["collectives"] == found["of the plain loop"] + 1
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

@@ -28,6 +28,7 @@ from .forward_state import Entry
 from .ladder import Ledger
 from .notify import Notifier
 from .parts import Parts
+from .past import Past
 from .policy import Policy
 from .program import Terms
 from .readout import Row, must_refuse, reading_of
@@ -52,6 +53,7 @@ class Clinic(Protocol):
         others: Sequence[Sequence[Any]],
         *,
         depth: str,
+        past: Past | None = None,
     ) -> Diagnosis: ...
 
 
@@ -215,7 +217,7 @@ class Engine:
         limits = self.books.limits(self._manner.max_grad_norm)
         lr = self._updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=self.step, lr=lr, batch_key=self.window.key, limits=limits)
-        reading = self.council.agree(reading, self.step, self.batches_seen, self.window)
+        reading = self.council.agree(reading, self.step, self.batches_seen, self.window, gradients)
         findings = self.books.judge(reading)
         window, self.window = self.window, Window()
         self.step += 1
@@ -342,7 +344,8 @@ class Engine:
         if depth is not None:
             with self.shield("clinic", None):
                 others = self.recovery.recent_good(window)
-                found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth)
+                past = self.recovery.past(window, self._followers.scheduler)
+                found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth, past=past)
                 self.books.enter_diagnosis(found)
 
     def run_again(self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ..errors import RanksError, UsageError
 from ..records import Decision, Reading
+from ..watch.gradients import Gradients
 from .checkpoints import CheckpointStore
 from .flight import Window
 from .program import StepProgram, TheirFault
 from .ranks import TERMS, Ranks, world_size
-from .ranks_shards import gradients_before_reduction, is_sharded
+from .ranks_shards import gradients_before_reduction, is_sharded, num_copies
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
 from .training_state import Tree
@@ -40,11 +41,14 @@ class Alone:
     """One process: nobody to ask."""
 
     rank, size = 0, 1
+    sums_norms: bool = False
 
     def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
         return None
 
-    def agree(self, reading: Reading, step: int, batches: int, window: Window) -> Reading:
+    def agree(
+        self, reading: Reading, step: int, batches: int, window: Window, gradients: Gradients | None
+    ) -> Reading:  # fmt: skip
         return reading
 
     def agree_on_loss(self, reading: Reading, step: int) -> Reading:
@@ -96,16 +100,21 @@ class Alone:
 class Council(Alone):
     """This rank's seat among several."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, copies: Sequence[float] = ()) -> None:
         self._ranks = ranks
+        self._copies = copies
         self.rank, self.size = ranks.rank, ranks.size
         self._begun = False
+        # Norms of sharded gradients travel with the vector where no clip reduces them anyway.
+        self.sums_norms = bool(copies)
 
     # -- every step
 
-    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None]:
+    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
         """To be called between the forward and the backward that fill a window: this rank's word travels beside the
         backward. Does not sync."""
+        if self.sums_norms:
+            return None
 
         def begin(terms: dict[str, Tensor]) -> None:
             self._begun = True
@@ -113,17 +122,25 @@ class Council(Alone):
 
         return begin
 
-    def agree(self, reading: Reading, step: int, batches: int, window: Window) -> Reading:
+    def agree(
+        self, reading: Reading, step: int, batches: int, window: Window, gradients: Gradients | None
+    ) -> Reading:  # fmt: skip
         """The reading with its losses as means over the ranks, the same on every rank to the bit. One host read."""
-        if not self._begun:
+        if self.sums_norms:
+            micros = [_loss_first(each) for each in window.terms]
+            self._ranks.begin(step, batches, micros, squares=self._squares(gradients))
+        elif not self._begun:
             self._ranks.begin(step, batches, [_loss_first(_mean_terms(window.terms))])
         names = list(_loss_first(window.terms[0]))[:TERMS]
-        num_micro = len(window) if self._begun else 1
+        num_micro = len(window) if self._begun or self.sums_norms else 1
         self._begun = False
         agreed = self._ranks.finish(len(names), num_micro)
         losses = [micro[0] for micro in agreed.terms]
         means = {name: sum(micro[i] for micro in agreed.terms) / num_micro for i, name in enumerate(names)}
         means.pop("loss")
+        if self.sums_norms and gradients is not None:
+            squares = [agreed.squares[index] for index in gradients.indices]
+            reading = replace(reading, norms=[math.sqrt(x) for x in squares], grad_norm=math.sqrt(sum(squares)))
         return replace(
             reading,
             loss=sum(losses) / num_micro,
@@ -134,6 +151,15 @@ class Council(Alone):
             bad_ranks=agreed.bad_ranks,
             rank=agreed.bad_ranks[0] if agreed.bad_ranks else 0,
         )
+
+    def _squares(self, gradients: Gradients | None) -> Tensor:
+        """Squared norms of this rank's parts, each divided by how many ranks hold the same part. Does not sync."""
+        squares = torch.zeros(len(self._copies), dtype=torch.float64, device=self._ranks.device)
+        if gradients is not None:
+            copies = torch.tensor([self._copies[i] for i in gradients.indices], dtype=torch.float64)
+            norms = gradients.norms.to(self._ranks.device, torch.float64)
+            squares[list(gradients.indices)] = norms.square() / copies.to(self._ranks.device)
+        return squares
 
     def agree_on_loss(self, reading: Reading, step: int) -> Reading:
         """The same for a loop of which only a loss is known, if at all. One host read."""
@@ -263,7 +289,13 @@ class Council(Alone):
 
 
 def convene(
-    model: nn.Module, parameters: Sequence[Tensor], facts: dict[str, Any], *, outside: bool, num_micro: int
+    model: nn.Module,
+    parameters: Sequence[Tensor],
+    facts: dict[str, Any],
+    *,
+    outside: bool,
+    num_micro: int,
+    clips: bool = True,
 ) -> Alone:
     """A seat for this rank if several train one model together; else nobody to ask. Collective if they do."""
     if world_size() < 2:
@@ -281,8 +313,11 @@ def convene(
         )
         return Alone()
     ranks = Ranks(parameters[0].device)
-    ranks.introduce(facts, num_micro=num_micro, num_squares=0)
-    return Council(ranks)
+    copies: list[float] = []
+    if not clips and not outside and any(map(is_sharded, parameters)):
+        copies = [num_copies(parameter, ranks.size) for parameter in parameters]
+    ranks.introduce(facts, num_micro=num_micro, num_squares=len(copies))
+    return Council(ranks, copies)
 
 
 def reduces_gradients(model: nn.Module, parameters: Sequence[Tensor]) -> bool:

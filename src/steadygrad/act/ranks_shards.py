@@ -47,6 +47,17 @@ def sharded_like(part: Tensor, whole: Tensor) -> Tensor:
     )  # fmt: skip
 
 
+def num_copies(tensor: Tensor, world: int) -> float:
+    """On how many of `world` ranks each element lives: all for a plain tensor, fewer for one that is sharded."""
+    if not is_sharded(tensor):
+        return float(world)
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    parts = 1
+    for dim, placement in enumerate(placements):
+        parts *= mesh.size(dim) if placement.is_shard() else 1
+    return world / parts
+
+
 def gradients_before_reduction(model: torch.nn.Module, parameters: list[Tensor]) -> list[Tensor] | None:
     """The gradients of a backward that ran without reducing them; None where they cannot be seen.
 

@@ -43,6 +43,8 @@ class GradientProbe:
         self._alike = all(p.dtype is first.dtype and p.device == first.device for p in self._parameters)
         self._sparse = False
         self.sharded = any(is_sharded(p) for p in self._parameters)
+        self.reduces = True
+        """Whether norms of sharded gradients are made those of the whole here; else they are of the local parts."""
 
     def measure(self) -> Gradients | None:
         """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync.
@@ -57,7 +59,7 @@ class GradientProbe:
         if len(grads) != len(found):
             indices = tuple(i for i, grad in enumerate(found) if grad is not None)
         if self.sharded:
-            return _measure_sharded(indices, grads)
+            return _measure_sharded(indices, grads) if self.reduces else _measure_parts(indices, grads)
         if not self._sparse:
             try:
                 return _measure_alike(indices, grads) if self._alike else _measure_groups(indices, grads)
@@ -122,6 +124,13 @@ def _measure_sharded(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients
     tensors = [local_of(grad) for grad in grads]
     alike = all(t.dtype is tensors[0].dtype and t.device == tensors[0].device for t in tensors)
     return Gradients(indices, tensors, whole, torch.linalg.vector_norm(whole, 2.0), alike)
+
+
+@torch.no_grad()
+def _measure_parts(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
+    """Norms of what lives here, for somebody who adds them up over the ranks along with what he reduces anyway."""
+    parts = [local_of(grad) for grad in grads]
+    return _measure_groups(indices, parts)
 
 
 @torch.no_grad()

@@ -38,37 +38,30 @@ def scan(
     are poison; zeros, subnormal values and mixed types are notes. Exits with 0 if all is clean, 1 if something is
     poisoned and 2 if something cannot be read; where both are so, with 1, because poison is certain.
     """
-    from ..checkup.scanning.kinds import FLOATS
-    from ..reporters.scan import as_data, bar, bisection_as_data, print_bisection, print_scan
-    from ..reporters.terminal import console, print_json
+    from ..checkup.scanning.guarded import can_guard, guarded
 
-    if expect_dtype is not None:
-        expect_dtype = expect_dtype.removeprefix("torch.")
-        expect_dtype = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(
-            expect_dtype, expect_dtype
-        )
-        if expect_dtype not in FLOATS:
-            raise UsageError(f"--expect-dtype {expect_dtype} is no type known here: choose from {', '.join(FLOATS)}.")
-    if since:
-        if len(paths) != 1 or not paths[0].is_dir():
-            raise UsageError("--since searches one folder of checkpoints: pass exactly one folder.")
+    if since and (len(paths) != 1 or not paths[0].is_dir()):
+        raise UsageError("--since searches one folder of checkpoints: pass exactly one folder.")
+    mapped = can_guard()
+
+    def look() -> int:
+        # Imported here and not before: numpy starts threads, and a process with threads is not forked.
+        from ..checkup.scanning.kinds import float_named
+        from ..checkup.scanning.scan import scan as look_at
         from ..checkup.scanning.since import bisect
+        from ..reporters.scan import as_data, bar, bisection_as_data, print_bisection, print_scan
+        from ..reporters.terminal import console, print_json
 
+        dtype = None if expect_dtype is None else float_named(expect_dtype)
         with bar(console(stderr=True)) as watcher:
-            found = bisect(paths[0], expected_dtype=expect_dtype, threads=threads, watcher=watcher)
-        if json:
-            print_json(bisection_as_data(found))
-        else:
-            print_bisection(console(), found)
-        raise typer.Exit(0 if found.first_bad is None else 1 if found.last_good else found.report.exit_code)
+            if since:
+                found = bisect(paths[0], expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
+            else:
+                report = look_at(paths, expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
+        if since:
+            print_json(bisection_as_data(found)) if json else print_bisection(console(), found)
+            return 0 if found.first_bad is None else 1 if found.last_good else found.report.exit_code
+        print_json(as_data(report, tensors=tensors)) if json else print_scan(console(), report, tensors=tensors)
+        return 1 if strict and any(file.findings for file in report.files) else report.exit_code
 
-    from ..checkup.scanning.scan import scan as look
-
-    with bar(console(stderr=True)) as watcher:
-        report = look(paths, expected_dtype=expect_dtype, threads=threads, watcher=watcher)
-    if json:
-        print_json(as_data(report, tensors=tensors))
-    else:
-        print_scan(console(), report, tensors=tensors)
-    noted = strict and any(file.findings for file in report.files)
-    raise typer.Exit(1 if noted else report.exit_code)
+    raise typer.Exit(guarded(look) if mapped else look())

@@ -26,8 +26,8 @@ class TensorScan:
     """What the values of one tensor are like. Of a quantised tensor the values are its block scales.
 
     `largest` is the largest finite magnitude. `first_bad` is the index of the first value that is not finite.
-    Zeros and subnormal values were counted among `num_counted` of the values: all of them, but in large tensors a
-    quarter. `also` counts further tensors that lie in the same memory and were not measured again.
+    Zeros and subnormal values were counted among `num_counted` of the values: all of them, but in large tensors
+    an eighth. `also` counts further tensors that lie in the same memory and were not measured again.
     """
 
     name: str

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatKind:
@@ -124,6 +126,18 @@ INTEGERS = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
     "quint8": 1, "qint8": 1, "qint32": 4, "bits8": 1, "bits16": 2, "float4_e2m1fn_x2": 1,
 }  # fmt: skip
+
+
+_SHORT_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
+
+
+def float_named(name: str) -> str:
+    """The name used here for a type as people write it: torch.bfloat16 and bf16 are bfloat16. Raises UsageError."""
+    short = name.removeprefix("torch.")
+    found = _SHORT_NAMES.get(short, short)
+    if found not in FLOATS:
+        raise UsageError(f"{name} is no floating-point type known here: choose from {', '.join(FLOATS)}.")
+    return found
 
 
 def bytes_a_value(dtype: str) -> int | None:

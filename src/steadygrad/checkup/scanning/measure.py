@@ -2,6 +2,9 @@
 
 Memory: one block of half a mebibyte and a few temporaries of its size a thread, however large the file. Reading and
 numpy's reductions both let go of Python's lock, so two threads are nearly twice as fast as one.
+
+A file may also be mapped instead of read, 32 MiB at a time, which saves the copy and a third of the time. But a map
+over a file that somebody cuts short ends in a bus error, so whoever asks for it runs in a child (see guarded.py).
 """
 
 from __future__ import annotations
@@ -24,15 +27,20 @@ BLOCK_BYTES = 1 << 19
 """What is read before it is counted: small enough to be still in the cache of its core then."""
 PIECE_BYTES = 1 << 25
 COUNT_ALL_BYTES = 1 << 24
-"""In a tensor up to this size zeros and subnormal values are counted in full, in a larger one in every fourth block."""
-SAMPLE_EVERY = 4
+"""In a tensor up to this size zeros and subnormal values are counted in full, in a larger one in every eighth block."""
+SAMPLE_EVERY = 8
 MAX_THREADS = 8
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just done, from any thread."""
 
 
 def measure(
-    source: Source, spans: Sequence[Span], *, threads: int | None = None, progress: Progress | None = None
+    source: Source,
+    spans: Sequence[Span],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    mapped: bool = False,
 ) -> list[TensorScan]:
     """What the values of every span are like, in the order given. Raises Unreadable if the file cannot be read."""
     tallies = [Tally() for _ in spans]
@@ -51,7 +59,7 @@ def measure(
             found = Tally()
             try:
                 if spans[index].kind is not None:
-                    _count_piece(source, spans[index], start, length, buffer, found)
+                    _count_piece(source, spans[index], start, length, buffer, found, mapped=mapped)
                 if progress is not None:
                     progress(length)
             except BaseException as error:
@@ -91,14 +99,24 @@ def _pieces(spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
             yield index, start, min(step, span.num_bytes - start)
 
 
-def _count_piece(source: Source, span: Span, start: int, length: int, buffer: Any, tally: Tally) -> None:
+def _count_piece(
+    source: Source, span: Span, start: int, length: int, buffer: Any, tally: Tally, *, mapped: bool
+) -> None:
     kind = span.kind
     assert kind is not None
     if span.blocks is not None:
         _count_scattered(source, span, span.blocks, start, length, buffer, tally)
         return
     every = SAMPLE_EVERY if span.num_bytes > COUNT_ALL_BYTES else 1
-    values, signed, width = buffer.view(kind.unsigned), buffer.view(f"<i{kind.width}"), kind.width
+    width = kind.width
+    if mapped and length >= BLOCK_BYTES and (span.offset + start) % width == 0:
+        window = source.window(span.offset + start, length)
+        whole, whole_signed, step = window.view(kind.unsigned), window.view(f"<i{width}"), BLOCK_BYTES // width
+        for number, begin in enumerate(range(0, len(whole), step)):
+            part, signed = whole[begin : begin + step], whole_signed[begin : begin + step]
+            count(part, kind, tally, start=start // width + begin, signed=signed, small_ones=number % every == 0)
+        return
+    values, signed = buffer.view(kind.unsigned), buffer.view(f"<i{width}")
     for number, at in enumerate(range(start, start + length, BLOCK_BYTES)):
         left = start + length - at
         if left < BLOCK_BYTES:

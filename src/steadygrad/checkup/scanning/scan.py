@@ -42,18 +42,21 @@ def scan(
     expected_dtype: str | None = None,
     threads: int | None = None,
     watcher: Watcher | None = None,
+    mapped: bool = False,
 ) -> ScanReport:
     """Look at every tensor of every checkpoint at these paths. Runs nothing in them; memory stays flat.
 
     Args:
         expected_dtype: "float32", "bfloat16" ...: report every matrix that has another floating-point type.
         threads: how many to read with; by default as many as there are cores, at most 8.
+        mapped: map files instead of reading them. Faster by a third, but if a file is cut short meanwhile the process
+            dies of a bus error; `guarded.guarded` turns that into an exception.
     """
     started = time.monotonic()
     watcher = watcher or Nobody()
     todo = [target for path in paths for target in targets(path)]
     watcher.found(sum(_size(target) for target in todo))
-    files = [_scan_target(target, expected_dtype, threads, watcher) for target in todo]
+    files = [_scan_target(target, expected_dtype, threads, watcher, mapped) for target in todo]
     return ScanReport(files=tuple(files), seconds=time.monotonic() - started)
 
 
@@ -64,7 +67,9 @@ def _size(target: Target) -> int:
         return 0
 
 
-def _scan_target(target: Target, expected_dtype: str | None, threads: int | None, watcher: Watcher) -> FileScan:
+def _scan_target(
+    target: Target, expected_dtype: str | None, threads: int | None, watcher: Watcher, mapped: bool
+) -> FileScan:
     path = str(target.path)
     if target.problem is not None:
         return FileScan(path=path, format="unknown", problems=(target.problem,))
@@ -80,7 +85,7 @@ def _scan_target(target: Target, expected_dtype: str | None, threads: int | None
             form = contents.format
             counted = sum(span.num_bytes for span in contents.spans)
             watcher.advances(size - counted)  # headers and pickles
-            tensors = measure(source, contents.spans, threads=threads, progress=watcher.advances)
+            tensors = measure(source, contents.spans, threads=threads, progress=watcher.advances, mapped=mapped)
     except Unreadable as why:
         return FileScan(path=path, format=form, num_bytes=size, problems=(str(why),))
     return FileScan(

@@ -41,6 +41,7 @@ def bisect(
     expected_dtype: str | None = None,
     threads: int | None = None,
     watcher: Watcher | None = None,
+    mapped: bool = False,
 ) -> Bisection:
     """The last good checkpoint in a folder and the first bad one after it. Scans about log2 of them."""
     series = checkpoints(folder)
@@ -53,7 +54,9 @@ def bisect(
 
     def good(index: int) -> bool:
         if index not in seen:
-            seen[index] = scan([series[index]], expected_dtype=expected_dtype, threads=threads, watcher=watcher)
+            seen[index] = scan(
+                [series[index]], expected_dtype=expected_dtype, threads=threads, watcher=watcher, mapped=mapped
+            )
             order.append((str(series[index]), seen[index].verdict))
         return seen[index].verdict is Verdict.CLEAN
 

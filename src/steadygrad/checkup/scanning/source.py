@@ -1,4 +1,4 @@
-"""A file being scanned: read in pieces at given places, never mapped.
+"""A file being scanned: read in pieces at given places, or mapped by whoever is prepared for what that means.
 
 A mapped file that somebody cuts short kills the reader with a bus error; a read comes back short and can be reported.
 Links are followed, because model caches consist of them, but only a regular file is opened: a pipe would block.
@@ -6,19 +6,16 @@ Links are followed, because model caches consist of them, but only a regular fil
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...errors import SteadyError
+import numpy as np
 
-
-class Unreadable(SteadyError, ValueError):
-    """A checkpoint cannot be read, and why, in one sentence."""
-
-    exit_code = 2
+from .unreadable import Unreadable as Unreadable
 
 
 class Source:
@@ -64,6 +61,18 @@ class Source:
                 done += got
         except OSError as error:
             raise Unreadable(f"{self.path} cannot be read: {_why(error)}.") from error
+
+    def window(self, offset: int, length: int) -> Any:
+        """These bytes as a read-only array over a map, which lives as long as the array. Touching it may be a bus error
+        if the file is cut short meanwhile."""
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        if offset + length > os.fstat(self._descriptor).st_size:
+            raise Unreadable(f"{self.path} was cut short while it was being read.")
+        try:
+            mapped = mmap.mmap(self._descriptor, offset - start + length, prot=mmap.PROT_READ, offset=start)
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"{self.path} cannot be mapped: {error}.") from error
+        return np.frombuffer(mapped, np.uint8)[offset - start :]
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -4,7 +4,7 @@ The quick look takes the smallest and largest bit pattern, once as signed and on
 positive numbers come out on top; unsigned, the negative ones; so four reductions over a block that is still in the
 cache bound the magnitudes of both from below and above, and no copy is made. Only where they show something to count
 is the block gone through again. The two smallest tell only of zeros and subnormal values, and in a large tensor every
-fourth block is enough for that; NaN, Inf and the largest magnitude are looked for in every value. Nothing here depends
+eighth block is enough for that; NaN, Inf and the largest magnitude are looked for in every value. Nothing here depends
 on the format beyond its FloatKind.
 """
 

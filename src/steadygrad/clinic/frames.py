@@ -65,6 +65,8 @@ class Stack:
 @cache
 def _kind(filename: str) -> str:
     """torch, ours, owner, library or user, by where the file lies."""
+    if filename.startswith("<ipython-input"):
+        return "user"  # a notebook's cell
     if filename.startswith("<"):
         return "torch"
     path = str(Path(filename).resolve()) if filename else ""

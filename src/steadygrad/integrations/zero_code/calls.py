@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from ...act.rng import RngState, put_rng, take_rng
 from ...act.tape import tensors_in
 
-_NOT_THEIRS = (str(Path(__file__).resolve().parents[2]), str(Path(torch.__file__).resolve().parent), "<")
+_NOT_THEIRS = (
+    str(Path(__file__).resolve().parents[2]),
+    str(Path(torch.__file__).resolve().parent),
+    "<frozen",
+    "<string",
+)
 MAX_CALLS = 64
 _MAX_BETWEEN = 16
 MAX_KEPT_GRADIENT = 1 << 22

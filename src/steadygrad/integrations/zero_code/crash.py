@@ -50,7 +50,7 @@ def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
         trace = trace.tb_next
     for frame, line in reversed(frames):
         file = frame.f_code.co_filename
-        if file.startswith((_OURS, _TORCH, "<")):
+        if file.startswith((_OURS, _TORCH, "<frozen", "<string", "<__array")):
             continue
         for name, value in list(frame.f_locals.items())[:_MAX_LOCALS]:
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.device.type == "meta":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import CLOSING, hostile_run, write_long_run
+from made_runs import CLOSING, hostile_run, write_extreme_runs, write_long_run
 
 from steadygrad.reporters.html.write import write_report
 
@@ -170,3 +170,16 @@ def test_a_run_of_hardly_any_steps_is_a_page_too(tmp_path: Path, open_page: Open
     page = open_page(tmp_path / "short.html")
     assert page.locator("h1").inner_text() == ("1 step, 0 refused" if steps == 1 else "2 steps, 0 refused")
     assert "Every update was fit to land." in page.locator("main").inner_text()
+
+
+def test_runs_at_the_edges_of_what_can_happen_are_drawn_too(tmp_path: Path, open_page: Open) -> None:
+    runs = write_extreme_runs(tmp_path / "runs")
+    for run in runs:
+        write_report([run], tmp_path / f"{run.name}.html")
+        page = open_page(tmp_path / f"{run.name}.html", width=800)
+        assert page.locator("figure.chart canvas").count() >= 4
+        page.evaluate("steady.view(3, 9); steady.view(null); steady.resizeAll()")
+    write_report(runs, tmp_path / "all.html")
+    page = open_page(tmp_path / "all.html")
+    assert page.locator(".side > article").count() == len(runs)
+    assert page.evaluate(TOO_WIDE) == []

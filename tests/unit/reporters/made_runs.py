@@ -181,6 +181,28 @@ def hostile_run(path: Path) -> Path:
     return path
 
 
+def write_extreme_runs(place: Path) -> list[Path]:
+    """Runs at the edges of what can happen: nothing finite, nothing positive, far too large, going back in time."""
+    edges: dict[str, list[dict[str, object]]] = {
+        "never-finite": [{"loss": math.nan, "grad_norm": math.inf, "norms": [math.nan] * 2, "applied": False}] * 30,
+        "below-zero": [{"loss": -5.0 + 0.1 * step, "grad_norm": 0.0, "norms": [0.0, 0.0]} for step in range(30)],
+        "far-too-large": [{"loss": 1e10**step, "grad_norm": 1e300, "norms": [3e38, 1e-45]} for step in range(30)],
+        "all-the-same": [{"loss": 2.0, "grad_norm": 1.0, "norms": [1.0, 1.0], "lr": 0.0}] * 30,
+        "without-norms": [{"loss": 1.0, "grad_norm": 1.0}] * 30,
+        "one-step": [{"loss": 1.0, "grad_norm": 1.0, "norms": [1.0, 2.0], "terms": {f"t{i}": 1.0 for i in range(40)}}],
+    }  # fmt: skip
+    for name, rows in edges.items():
+        with Journal(place / name, names=["a.weight", "b.weight"]) as journal:
+            for step, row in enumerate(rows):
+                journal.step(StepRecord(run="r", step=step, **row))  # type: ignore[arg-type]
+    for first in (0, 12):  # resumed from a checkpoint that was eight steps old
+        with Journal(place / "resumed", names=["a.weight"]) as journal:
+            for step in range(first, first + 20):
+                journal.step(StepRecord(run="r", step=step, loss=1.0 + step, grad_norm=1.0, norms=[1.0]))
+            journal.incident(an_overflow(journal.next_incident(), first + 10))
+    return [*(place / name for name in edges), place / "resumed"]
+
+
 @contextmanager
 def without_permission(path: Path) -> Iterator[None]:
     """Nobody may look into `path`. The superuser may look into everything, so for a while we are not that."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import CLOSING, QUOTES, Call, hostile_run, without_permission, write_long_run
+from made_runs import CLOSING, QUOTES, Call, hostile_run, without_permission, write_extreme_runs, write_long_run
 
 from steadygrad.journal import Journal
 from steadygrad.reporters.html.embed import as_json, static
@@ -190,6 +190,15 @@ def test_the_command_says_where_the_report_is(guarded_run: Path, tmp_path: Path,
     assert place.read_text().startswith("<!doctype html>")
     code, out, _ = call("report", guarded_run)
     assert (guarded_run / "report.html").exists()
+
+
+def test_a_resumed_run_is_drawn_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    *_, resumed = write_extreme_runs(tmp_path / "runs")
+    page = page_of(resumed, tmp_path=tmp_path)
+    (run,) = page.data["runs"]
+    assert run["curves"]["loss"]["x"] == sorted([*range(20), *range(12, 32)])
+    assert run["steps"] == [0, 31]
+    assert "40 steps" in page.words
 
 
 def test_not_a_run_is_one_sentence(tmp_path: Path, call: Call) -> None:

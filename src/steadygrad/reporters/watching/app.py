@@ -115,7 +115,7 @@ class WatchApp(App[None]):
         try:
             self._follower.poll()
             story = tell(self._path, self._follower)
-        except SteadyError as error:
+        except (SteadyError, OSError) as error:  # a run may be moved or removed at any moment
             self.call_from_thread(self.complain, str(error))
         else:
             self.call_from_thread(self.draw, story)

@@ -18,8 +18,11 @@
     return lines;
   });
 
-  const tablesOf = (lines) => {
-    const tables = lines.map(({ points }) => [points.x, ...(points.low ? [points.low, points.high] : []), points.mid, ...(points.smooth ? [points.smooth] : [])]);
+  /* A log axis holds logarithms: uPlot's own log scale has no labels beyond 1e17, where an exploding loss soon is. */
+  const tablesOf = (lines, log) => {
+    const held = (values) => log ? values.map((value) => value === null ? null : Math.log10(value)) : values;
+    const tables = lines.map(({ points }) => [points.x,
+      ...["low", "high", "mid", "smooth"].filter((name) => points[name]).map((name) => held(points[name]))]);
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
   };
 
@@ -27,12 +30,12 @@
 
   /* Lines of a log axis: one, two and five of each power of ten, or fewer where there are many powers. */
   const logTicks = (u, axis, low, high) => {
-    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), powers = Math.log10(high / low);
-    const every = Math.max(1, Math.ceil(powers / 6)), leads = powers < 0.7 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : powers < 2.6 ? [1, 2, 5] : [1], found = [];
-    for (let power = first; power <= last; power++) if (power % every === 0) {
-      leads.forEach((lead) => { const value = Number((lead * 10 ** power).toPrecision(3)); if (value >= low && value <= high) found.push(value); });
+    const powers = high - low, every = Math.max(1, Math.ceil(powers / 6)), found = [];
+    const leads = powers < 0.7 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : powers < 2.6 ? [1, 2, 5] : [1];
+    for (let power = Math.floor(low); power <= high; power++) if (power % every === 0) {
+      leads.forEach((lead) => { const at = power + Math.log10(lead); if (at >= low && at <= high) found.push(at); });
     }
-    return found;
+    return found.length > 1 ? found : [(low + high) / 2];
   };
 
   /* Marks of incidents: a thin line each, and a triangle on top that can be aimed at. */
@@ -59,10 +62,10 @@
     ctx.restore();
   };
 
-  const drawClip = (chart) => {
+  const drawClip = (chart, log) => {
     const { ctx, bbox } = chart;
     new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) => {
-      const y = Math.round(chart.valToPos(clip, "y", true));
+      const y = Math.round(chart.valToPos(log ? Math.log10(clip) : clip, "y", true));
       if (!(y >= bbox.top && y <= bbox.top + bbox.height)) return;
       ctx.save();
       ctx.strokeStyle = color("soft"); ctx.lineWidth = devicePixelRatio; ctx.setLineDash([7 * devicePixelRatio, 5 * devicePixelRatio]);
@@ -107,10 +110,10 @@
   /* What the y axis shows: the values with a little air, and the clip line, which says more when it is in the picture. */
   const rangeOf = (log, percent, clipped) => (u, low, high) => {
     if (percent) return [Math.max(0, Math.min(90, Math.floor((low ?? 90) - 3))), 100.6];
-    if (low === null || high === null) return log ? [0.1, 1] : [0, 1];
-    const clips = clipped ? data.runs.map((run) => run.clip).filter(Boolean) : [];
+    if (low === null || high === null) return [0, 1];
+    const clips = clipped ? data.runs.map((run) => run.clip).filter(Boolean).map((clip) => log ? Math.log10(clip) : clip) : [];
     const least = Math.min(low, ...clips), most = Math.max(high, ...clips);
-    if (log) { const air = Math.max(1.08, (most / least) ** 0.06); return [least / air, most * air]; }
+    if (log) { const air = Math.max(0.035, (most - least) * 0.06); return [least - air, most + air]; }
     const air = (most - least) * 0.08 || Math.abs(most) * 0.1 || 1;
     return [least >= 0 ? Math.max(0, least - air) : least - air, most + air];
   };
@@ -136,13 +139,13 @@
       ...sized(), series, bands, padding: [14, 14, 0, 2],
       legend: { show: false }, select: { show: true },
       cursor: { sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false },
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: rangeOf(log, percent, figure.dataset.clip) } },
+      scales: { x: { time: false }, y: { range: rangeOf(log, percent, figure.dataset.clip) } },
       axes: [
         { ...axis, values: (u, values) => values.map((v) => v % 1 ? "" : count(v)), space: 64, size: 30 },
-        { ...axis, size: (u, values) => Math.max(42, 12 + 6.6 * Math.max(0, ...(values || []).map((v) => String(v).length))), values: (u, values) => percent ? values.map((v) => v > 100 ? "" : number(v) + " %") : values.map((v) => v === null ? "" : number(v)), space: 34, ...(log ? { splits: logTicks, filter: (u, splits) => splits } : {}) },
+        { ...axis, size: (u, values) => Math.max(42, 12 + 6.6 * Math.max(0, ...(values || []).map((v) => String(v).length))), values: (u, values) => percent ? values.map((v) => v > 100 ? "" : number(v) + " %") : values.map((v) => v === null ? "" : number(log ? Number((10 ** v).toPrecision(3)) : v)), space: 34, ...(log ? { splits: logTicks, filter: (u, splits) => splits } : {}) },
       ],
       hooks: {
-        draw: [(u) => drawMarks(u, lines), ...(figure.dataset.clip ? [drawClip] : [])],
+        draw: [(u) => drawMarks(u, lines), ...(figure.dataset.clip ? [(u) => drawClip(u, log)] : [])],
         setCursor: [(u) => tell(u, lines, percent ? " %" : "")],
         setSelect: [(u) => {
           const { left, width } = u.select;
@@ -150,7 +153,7 @@
           u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         }],
       },
-    }, tablesOf(lines), figure);
+    }, tablesOf(lines, log), figure);
     chart.over.addEventListener("mouseenter", () => { chart.hovered = true; });
     chart.over.addEventListener("mouseleave", () => { chart.hovered = false; tip.hide(); });
     chart.over.addEventListener("dblclick", () => steady.view(null));

@@ -199,3 +199,22 @@ def test_a_step_that_calls_backward_twice_is_refused_but_not_run_again(
     assert guard.summary()["skipped"] == 1
     assert guard.incidents[0].diagnosis is None
     assert all_finite(trainer)
+
+
+def test_a_step_that_never_asks_for_a_loss_is_refused_all_the_same(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            model.train()
+            loss = model(**self._prepare_inputs(inputs)).loss
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    options: dict[str, Any] = {"max_steps": STEPS, "kind": Own}
+    trainer = tiny_trainer(tmp_path / "a", token_dataset(STEPS * 2, bad=[2 * BAD]), **options)
+    guard = sg.attach(trainer)
+    train(trainer)
+    clean = token_dataset(STEPS * 2, without=[2 * BAD, 2 * BAD + 1])
+    reference = train(tiny_trainer(tmp_path / "b", clean, stop_at=STEPS - 1, **options))
+    assert guard.summary()["skipped"] == 1
+    assert guard.incidents[0].diagnosis is None
+    assert differences(state_of(trainer), state_of(reference)) == []

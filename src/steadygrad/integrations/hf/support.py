@@ -108,10 +108,20 @@ def clear_skip(trainer: Any) -> None:
         trainer.optimizer._is_overflow = False
 
 
-def generates_for_one_window(trainer: Any) -> bool:
-    """Whether this trainer samples its own batches (GRPO, RLOO, distillation) anew for every window."""
-    if not hasattr(trainer, "_buffered_inputs"):
+def generates(trainer: Any) -> bool:
+    """Whether this trainer samples its own batches: GRPO, RLOO, distillation."""
+    return hasattr(trainer, "_buffered_inputs")
+
+
+def shares_a_generation(trainer: Any) -> bool:
+    """Whether what one window samples is used by others too, so that it cannot be given back with that window."""
+    if not generates(trainer):
         return False
     window = int(trainer.args.gradient_accumulation_steps)
     steps = getattr(trainer.args, "steps_per_generation", None) or window
-    return int(steps) * int(getattr(trainer, "num_iterations", 1)) <= window
+    return int(steps) * int(getattr(trainer, "num_iterations", 1)) > window
+
+
+def keeps_its_sum(trainer: Any) -> bool:
+    """Whether the running sum of losses is an attribute: only then can a refused loss be taken out of it again."""
+    return hasattr(type(trainer), "_run_epoch")

@@ -70,7 +70,7 @@ class TrainerGuard:
         self._gate = CheckpointGate(trainer, self._patches, lambda: self._loop)
         self._callback = support.lifecycle_callback(self._train_begins, self._train_ends)
         trainer.add_callback(self._callback)
-        if trainer.args.logging_nan_inf_filter:
+        if trainer.args.logging_nan_inf_filter and support.keeps_its_sum(trainer):
             self._patches.set(trainer.args, "logging_nan_inf_filter", False)
             logger.warning(
                 "attached to %s; logging_nan_inf_filter is off while attached, because it prints a plausible loss for "
@@ -192,8 +192,8 @@ class TrainerGuard:
             log.begin_window()
             self._soft, self._moved = plain_values(self.trainer), set()
         self._in_step, self._begun, self._batch, self._counted = True, False, None, (0, 0)
-        if support.generates_for_one_window(self.trainer):
-            # What is generated for this window goes with it, so its random numbers are given back with it too.
+        if not support.shares_a_generation(self.trainer):
+            # What is sampled for this window alone goes with it, so its random numbers are given back with it too.
             loop.begin()
             self._begun = True
         try:
@@ -212,7 +212,9 @@ class TrainerGuard:
             return original(model, inputs, *args, **kwargs)
         num_items = kwargs.get("num_items_in_batch", args[1] if len(args) > 1 else None)
         if isinstance(inputs, Mapping) or hasattr(inputs, "items"):
-            self._batch = captured(self.trainer, inputs, num_items, with_rng=self._begun)
+            self._batch = captured(
+                self.trainer, inputs, num_items, with_rng=self._begun and support.generates(self.trainer)
+            )
         if not self._begun:
             loop.begin(self._batch)
             self._begun = True

@@ -32,7 +32,10 @@ class TrainerWatch:
         self._losses: list[Tensor] = []
         self._step = 0
         patches.wrap(trainer, "training_step", self._training_step)
-        patches.wrap(trainer, "_get_grad_norm", self._norm)
+        if hasattr(trainer, "_get_grad_norm"):
+            patches.wrap(trainer, "_get_grad_norm", self._norm)
+        else:
+            patches.wrap(trainer.accelerator, "clip_grad_norm_", self._norm)
 
     @property
     def incidents(self) -> list[Incident]:

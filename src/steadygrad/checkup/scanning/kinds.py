@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,27 +38,23 @@ class FloatKind:
     """The *fnuz* formats: the pattern of a sign bit and nothing else is their only NaN."""
     signed: bool = True
 
-    @property
-    def unsigned(self) -> Any:
-        return np.dtype(f"<u{self.width}")
+    # Worked out once, because they are asked for at every block of a file.
+    unsigned: Any = field(init=False)
+    mask: int = field(init=False)
+    """All bits but the sign."""
+    sign: int = field(init=False)
+    smallest_normal: int = field(init=False)
+    not_finite: int = field(init=False)
+    """The first magnitude that is infinite or NaN."""
 
-    @property
-    def mask(self) -> int:
-        """All bits but the sign."""
-        return (1 << (8 * self.width - 1 if self.signed else 8 * self.width)) - 1
-
-    @property
-    def sign(self) -> int:
-        return self.mask + 1
-
-    @property
-    def smallest_normal(self) -> int:
-        return 1 << self.mantissa
-
-    @property
-    def not_finite(self) -> int:
-        """The first magnitude that is infinite or NaN."""
-        return self.first_nan if self.infinity is None else self.infinity
+    def __post_init__(self) -> None:
+        mask = (1 << (8 * self.width - 1 if self.signed else 8 * self.width)) - 1
+        not_finite = self.first_nan if self.infinity is None else self.infinity
+        for name, value in (
+            ("unsigned", np.dtype(f"<u{self.width}")), ("mask", mask), ("sign", mask + 1),
+            ("smallest_normal", 1 << self.mantissa), ("not_finite", not_finite),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
 
     def value(self, magnitude: int) -> float:
         """The number a finite magnitude stands for."""

@@ -31,7 +31,7 @@ POSITIVE = {
 
 
 def bare(script: Script, node: ast.expr | None, most: int = 8) -> ast.expr | None:
-    """The expression that decides the value: behind names, views, indexing and casts."""
+    """The expression that decides the value: behind names, views, indexing, casts and functions of the same file."""
     for _ in range(most):
         node = script.follow(node)
         if isinstance(node, ast.Subscript):
@@ -41,7 +41,10 @@ def bare(script: Script, node: ast.expr | None, most: int = 8) -> ast.expr | Non
         if op is not None and op.name in SHAPE_ONLY and op.operand is not None:
             node = op.operand
             continue
-        return node
+        given = script.returned_by(node)
+        if given is None:
+            return node
+        node = given
     return node
 
 

@@ -61,6 +61,7 @@ class Setup:
     guarded: bool = False
     cannot_refuse: tuple[str, ...] = ()
     peft: bool = False
+    peft_type: str = ""
     checkpointing: bool = False
     reentrant: bool | None = None
     inputs_require_grad: bool | None = None

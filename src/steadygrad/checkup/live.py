@@ -108,6 +108,7 @@ def measure(
         guarded=guarded,
         cannot_refuse=tuple(why for each in optimizers if (why := why_not_on_device(each)) is not None),
         peft=hasattr(model, "peft_config"),
+        peft_type=_peft_type(model),
         checkpointing=checkpointing,
         reentrant=reentrant,
         inputs_require_grad=_inputs_require_grad(embedding),
@@ -185,6 +186,14 @@ def _embedding(model: nn.Module) -> Any:
             return found
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     return tables[0] if len(tables) == 1 else None
+
+
+def _peft_type(model: nn.Module) -> str:
+    """LORA, IA3 and so on, of the first adapter; "" where there is none."""
+    configs = getattr(model, "peft_config", None)
+    first = next(iter(configs.values()), None) if isinstance(configs, dict) else None
+    kind = getattr(first, "peft_type", "")
+    return str(getattr(kind, "value", kind))
 
 
 def _checkpointing(model: nn.Module) -> tuple[bool, bool | None]:

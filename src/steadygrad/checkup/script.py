@@ -255,6 +255,25 @@ class Script:
             node = value
         return node
 
+    @cached_property
+    def _functions(self) -> dict[str, ast.FunctionDef | None]:
+        """Functions and methods by name; None where a name is taken more than once."""
+        found: dict[str, ast.FunctionDef | None] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.FunctionDef):
+                found[node.name] = None if node.name in found else node
+        return found
+
+    def returned_by(self, call: ast.expr | None) -> ast.expr | None:
+        """What a function of this file gives back, if it has one return and its name is its own."""
+        if not isinstance(call, ast.Call) or self.dotted(call.func).split(".")[0] in ("torch", "numpy", "math"):
+            return None
+        function = self._functions.get(last_word(call.func))
+        if function is None:
+            return None
+        returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and self.scope(n) is function]
+        return returns[0].value if len(returns) == 1 else None
+
     def literal(self, node: ast.AST | None, most: int = 4) -> Any:
         """The Python value of an expression, as far as the text tells; else UNKNOWN."""
         if node is None or most == 0:

@@ -129,6 +129,12 @@ class Settings:
         return any(path[-1].lower() in LORA_KEYS for path in self.values)
 
     @property
+    def other_adapter(self) -> bool:
+        """An adapter is trained that is not LoRA; prompts and scalings live at other learning rates."""
+        words = self.script.words if self.script is not None else set()
+        return self.lora and self.script is not None and not words & {"LoraConfig", "FastLanguageModel"}
+
+    @property
     def adam(self) -> bool:
         """An optimizer of Adam's family, or none named where Adam is the default."""
         words = [str(self.values[path]).lower() for path in self.keys("optimizer")]

@@ -14,7 +14,7 @@ What to do
     `warmup_ratio=0.03` or some hundred to 2000 `warmup_steps`.
 
 Safety
-    A note up to 1e-3: small models often get away with it.
+    A note up to 1e-3 and for adapters: small models often get away with it.
 
 References
     https://arxiv.org/abs/1908.03265
@@ -42,9 +42,9 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     warm = [settings.values[path] for path in settings.keys("warmup")]
     if any(value not in (0, 0.0, None) for value in warm) or "warmup" in settings.word("lr_scheduler_type"):
         return
-    if rate >= FROM["lora" if settings.lora else "whole"]:
+    if not settings.other_adapter and rate >= FROM["lora" if settings.lora else "whole"]:
         yield setting(
-            RULE, Level.WARNING if rate > 1e-3 else Level.NOTE, settings, "learning_rate",
+            RULE, Level.WARNING if rate > 1e-3 and not settings.lora else Level.NOTE, settings, "learning_rate",
             f"Adam starts at {rate:g} with no warm-up", help="warmup_ratio=0.03, or some hundred warmup_steps",
         )  # fmt: skip
 

@@ -54,7 +54,7 @@ def wrong(rate: float, *, lora: bool, pretrained: bool) -> str:
 def of_settings(settings: Settings) -> Iterator[Advice]:
     """A pretrained model is one that the settings or their script name."""
     rate = settings.number("learning_rate")
-    if rate is None or not settings.adam:
+    if rate is None or not settings.adam or (settings.other_adapter and rate > 0):
         return
     pretrained = isinstance(settings.get("model"), str) or (
         settings.script is not None and "from_pretrained" in settings.script.called
@@ -73,7 +73,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
 def of_setup(setup: Setup) -> Iterator[Advice]:
     """Low rates are not judged live: a warm-up starts at zero."""
     for number, group in enumerate(setup.groups):
-        if group.lr is None or group.lr <= 0 or not group.adam:
+        if group.lr is None or group.lr <= 0 or not group.adam or setup.peft_type not in ("", "LORA"):
             continue
         why = wrong(group.lr, lora=setup.peft, pretrained=bool(setup.model_type))
         if why and "high" in why:
@@ -94,4 +94,11 @@ NEAR_MISSES = [
     {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2", "optim": "sgd"},
     Setup(model_type="llama", groups=(GroupFacts(lr=0.0),)),
     Setup(model_type="", groups=(GroupFacts(lr=0.02),)),
+    Setup(model_type="llama", peft=True, peft_type="PROMPT_TUNING", groups=(GroupFacts(lr=0.3),)),
+    """
+from peft import PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, TrainingArguments
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("gpt2"), PromptTuningConfig(peft_type="x"))
+args = TrainingArguments(output_dir="x", learning_rate=0.03, warmup_steps=10)
+""",
 ]

@@ -29,6 +29,7 @@ from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import about, at, listed
 from ..facts import GroupFacts, ParameterFacts, Setup
+from ..loop import kind_of
 from ..models import optimizer_calls
 from ..script import Script, last_word
 
@@ -48,9 +49,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not names or not isinstance(body, list):
             continue
         place = next((number for number, each in enumerate(body) if call in ast.walk(each)), None)
-        for statement in body[place + 1 :] if place is not None else []:
-            if _makes_optimizer(script, statement):
-                break
+        after = body[place + 1 :] if place is not None else []
+        if any(_makes_optimizer(script, statement) for statement in after):
+            continue  # which of them trains the changed model cannot be told
+        for statement in after:
+            if _steps(statement):
+                break  # the optimizer has done its work
             for name in names:
                 if change := _change(script, statement, name):
                     yield at(
@@ -61,6 +65,10 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 def _makes_optimizer(script: Script, statement: ast.AST) -> bool:
     return any(call in ast.walk(statement) for call in optimizer_calls(script))
+
+
+def _steps(statement: ast.AST) -> bool:
+    return any(isinstance(node, ast.Call) and kind_of(node) in ("step", "scaler_step") for node in ast.walk(statement))
 
 
 def _change(script: Script, statement: ast.AST, name: str) -> str:
@@ -108,6 +116,16 @@ def main(model, tokenizer):
     Setup(parameters=(ParameterFacts(name="head", in_optimizer=False),), groups=(GroupFacts(),)),
 ]
 NEAR_MISSES = [
+    """
+import torch
+from peft import get_peft_model
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for x in loader:
+    optimizer.zero_grad()
+    model(x).backward()
+    optimizer.step()
+model = get_peft_model(model, config)
+""",
     """
 import torch
 from torch import nn

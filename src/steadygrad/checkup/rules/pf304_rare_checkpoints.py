@@ -38,12 +38,13 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     if settings.kind != "transformers":
         return
     interval, kept = settings.number("save_steps"), settings.number("save_total_limit")
-    if kept == 1 and not settings.on("load_best_model_at_end"):
+    off = settings.word("save_strategy") == "no"
+    if kept == 1 and not off and not settings.on("load_best_model_at_end"):
         yield setting(
             RULE, Level.WARNING, settings, "save_total_limit", "a poisoned save deletes the only good checkpoint",
             help="save_total_limit=3, and steady scan before trusting one",
         )  # fmt: skip
-    if settings.word("save_strategy") == "no":
+    if off:
         yield setting(
             RULE, Level.NOTE, settings, "save_strategy", "nothing is saved: there is nothing to go back to",
             help='save_strategy="steps", save_steps=500',
@@ -67,5 +68,6 @@ SPECIMENS = [
 NEAR_MISSES = [
     {"output_dir": "x", "save_total_limit": 3, "save_steps": 500},
     {"output_dir": "x", "save_total_limit": 1, "load_best_model_at_end": True},
+    {"output_dir": "x", "save_total_limit": 1, "save_strategy": "epoch", "load_best_model_at_end": True},
     {"output_dir": "x", "save_strategy": "epoch"},
 ]

@@ -15,7 +15,8 @@ What to do
     `model.resize_token_embeddings(len(tokenizer))` after adding tokens.
 
 Safety
-    Certain for rows. A tokenizer that is larger by tokens nobody uses does no harm.
+    Certain for rows; a note where a script adds nothing but a pad. A tokenizer that is larger by tokens nobody uses
+    does no harm.
 
 References
     https://github.com/huggingface/transformers/issues/24698
@@ -24,6 +25,7 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ...records.checkup import Advice, Level
@@ -45,14 +47,19 @@ def of_script(script: Script) -> Iterator[Advice]:
         return
     for call in script.calls:
         if last_word(call.func) in ADDS and script.imports("transformers"):
-            yield at(
-                RULE, Level.WARNING, script, call, "tokens are added and the embedding is never resized", help=HELP
-            )
+            level = Level.NOTE if _only_pad(script, call) else Level.WARNING
+            yield at(RULE, level, script, call, "tokens are added and the embedding is never resized", help=HELP)
             return
 
 
+def _only_pad(script: Script, call: ast.Call) -> bool:
+    """A pad alone often fits: many models have more embeddings than tokens."""
+    given = script.literal(call.args[0]) if call.args else None
+    return isinstance(given, dict) and set(given) == {"pad_token"}
+
+
 def of_setup(setup: Setup) -> Iterator[Advice]:
-    """A note: the extra tokens may never be used."""
+    """By the sizes alone: the extra tokens may never be used."""
     if setup.num_tokens is not None and setup.num_embeddings is not None and setup.num_tokens > setup.num_embeddings:
         yield about(
             RULE, Level.WARNING, "tokenizer",

@@ -43,7 +43,8 @@ def dice_loss(
         found = pixels.sigmoid()
         both = (found * wanted).sum(dims)
     below = found.sum(dims) + wanted.sum(dims) + smooth
-    score = torch.where(below > 0, (2 * both + smooth) / torch.where(below > 0, below, 1), 1)
+    nothing = below <= 0  # false for NaN, which is handed on
+    score = torch.where(nothing, 1, (2 * both + smooth) / torch.where(nothing, 1, below))
     return masked_mean(1 - score, there, report_to=report_to)
 
 

@@ -44,6 +44,15 @@ def masked_mean(
     >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
     tensor(2.)
     """
+    mean, total = mean_and_weight(values, mask, dim, denominator)
+    (report_to or board()).count("empty_mask", total <= 0)
+    return mean
+
+
+def mean_and_weight(
+    values: Tensor, mask: Tensor | None, dim: Dims = None, denominator: Tensor | float | None = None
+) -> tuple[Tensor, Tensor]:
+    """`masked_mean` and the sums of weights, counting nothing."""
     kind = reduction_dtype(values)
     dims = tuple(range(values.dim())) if dim is None else dim
     if mask is None:
@@ -51,12 +60,11 @@ def masked_mean(
     else:
         weights = broadcast_mask(mask, values).to(kind)
     total = weights.sum(dims, keepdim=True) if values.dim() else weights
-    count_empty(total, report_to)
-    if denominator is not None:
-        total = torch.as_tensor(denominator, dtype=kind, device=values.device)
-    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1), 0)
+    below = total if denominator is None else torch.as_tensor(denominator, dtype=kind, device=values.device)
+    nothing = below <= 0  # false for NaN, which is handed on
+    share = torch.where(nothing, 0, weights / torch.where(nothing, 1, below))
     kept = torch.where(weights != 0, values.to(kind), 0)
-    return (kept * share).sum(dims) if values.dim() else kept * share
+    return (kept * share).sum(dims) if values.dim() else kept * share, total
 
 
 def broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:
@@ -68,8 +76,3 @@ def broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:
             f"A mask of shape {tuple(mask.shape)} does not fit values of shape {tuple(values.shape)}: it must "
             "broadcast to them. For a mask over tokens beside values over tokens and features, pass mask[..., None]."
         ) from error
-
-
-def count_empty(total: Tensor, report_to: Board | None) -> None:
-    """Count how many of these sums of weights are zero."""
-    (report_to or board()).count("empty_mask", total <= 0)

@@ -95,7 +95,7 @@ class Board:
         """How often each thing happened since the process began. One host read for each device."""
         read = self._read(wait=True)
         with self._lock:
-            totals = dict(self._totals)
+            totals = {name: number for name, number in self._totals.items() if number}
             # What was read here has not been taken yet: put it back for the next `take`.
             self._untaken(read)
         return totals

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .means import broadcast_mask, masked_mean, reduction_dtype
+from .means import broadcast_mask, mean_and_weight, reduction_dtype
 from .notice_board import Board, board
 
 _LOWEST_LOGP = -1e4
@@ -110,21 +110,22 @@ def policy_gradient_loss(
     log_ratio = now - _logp(old_logp.detach(), counts, kind)
     ratio = bounded_exp(log_ratio, max_log_ratio)
     free, held = ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
-    policy = -_average(torch.minimum(free, held), weights, average, report_to)
+    policy = -_average(torch.minimum(free, held), weights, average)
+    (report_to or board()).count("empty_mask", ~counts.any())
     kl = torch.zeros_like(policy)
     if ref_logp is not None:
         distance = _logp(ref_logp.detach(), counts, kind) - now
-        kl = _average(k3(distance, max_log_ratio), weights, average, report_to)
+        kl = _average(k3(distance, max_log_ratio), weights, average)
     with torch.no_grad():
-        clipped = masked_mean((held < free).to(kind), counts, report_to=report_to)
+        clipped = mean_and_weight((held < free).to(kind), counts)[0]
         largest = log_ratio.abs().amax() if log_ratio.numel() else log_ratio.new_zeros(())
     return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, clipped, largest)
 
 
 def bounded_exp(values: Tensor, limit: float) -> Tensor:
     """exp(x) up to the limit and its tangent e^limit (1 + x - limit) beyond: no overflow, a gradient everywhere."""
-    over = (values - limit).clamp(min=0)
-    return (values - over).exp() * (1 + over)
+    over = values > limit
+    return torch.where(over, limit, values).exp() * (1 + torch.where(over, values - limit, 0))
 
 
 def k3(distance: Tensor, limit: float) -> Tensor:
@@ -144,8 +145,8 @@ def _logp(logp: Tensor, counts: Tensor, kind: torch.dtype) -> Tensor:
     return torch.where(counts, logp.to(kind), 0).clamp(min=_LOWEST_LOGP)
 
 
-def _average(values: Tensor, weights: Tensor, average: str, report_to: Board | None) -> Tensor:
+def _average(values: Tensor, weights: Tensor, average: str) -> Tensor:
     if average == "token":
-        return masked_mean(values, weights, report_to=report_to)
-    by_sequence = masked_mean(values, weights, dim=-1, report_to=report_to)
-    return masked_mean(by_sequence, (weights != 0).any(-1), report_to=report_to)
+        return mean_and_weight(values, weights)[0]
+    by_sequence, total = mean_and_weight(values, weights, dim=-1)
+    return mean_and_weight(by_sequence, (total > 0)[..., 0])[0]

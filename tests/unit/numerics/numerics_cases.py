@@ -13,8 +13,8 @@ HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, *HALVES)
 
 # Of a loss: taken in float32 whatever came in. Of a gradient: rounded once more to the dtype of what it belongs to.
-LOSS_ERROR = 2e-6
-GRADIENT_ERROR = {torch.float32: 5e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+LOSS_ERROR = 1e-5
+GRADIENT_ERROR = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 SMALLEST = {torch.float32: 1e-9, torch.float16: 2.0**-24, torch.bfloat16: 1e-9}
 
 ODD = (

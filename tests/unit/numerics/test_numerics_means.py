@@ -87,3 +87,8 @@ def test_it_compiles_into_one_graph_and_gives_the_same() -> None:
     values, mask = torch.randn(5, 4), torch.rand(5, 4) > 0.5
     compiled = torch.compile(masked_mean, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(values, mask), masked_mean(values, mask))
+
+
+def test_a_bad_weight_is_never_hidden() -> None:
+    assert masked_mean(torch.ones(2), torch.tensor([1.0, float("nan")])).isnan()
+    assert masked_mean(torch.ones(2), denominator=float("nan")).isnan()

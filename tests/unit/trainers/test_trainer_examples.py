@@ -34,3 +34,16 @@ def test_the_example_ends_well_and_names_the_line(name: str, counts: str, line: 
     assert incident.diagnosis is not None
     assert incident.diagnosis.origin is not None
     assert line in (incident.diagnosis.origin.code_line or "")
+
+
+@pytest.mark.slow
+def test_the_capsule_of_a_trainer_is_replayed_by_running_its_script_again(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    script = [sys.executable, EXAMPLES / "hf_trainer.py", tmp_path / "run"]
+    subprocess.run(script, capture_output=True, check=True, timeout=240, env=environment, cwd=tmp_path)
+    replay = [sys.executable, "-m", "steadygrad.commands", "replay", tmp_path / "run", "--yes", "--json"]
+    done = subprocess.run(
+        replay, capture_output=True, text=True, check=False, timeout=240, env=environment, cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr  # the trouble is there again
+    assert "zero_division" in done.stdout

@@ -51,6 +51,8 @@ class Replay:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.active = False
+        """True while a step is run again: what listens to the trainer looks away."""
         self.factor = 1
         """What the caller divides by before backward. Multiplying by it here shows a step's loss in the trainer's
         own size, and the gradient of x * n / n is exact for the n that `exact_factor` allows."""
@@ -82,9 +84,11 @@ class Replay:
         patches.set(trainer, "current_gradient_accumulation_steps", batch[WINDOW])
         synced = accelerator.gradient_state.sync_gradients
         accelerator.gradient_state._set_sync_gradients(batch[SYNC])
+        self.active = True
         try:
             yield
         finally:
+            self.active = False
             accelerator.gradient_state._set_sync_gradients(synced)
             patches.undo()
             soft.put_back(trainer)

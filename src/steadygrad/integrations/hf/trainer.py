@@ -176,6 +176,10 @@ class TrainerGuard:
             self._watch.close()
             self._watch = None
 
+    def _looks_away(self) -> bool:
+        """While a step is being run again, by the guard or by `steady replay`."""
+        return self._replay.active or (self._loop is not None and self._loop.busy)
+
     def _loops(self) -> list[LoopGuard]:
         return [*self._past, *([self._loop] if self._loop is not None else [])]
 
@@ -184,7 +188,7 @@ class TrainerGuard:
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Around the trainer's forward and backward. Does not sync."""
         loop, log = self._loop, self._log
-        if loop is None or log is None or loop.busy:
+        if loop is None or log is None or self._looks_away():
             return original(model, inputs, *args, **kwargs)
         if not self._window_open:
             self._window_open, self._measured, self._unscaled = True, False, False
@@ -208,7 +212,7 @@ class TrainerGuard:
     def _compute_loss(self, original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Where the trainer has its inputs ready: generated, moved, and not yet taken apart by the loss."""
         loop = self._loop
-        if loop is None or loop.busy or not self._in_step:
+        if loop is None or self._looks_away() or not self._in_step:
             return original(model, inputs, *args, **kwargs)
         num_items = kwargs.get("num_items_in_batch", args[1] if len(args) > 1 else None)
         if isinstance(inputs, Mapping) or hasattr(inputs, "items"):
@@ -245,7 +249,7 @@ class TrainerGuard:
     def _clip(self, original: Callable[..., Any], parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
         """Measure before clipping, and clip with what was measured: the same bits as torch's, in one pass less."""
         loop = self._loop
-        if loop is None or loop.busy or self._measured or not self._window_open:
+        if loop is None or self._looks_away() or self._measured or not self._window_open:
             return original(parameters, max_norm, *args, **kwargs)
         parameters = list(parameters)
         self.trainer.accelerator.unscale_gradients()
@@ -269,7 +273,7 @@ class TrainerGuard:
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The optimizer's turn. One host read."""
         loop, log = self._loop, self._log
-        if loop is None or log is None or loop.busy or not self.trainer.accelerator.sync_gradients:
+        if loop is None or log is None or self._looks_away() or not self.trainer.accelerator.sync_gradients:
             return original(*args, **kwargs)
         landed = False
         try:

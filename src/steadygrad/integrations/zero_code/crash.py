@@ -17,6 +17,7 @@ from ...clinic.origin import find_birth
 from ...clinic.seen import walk_batch
 from ...clinic.trace import Tracer
 from ...clinic.tracelog import Touch, Trace
+from ...errors import SteadyError
 from .calls import Call, inner
 
 _OURS = str(Path(__file__).resolve().parents[2])
@@ -28,7 +29,9 @@ _MAX_ELEMENTS = 1 << 26
 def explain(error: BaseException, calls: Sequence[Call]) -> str | None:
     """One sentence on the non-finite value near this error, or None if there is none. Reads the device; the last call
     of the model is made again where it helps, and its effects do not matter any more: the program is ending."""
-    if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+    if not isinstance(error, RuntimeError | ValueError | ArithmeticError | AssertionError | IndexError):
+        return None
+    if isinstance(error, SteadyError):
         return None
     seen = next(_bad_locals(error.__traceback__), None)
     born = _born(calls[-1]) if calls else None
@@ -39,7 +42,7 @@ def explain(error: BaseException, calls: Sequence[Call]) -> str | None:
         parts.append(f"where this error was raised, {seen}")
     if born is not None:
         parts.append(f"{'its' if seen else 'a'} bad value was born in {born}")
-    return "; ".join(parts) + ". The error is most likely a consequence of that."
+    return "; ".join(parts) + ". The error may well be a consequence of that."
 
 
 def _bad_locals(trace: TracebackType | None) -> Iterator[str]:

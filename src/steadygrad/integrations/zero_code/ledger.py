@@ -37,6 +37,7 @@ class Ledger:
         self.notices: dict[str, str] = {}
         self.guards: list[Any] = []
         """Guards of a known trainer that look after the program in our stead."""
+        self.summaries: list[tuple[str, dict[str, Any]]] = []
         self.in_backward = self.in_backward_refused = 0
         self.crashes: list[str] = []
 
@@ -98,6 +99,8 @@ class Ledger:
 
     def close(self, watch: Watch) -> dict[str, Any]:
         """Close the journal; what this process tells the supervisor."""
+        for guard in list(self.guards):
+            self.guard_done(guard)
         books = [desk.books for desk in self.desks]
         ledgers = [each.ledger for each in books]
         note: dict[str, Any] = {
@@ -118,10 +121,13 @@ class Ledger:
             "held": watch.followers.held,
             "faults": dict(self._shield.faults),
             "crashes": list(self.crashes),
-            "trainer": [type(guard).__name__ for guard in self.guards],
+            "trainer": [name for name, _ in self.summaries],
         }
-        for guard in self.guards:
-            self._add_guard(note, guard)
+        for _, summary in self.summaries:
+            for key in ("steps", "applied", "skipped", "overflows", "incidents"):
+                note[key] += int(summary.get(key) or 0)
+            note["halted"] = note["halted"] or bool(summary.get("halted"))
+            note["run_dir"] = note["run_dir"] or self._settings.run_dir
         note["notices"] = dict(self.notices)
         if self._notifier is not None:
             self._notifier.close()
@@ -129,15 +135,13 @@ class Ledger:
             self._journal.close()
         return note
 
-    def _add_guard(self, note: dict[str, Any], guard: Any) -> None:
-        """A trainer's guard counts as ours."""
-        with self._shield("trainer", None):
-            summary = guard.summary()
-            for key in ("steps", "applied", "skipped", "overflows", "incidents"):
-                note[key] += int(summary.get(key) or 0)
-            note["halted"] = note["halted"] or bool(summary.get("halted"))
-            note["run_dir"] = note["run_dir"] or self._settings.run_dir
-            guard.close()
+    def guard_done(self, guard: Any) -> None:
+        """A trainer has ended: its guard's counts are kept and its journal is let go."""
+        if guard in self.guards:
+            self.guards.remove(guard)
+            with self._shield("trainer", None):
+                self.summaries.append((type(guard).__name__, guard.summary()))
+                guard.close()
 
 
 def rank_of(environment: Any) -> int:

@@ -44,13 +44,16 @@ def _meet(watch: Watch, patches: Patches, kind: Any, start: str, room: str) -> N
         return
 
     def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watch.away:
-            attach_to(watch, self)
+        # From here to the end of training, so that the next trainer of the program can go on with the same run.
+        guard = attach_to(watch, self) if not watch.away and not watch.inside_trainer else None
         watch.inside_trainer += 1
         try:
             return original(self, *args, **kwargs)
         finally:
             watch.inside_trainer -= 1
+            if guard is not None:
+                watch.ledger.guard_done(guard)
+                object.__setattr__(self, _MARK, False)
 
     patches.around(kind, start, begin)
 
@@ -94,10 +97,10 @@ def _meet_accelerated_optimizer(watch: Watch, patches: Patches, module: Any) -> 
     patches.around(kind, "step", step)
 
 
-def attach_to(watch: Watch, trainer: Any) -> None:
-    """Guard one trainer, once. A guard of the script's own comes first."""
+def attach_to(watch: Watch, trainer: Any) -> Any:
+    """Guard one trainer, once; None where it is not. A guard of the script's own comes first."""
     if getattr(trainer, _MARK, False):
-        return
+        return None
     settings = watch.settings
     wishes: dict[str, Any] = {
         "run_dir": settings.run_dir,
@@ -113,8 +116,9 @@ def attach_to(watch: Watch, trainer: Any) -> None:
     except (SteadyError, ImportError, AttributeError, TypeError) as error:
         if "already" not in str(error):
             watch.ledger.tell("trainer", f"this {type(trainer).__name__} is guarded at its optimizer only: {error}")
-        return
+        return None
     watch.ledger.guards.append(guard)
+    return guard
 
 
 def _attach(trainer: Any, wishes: dict[str, Any]) -> Any:

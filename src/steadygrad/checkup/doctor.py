@@ -162,7 +162,19 @@ def judge(thing: Script | Settings | Setup | Data, selection: Selection) -> Iter
             yield from _ask(selection.judges(), "of_data", thing)
 
 
-def _ask(rules: Iterable[ModuleType], judge_of: str, thing: object) -> Iterator[Advice]:
+def _ask(rules: Iterable[ModuleType], judge_of: str, thing: Any) -> Iterator[Advice]:
     for rule in rules:
-        if (ask := getattr(rule, judge_of, None)) is not None:
+        if (ask := getattr(rule, judge_of, None)) is None:
+            continue
+        try:
             yield from ask(thing)
+        except Exception as error:  # one rule's own fault must not silence the others
+            yield Advice(
+                code=rule.RULE.code,
+                slug=rule.RULE.slug,
+                level=Level.NOTE,
+                detail=f"this rule failed on this input and judged nothing: {type(error).__name__}: {error}",
+                path=getattr(thing, "path", ""),
+                subject="the doctor itself",
+                evidence={"fault": type(error).__name__},
+            )

@@ -278,10 +278,8 @@ class Script:
         """The Python value of an expression, as far as the text tells; else UNKNOWN."""
         if node is None or most == 0:
             return UNKNOWN
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            pass
+        if (value := written(node)) is not UNKNOWN:
+            return value
         match node:
             case ast.Name():
                 return self.literal(self.value_of(node), most - 1)
@@ -305,19 +303,29 @@ class Script:
         found: dict[str, Any] = {}
         for call in self.calls:
             if last_word(call.func) == "add_argument" and (default := keyword(call, "default")) is not None:
-                names = [self.literal(argument) for argument in call.args]
+                names = [written(argument) for argument in call.args]
                 for name in (each for each in names if isinstance(each, str) and each.startswith("-")):
-                    found[name.lstrip("-").replace("-", "_")] = self.literal(default)
+                    found[name.lstrip("-").replace("-", "_")] = written(default)
         for node in self.nodes:
             if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
                 for field in node.body:
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                        found.setdefault(field.target.id, self.literal(field.value))
+                        found.setdefault(field.target.id, written(field.value))
         return found
 
 
 class Name(str):
     """The dotted name of something of torch, such as `torch.float16`, where a value was asked for."""
+
+
+def written(node: ast.AST | None) -> Any:
+    """A value that stands in the text itself: a number, a string, a list of them; else UNKNOWN."""
+    if node is None:
+        return UNKNOWN
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return UNKNOWN
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

@@ -54,6 +54,7 @@ def test_a_specimen_triggers_its_rule(rule: ModuleType, case: Any, tmp_path: Pat
     found = found_by(rule, case, tmp_path)
     assert {advice.code for advice in found} == {rule.RULE.code}
     for advice in found:
+        assert "fault" not in advice.evidence, advice.detail
         assert advice.detail
         assert advice.help
         assert advice.line > 0 if isinstance(case, str) else advice.subject or advice.path
@@ -96,3 +97,26 @@ def test_the_rules_that_judge_live_objects_are_all_on_the_list_for_a_glance() ->
 def test_no_rule_judges_nothing() -> None:
     judges_of = ("of_script", "of_settings", "of_setup", "of_data")
     assert [rule.RULE.code for rule in JUDGES if not any(hasattr(rule, name) for name in judges_of)] == []
+
+
+def test_a_rule_that_breaks_says_so_and_the_others_still_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = JUDGES[0]
+
+    def broken(script: Script) -> list[Advice]:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(first, "of_script", broken)
+    text = "import torch\ndef loss(x):\n    return torch.log(torch.softmax(x, -1))\n"
+    found = list(judge(Script("a.py", text), Selection()))
+    assert [(advice.code, advice.level.value) for advice in found] == [(first.RULE.code, "note"), ("PF401", "warning")]
+    assert "ZeroDivisionError: a bug" in found[0].detail
+
+
+def test_an_option_whose_default_is_another_option_does_not_send_the_doctor_in_circles() -> None:
+    text = """
+import torch
+parser.add_argument("--lr", default=defaults.lr)
+args = parser.parse_args()
+optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, eps=args.lr)
+"""
+    assert list(judge(Script("a.py", text), Selection())) == []

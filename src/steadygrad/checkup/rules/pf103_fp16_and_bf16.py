@@ -17,8 +17,8 @@ Safety
     None needed: one of the two is ignored at best.
 
 References
-    https://www.deepspeed.ai/docs/config-json/
-    https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.bf16
+    https://github.com/shibing624/MedicalGPT/issues/451
+    https://github.com/hiyouga/LlamaFactory/issues/710
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Safety
     Exact where nothing is recomputed in backward: then both ways give the same gradients.
 
 References
+    https://github.com/pytorch/pytorch/pull/177287
     https://docs.pytorch.org/docs/stable/amp.html#torch.autocast
-    https://docs.pytorch.org/docs/stable/notes/amp_examples.html
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ Safety
     It changes training: the limit takes effect for the first time.
 
 References
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+    https://github.com/awslabs/graphstorm/issues/1366
+    https://github.com/jongwook/onsets-and-frames/issues/24
 """
 
 from __future__ import annotations
@@ -41,11 +42,19 @@ def of_script(script: Script) -> Iterator[Advice]:
         for place in range(len(kinds) - 2):
             if kinds[place : place + 3] == ["backward", "step", "clip"] and "clip" not in kinds[: place + 1]:
                 nodes = [event.node for event in order[place : place + 3]]
-                if len({id(_block(script, node)) for node in nodes}) == 1:
+                if _in_order(script, nodes):
                     yield at(
                         RULE, Level.ERROR, script, nodes[2], "clips after the step has used the gradients",
                         help="move the clip between backward() and step()",
                     )  # fmt: skip
+
+
+def _in_order(script: Script, nodes: list[ast.AST]) -> bool:
+    """One block holds all of them; the clip may stand in an `if` of that block (`if max_norm is not None:`)."""
+    blocks = [_block(script, node) for node in nodes]
+    if isinstance(blocks[2], ast.If) and blocks[2] is not blocks[1]:
+        blocks[2] = _block(script, blocks[2])
+    return blocks[0] is blocks[1] is blocks[2]
 
 
 def _block(script: Script, node: ast.AST) -> ast.AST:
@@ -64,6 +73,9 @@ for x in loader:
     optimizer.step()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 """,
+]
+SPECIMENS += [
+    SPECIMENS[0].replace("    torch.nn.utils", "    if max_norm is not None:\n        torch.nn.utils"),
 ]
 NEAR_MISSES = [
     """

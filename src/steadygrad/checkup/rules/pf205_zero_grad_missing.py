@@ -16,7 +16,8 @@ Safety
     A file that hands its step to a framework is not reported.
 
 References
-    https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html
+    https://github.com/pytorch/pytorch/issues/47175
+    https://github.com/snakers4/silero-vad/pull/699
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ Safety
     A file with both branches, with and without scaler, is fine.
 
 References
-    https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
+    https://github.com/IAHispano/Applio/pull/860
+    https://github.com/Azure/MS-AMP/pull/45
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ Safety
     Live, parameters of a second optimizer that was not handed over look the same: hand over both.
 
 References
-    https://docs.pytorch.org/docs/stable/optim.html#constructing-it
+    https://github.com/microsoft/nni/issues/4521
+    https://github.com/pytorch/pytorch/issues/14467
 """
 
 from __future__ import annotations

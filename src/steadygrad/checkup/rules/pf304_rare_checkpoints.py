@@ -18,6 +18,7 @@ Safety
 
 References
     https://github.com/ultralytics/ultralytics/issues/24615
+    https://github.com/huggingface/transformers/issues/25129
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ Safety
     Any collective call in the function counts as agreement.
 
 References
-    https://github.com/facebookresearch/mmf/pull/1073
-    https://github.com/Lightning-AI/pytorch-lightning/issues/5243
+    https://github.com/NVIDIA-NeMo/Automodel/pull/2468
+    https://github.com/ecmwf/WeatherGenerator/issues/2724
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ Safety
     Exact where the old form was finite, up to rounding.
 
 References
+    https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2
     https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.log_softmax.html
 """
 

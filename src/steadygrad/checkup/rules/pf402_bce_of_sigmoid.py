@@ -17,8 +17,8 @@ Safety
     Exact where the old form was accurate. A sigmoid in another function is not traced.
 
 References
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
-    https://docs.pytorch.org/docs/stable/amp.html#prefer-binary-cross-entropy-with-logits-over-binary-cross-entropy
+    https://github.com/pytorch/pytorch/issues/24933
+    https://github.com/pytorch/pytorch/issues/751
 """
 
 from __future__ import annotations

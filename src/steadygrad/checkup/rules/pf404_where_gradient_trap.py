@@ -18,8 +18,8 @@ Safety
     Exact: selected values and their gradients are unchanged.
 
 References
+    https://github.com/pytorch/pytorch/issues/187297
     https://github.com/pytorch/pytorch/issues/68425
-    https://github.com/pytorch/pytorch/issues/108618
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ Safety
     The epsilon moves a distance of d by about 1e-8 / 2d.
 
 References
-    https://github.com/pytorch/pytorch/issues/2421
+    https://github.com/pytorch/pytorch/issues/6394
+    https://github.com/open-mmlab/mmrotate/issues/205
 """
 
 from __future__ import annotations

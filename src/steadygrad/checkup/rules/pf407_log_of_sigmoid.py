@@ -17,7 +17,8 @@ Safety
     Exact where the old form was finite, up to rounding.
 
 References
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.logsigmoid.html
+    https://github.com/deepspeedai/DeepSpeedExamples/issues/423
+    https://github.com/thinking-machines-lab/tinker-cookbook/pull/188
 """
 
 from __future__ import annotations

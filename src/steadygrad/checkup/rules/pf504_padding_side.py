@@ -18,7 +18,8 @@ Safety
     Encoder-decoder models pad on the right and are not reported; nor are batches of one prompt.
 
 References
-    https://github.com/huggingface/transformers/issues/18478
+    https://github.com/huggingface/transformers/issues/26569
+    https://github.com/deepspeedai/DeepSpeedExamples/issues/637
 """
 
 from __future__ import annotations

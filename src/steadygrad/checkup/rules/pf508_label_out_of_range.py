@@ -17,6 +17,7 @@ Safety
     A loss with its own ignore_index is fine; then ignore this code.
 
 References
+    https://github.com/pytorch/pytorch/issues/1204
     https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
 """
 

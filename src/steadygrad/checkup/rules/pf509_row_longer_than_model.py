@@ -17,7 +17,7 @@ Safety
     Models with extended positions state the larger number themselves.
 
 References
-    https://github.com/huggingface/transformers/issues/1791
+    https://github.com/huggingface/transformers/issues/14384
 """
 
 from __future__ import annotations

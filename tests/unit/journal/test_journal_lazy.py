@@ -54,3 +54,14 @@ def test_every_promised_name_resolves_and_others_do_not() -> None:
         assert name in dir(journal)
     with pytest.raises(AttributeError, match="no attribute 'diary'"):
         journal.diary  # noqa: B018
+
+
+def test_the_verbs_that_read_no_steps_load_neither_pyarrow_nor_numpy(run: Path) -> None:
+    for arguments in (["incidents", str(run)], ["explain", "SY101"], ["scan", "--help"]):
+        modules = modules_after(
+            f"import sys\nsys.argv = ['steady', *{arguments!r}]\n"
+            "from steadygrad.commands import main\n"
+            "try:\n    main()\nexcept SystemExit:\n    pass"
+        )
+        assert f"steadygrad.commands.{arguments[0]}" in modules
+        assert not {"pyarrow", "numpy", "torch"} & modules

@@ -7,6 +7,7 @@ from typing import Any
 
 from .act.flight import Window
 from .act.parts import Parts
+from .act.past import Past
 from .records import Diagnosis, Finding
 
 
@@ -40,6 +41,7 @@ class Consult:
         others: Sequence[Sequence[Any]],
         *,
         depth: str,
+        past: Past | None = None,
     ) -> Diagnosis:
         """Find out why the window was refused, while the weights are still those from before it."""
         from .clinic.bedside import examine_window
@@ -49,7 +51,7 @@ class Consult:
             return self._examine_together(window, step, findings, others, depth)
         return examine_window(
             parts.program, parts.forward, parts.state, parts.books, window, step, findings, self._names,
-            self.max_grad_norm, others, depth=depth,
+            self.max_grad_norm, others, depth=depth, past=past,
         )  # fmt: skip
 
     def _examine_together(

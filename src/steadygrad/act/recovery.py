@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ from .checkpoints import NEVER, CheckpointStore
 from .flight import Window
 from .forward_state import ForwardState
 from .ladder import Ledger
+from .past import Past, kinds_and_names, past_of
 from .policy import Capabilities
 from .program import StepProgram
 from .ranks_council import Alone
 from .readout import LARGEST
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
-from .tape import Tape, TapedBatch, named_tensors_in
+from .tape import Tape, TapedBatch, by_step, named_tensors_in
 from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finite
 
 Kept = list[tuple[Any, str]]
@@ -86,6 +86,7 @@ class Recovery:
         self._tape = Tape()
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
+        self._bad_at_start: frozenset[tuple[str, str]] = frozenset()
         self._careful_left = 0
         self._last_snapshot = 0.0
         self._last_checkpoint = 0
@@ -124,18 +125,21 @@ class Recovery:
             taken = self._ring.take(step)
             self._last_snapshot = time.monotonic()
             if self._program.device.type == "cpu" and not taken.good:
-                self._tell_unnoticed()
+                names = self._tell_unnoticed()
+                if step == 0:
+                    self._bad_at_start = kinds_and_names(names)
             self._histories[step] = self._books.history.to_plain()
             oldest = min(self._ring.steps)
             self._tape.trim(oldest)
             self._histories = {s: h for s, h in self._histories.items() if s >= oldest}
 
-    def _tell_unnoticed(self) -> None:
+    def _tell_unnoticed(self) -> list[str]:
         """The state is not finite although no step was: a weight that nothing reads, say. Never silent."""
         names = non_finite(self._state.floating_tensors())
         sentence = f"{len(names)} tensors are not finite although every loss and gradient was: {', '.join(names[:3])}"
         self._books.show(sentence, kind="unnoticed")
         self._books.journal.event("state_not_finite", names=names[:32])
+        return list(names)
 
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
@@ -222,11 +226,17 @@ class Recovery:
         size = max(self._program.accumulate, len(window))
         good = [t for t in self._tape.newest((steps + 1) * size + len(bad)) if t.key not in bad and not t.changed()]
         if self._whole_windows:
-            groups = _by_step(good)[-steps:]
+            groups = by_step(good)[-steps:]
         else:
             good = good[-steps * size :]
             groups = [good[i : i + size] for i in range(0, len(good) - size + 1, size)]
         return [[taped.fetch() for taped in group] for group in groups]
+
+    def past(self, window: Window, scheduler: Any) -> Past | None:
+        """The good snapshots and the landed steps since the oldest, for the clinic to go back to. Copies nothing."""
+        if self._ring is None or self._council.size > 1:
+            return None
+        return past_of(self._ring, self._tape, self._bad_keys | set(window.keys), scheduler, self._bad_at_start)
 
     def is_quarantined(self, key: str) -> bool:
         return key in self._bad_keys
@@ -403,7 +413,7 @@ class Recovery:
             taped = self._restore(snapshot, again=not diverged)
             self._rolling_back = True
             try:
-                for group in _by_step(taped) if self._whole_windows else [[batch] for batch in taped]:
+                for group in by_step(taped) if self._whole_windows else [[batch] for batch in taped]:
                     for batch in group:
                         # Refused batches had step numbers of their own, so the numbers are others this time.
                         batch.step = self._verbs.step_now()
@@ -443,11 +453,6 @@ class Recovery:
             )
             return []
         return taped
-
-
-def _by_step(taped: list[TapedBatch]) -> list[list[TapedBatch]]:
-    """Micro-batches that made one update together."""
-    return [list(group) for _, group in groupby(taped, key=lambda batch: batch.step)]
 
 
 _WIDER = {"fp16": "bf16", "bf16": "fp32", "fp32": "fp32"}

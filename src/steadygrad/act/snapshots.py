@@ -116,6 +116,10 @@ class SnapshotRing:
                 return snapshot
         return None
 
+    def good(self) -> list[Snapshot]:
+        """All finite snapshots, oldest first. Waits for copies on a GPU."""
+        return [snapshot for snapshot in self._ring if snapshot.good]
+
     def discard_after(self, step: int) -> None:
         """Forget snapshots taken after `step`: a rollback has made them another history."""
         self._ring = [snapshot for snapshot in self._ring if snapshot.step <= step]

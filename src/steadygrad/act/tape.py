@@ -89,6 +89,9 @@ class Tape:
             self._batches = deque(taped for taped in self._batches if taped.key not in keys)
             self._bytes = sum(taped.size for taped in self._batches)
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def newest(self, count: int) -> list[TapedBatch]:
         """The last so many batches, oldest first."""
         return list(itertools.islice(self._batches, max(0, len(self._batches) - count), None))
@@ -114,6 +117,11 @@ class Tape:
         waiting = self._spare.get((tensor.dtype, tensor.shape))
         target = waiting.pop() if waiting else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return target.copy_(tensor.detach(), non_blocking=True)
+
+
+def by_step(taped: list[TapedBatch]) -> list[list[TapedBatch]]:
+    """Micro-batches that made one update together."""
+    return [list(group) for _, group in itertools.groupby(taped, key=lambda batch: batch.step)]
 
 
 def pristine(value: Any, *, clone: bool = False) -> Any:

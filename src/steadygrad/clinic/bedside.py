@@ -17,10 +17,12 @@ from torch import Tensor
 from ..act.books import Books
 from ..act.flight import Window
 from ..act.forward_state import ForwardState
+from ..act.past import Past
 from ..act.program import PRECISIONS, StepProgram, TheirFault
-from ..act.training_state import TrainingState
+from ..act.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
 from ..watch.gradients import GradientProbe, clip_exact
+from .earlier import EarlierPatient, changed_from_outside, state_at
 from .keepsake import Keepsake
 from .patient import StepFacts
 from .rows import num_rows
@@ -45,8 +47,11 @@ class GuardPatient:
         names: Mapping[int, str],
         max_grad_norm: float | None,
         others: Sequence[Sequence[Any]] = (),
+        past: Past | None = None,
     ) -> None:
-        self._others = others
+        self._others, self._past = others, past
+        self._expected: Tree | None = None
+        self._earlier: dict[int, EarlierPatient | None] = {}
         self._program = program
         self._forward_state = forward
         self._state = state
@@ -71,18 +76,64 @@ class GuardPatient:
             select_rows=select_rows,
             parameter_names=names,
             dynamic_scale=scaler is not None,
+            earlier=self._go_back if past is not None else None,
+            bad_at_start=past.bad_at_start if past is not None else None,
         )
 
+    @property
+    def training_state(self) -> TrainingState:
+        return self._state
+
     def restore(self) -> None:
-        """Back to the moment before the step, bit for bit."""
+        """Back to the moment before the step, bit for bit; or before somebody changed the state from outside."""
+        if self._expected is not None:
+            self.put_in_place(self._expected)
+        else:
+            self._as_it_was()
+
+    def _as_it_was(self) -> None:
         if self._keepsake is not None:
             self._keepsake.restore()
         assert self._entry is not None
         self._forward_state.restore(self._entry)
         self._program.zero_grad()
 
+    def put_in_place(self, tree: Tree) -> None:
+        """Another moment's state in the structure of this one."""
+        assert self._keepsake is not None
+        self._keepsake.restore()
+        self._state.restore(tree)
+        self._program.forget()
+
     def prepare(self) -> None:
-        """The guard's loop does nothing between steps that a replay would have to redo."""
+        """What happened between the steps: nothing, unless the state was changed from outside of the guard."""
+        if self._expected is not None:
+            self._as_it_was()
+
+    def look_back(self) -> None:
+        """Find out whether the state before this step is what the steps before it made. Runs those steps again."""
+        if self._past is None or self._expected is not None or any(o.param_groups == [] for o in self.optimizers):
+            return
+        expected = state_at(self, self._past, self.facts.step)
+        self._as_it_was()
+        if expected is not None and changed_from_outside(expected, self._state.live()):
+            self._expected = expected
+
+    def _go_back(self, steps: int) -> EarlierPatient | None:
+        """The run so many steps ago, if it can be got at. Only inside an examination."""
+        at = self.facts.step - steps
+        if at not in self._earlier and self._past is not None and self._keepsake is not None:
+            tree = state_at(self, self._past, at)
+            between = self._past.since(at, self.facts.step) if tree is not None else None
+            now = self.facts.step
+            others = [(now, batches) for batches in (self.batches, *self._others)]
+            ahead = [*between, *others] if between is not None else []
+            self._earlier[at] = (
+                EarlierPatient(self, at, tree, ahead, self._past)
+                if tree is not None and between is not None and len(between) == steps
+                else None
+            )
+        return self._earlier.get(at)
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so good batches from just before stand in for it."""
@@ -125,8 +176,9 @@ class GuardPatient:
             try:
                 yield
             finally:
-                self.restore()
-                self._keepsake = None
+                self._as_it_was()
+                self._keepsake = self._expected = None
+                self._earlier.clear()
 
 
 @contextmanager
@@ -151,6 +203,7 @@ def examine_window(
     others: Sequence[Sequence[Any]],
     *,
     depth: str,
+    past: Past | None = None,
 ) -> Diagnosis:
     """Diagnose a refused window of a guard. State is bit-identical before and after."""
     from .diagnose import diagnose
@@ -158,7 +211,7 @@ def examine_window(
     patient = GuardPatient(
         program=program, forward=forward, state=state, window=window, step=step, symptom=books.incidents[-1].symptom,
         findings=findings, history=books.recent, names=names, max_grad_norm=max_grad_norm,
-        others=others,
+        others=others, past=past,
     )  # fmt: skip
     return diagnose(patient, depth=depth)
 

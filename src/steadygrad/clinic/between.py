@@ -66,11 +66,11 @@ def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) 
         absmax_before=absmax(old),
         absmax_after=absmax(new),
         non_finite_after=not math.isfinite(absmax(new)),
-        out_of_range=_out_of_range(old, new),
+        out_of_range=out_of_range(old, new),
     )
 
 
-def _out_of_range(old: torch.Tensor, new: torch.Tensor) -> bool:
+def out_of_range(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Far beyond the largest magnitude before, or negative where everything was positive (a variance)."""
     if not old.is_floating_point() or not old.numel():
         return False

@@ -10,7 +10,7 @@ from ..records import Diagnosis, Origin
 from .causes import name_cause
 from .evidence import Evidence
 from .exam import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
-from .gather import gather, gather_silent, is_compiled, symptom_of
+from .gather import gather, gather_silent, is_compiled, risen, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
@@ -41,6 +41,9 @@ def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | No
     if depth not in ("origin", "full"):
         raise UsageError(f"depth is {depth!r}: expected 'origin' or 'full'.")
     with patient.examining():
+        look_back = getattr(patient, "look_back", None)
+        if depth == "full" and look_back is not None:
+            look_back()
         return _Case(patient, suspicion).answer(depth)
 
 
@@ -112,7 +115,11 @@ class _Case:
         return gather(self.patient, exam, suspicion)
 
     def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
-        """Sound in the replay: run it again, and say so if it stays sound."""
+        """Sound in the replay: run it again, and say so if it stays sound. A loss far above all before it is not."""
+        if risen(self.patient, exam.seen):
+            step = self.patient.facts.step
+            self.suspicion = Suspicion(symptom=self.patient.facts.symptom or "spike", step=step, kind="spike")
+            return gather_silent(self.patient, self.suspicion)
         times = 1 + sum(1 for _ in range(REPLAYS_FOR_DOUBT) if replay(self.patient).finite)
         symptom = self.suspicion.symptom if self.suspicion else symptom_of(exam.seen, None)
         phase = (

@@ -86,6 +86,8 @@ class Evidence:
     discarded_forward: bool = False
     bits_written: bool = False
     blew_up: bool = False
+    risen: bool = False
+    """Of a spike: the failing step began with a loss or gradient out of line, made so by an update before it."""
     plain_backend_finite: bool | None = None
     compiled: bool = False
     batch_changed: bool = False

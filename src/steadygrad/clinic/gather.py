@@ -140,6 +140,8 @@ def _bad_since_start(patient: Patient, leaf: tuple[str, str]) -> bool:
     """Whether this state was bad before the very first step, as far back as it can be looked up."""
     if patient.facts.step == 0:
         return True
+    if patient.facts.bad_at_start is not None:
+        return leaf in patient.facts.bad_at_start
     first = patient.facts.earlier(patient.facts.step) if patient.facts.earlier else None
     if first is None:
         return False
@@ -178,6 +180,15 @@ def other_batches_are_calm(patient: Patient) -> bool:
     return False
 
 
+def risen(patient: Patient, seen: StepSeen) -> bool:
+    """Whether this step's own loss or gradient is already far above those before it, so that an earlier step did it."""
+    before = [r for r in patient.facts.history if r.step < patient.facts.step and r.applied]
+    losses, norms = [abs(r.loss) for r in before if math.isfinite(r.loss)], [r.grad_norm for r in before]
+    high = bool(losses) and abs(seen.loss) > 2 * max(losses)
+    norm = seen.grad_norm / (seen.loss_scale or 1.0)
+    return high or (bool(norms) and norm > 5 * max(norms))
+
+
 def _rate(patient: Patient) -> float:
     return max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
 
@@ -197,6 +208,7 @@ def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Ori
         changes=changes_between_steps(patient),
         rate=rate,
         entering_ratio=_entering_ratio(patient, seen),
+        risen=risen(patient, seen),
     )
     names = suspicion.names
     match suspicion.kind:
@@ -240,6 +252,8 @@ def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin
     outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
     if outlier is not None:
         return replace(evidence, batch_outlier=outlier), Origin(phase="data", tensor=outlier[0])
+    if evidence.risen and other_batches_are_calm(patient):
+        return evidence, Origin(phase="data")  # this batch alone is out of line, and nothing says why
     return evidence, Origin(phase="optimizer")
 
 

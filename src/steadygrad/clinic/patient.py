@@ -74,3 +74,5 @@ class StepFacts:
     """Files that drive the loop and are not the user's code: their lines are never an origin."""
     earlier: Callable[[int], Any] | None = None
     """`earlier(k)`: the same patient k steps before, from a snapshot, or None where none is kept."""
+    bad_at_start: frozenset[tuple[str, str]] | None = None
+    """(kind, name) of parameters and buffers that were bad before the very first step; None where nobody looked."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .patient import Patient
-from .seen import Gradient, StepSeen, absmax, named_state, parameter_names, trainable, walk_batch
+from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, trainable, walk_batch
 from .trace import Tracer
 
 Tensor = torch.Tensor
@@ -147,7 +147,7 @@ def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> N
             continue
         dense = grad.coalesce().values() if grad.is_sparse else grad
         size = absmax(dense)
-        norm = float(dense.detach().to(torch.float32).norm()) if math.isfinite(size) else size
+        norm = norm_of(dense) if math.isfinite(size) else size
         seen.gradients[name] = Gradient(name, True, norm, size)
         touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
@@ -177,7 +177,7 @@ def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterat
                     continue
                 name = names.get(id(parameter), "?")
                 dense = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
-                seen.entering[name] = float(dense.to(torch.float32).norm())
+                seen.entering[name] = norm_of(dense)
                 if tracer is not None and not math.isfinite(seen.entering[name]):
                     touch = tracer.sink(dense)
                     if touch is not None:

@@ -97,6 +97,11 @@ def absmax(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach().to(torch.float32), float("inf")))
 
 
+def norm_of(tensor: Tensor) -> float:
+    """The length on the host. In float64: of finite numbers it is finite."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+
+
 def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
     """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
     names = parameter_names(patient)

@@ -154,7 +154,9 @@ class _Judge:
         self.ward, self.change, self.why = ward, change, ""
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
+        # Unless it had risen already.
         now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]
+        now = [] if ward.evidence.risen else now
         self.ceiling = max([*losses, *(loss for loss in now if math.isfinite(loss))], default=0.0)
         # Calm lies well below the peak that comes without a remedy, and never above three times what was usual.
         self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling

@@ -36,7 +36,7 @@ def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.cause != "lr_divergence" and ward.evidence.kind != "spike":
         return
     usual = ward.usual_rate
-    rewind = ward.evidence.kind != "spike"
+    rewind = ward.evidence.kind != "spike" or ward.evidence.risen
     if usual is not None and ward.evidence.rate > JUMP * usual:
         yield Proposal(
             code=RULE.code,

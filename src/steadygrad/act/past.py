@@ -1,0 +1,56 @@
+"""What is kept of the steps before a refused one, for the clinic to go back to: snapshots and the batches since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .snapshots import Snapshot, SnapshotRing
+from .tape import Tape, TapedBatch, by_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Holds what recovery holds anyway; nothing is copied until somebody goes back."""
+
+    snapshots: Sequence[Snapshot]
+    """The good ones, oldest first."""
+    windows: Sequence[tuple[int, list[TapedBatch]]]
+    """(step, its micro-batches) of every landed step since the oldest snapshot, in order."""
+    lost_before: int = 0
+    """Batches of steps before this one are no longer kept."""
+    scheduler: Any = None
+    bad_at_start: frozenset[tuple[str, str]] = frozenset()
+    """(kind, name) of parameters and buffers that were not finite before the very first step."""
+
+    def since(self, step: int, before: int) -> list[tuple[int, list[Any]]] | None:
+        """(step, batches) of the steps from `step` up to `before`, that not among them; None if some are lost."""
+        wanted = [(number, group) for number, group in self.windows if step <= number < before]
+        if step < self.lost_before or any(taped.changed() for _, group in wanted for taped in group):
+            return None
+        return [(number, [taped.fetch() for taped in group]) for number, group in wanted]
+
+
+def past_of(
+    ring: SnapshotRing,
+    tape: Tape,
+    left_out: Collection[str],
+    scheduler: Any,
+    bad_at_start: frozenset[tuple[str, str]],
+) -> Past:
+    """The past as recovery keeps it, without the batches that were refused. Waits for copies on a GPU."""
+    groups = by_step([taped for taped in tape.newest(len(tape)) if taped.key not in left_out])
+    return Past(
+        snapshots=ring.good(),
+        windows=[(group[0].step, group) for group in groups],
+        lost_before=tape.lost_before,
+        scheduler=scheduler,
+        bad_at_start=bad_at_start,
+    )
+
+
+def kinds_and_names(labels: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """("parameter", "head.weight") for "parameter head.weight"; what is neither parameter nor buffer is left out."""
+    pairs = [label.partition(" ") for label in labels]
+    return frozenset((kind, name) for kind, _, name in pairs if kind in ("parameter", "buffer"))

@@ -14,6 +14,7 @@ _OWNERS = (
     ("lightning", "Trainer", "lightning", "attach_lightning"),
     ("pytorch_lightning", "Trainer", "lightning", "attach_lightning"),
     ("accelerate", "Accelerator", "accelerate", "attach_accelerator"),
+    ("deepspeed", "DeepSpeedEngine", "deepspeed", "attach_deepspeed"),
 )
 
 

@@ -298,6 +298,11 @@ def convene(
     clips: bool = True,
 ) -> Alone:
     """A seat for this rank if several train one model together; else nobody to ask. Collective if they do."""
+    if any(kind.__module__.split(".")[0] == "deepspeed" for kind in type(model).__mro__):
+        raise UsageError(
+            "A DeepSpeed engine steps its optimizer and skips steps by itself, so no update can be refused exactly. "
+            "Watch it with sg.attach(engine, policy='observe'), or use DistributedDataParallel or fully_shard."
+        )
     if world_size() < 2:
         return Alone()
     if any(type(p).__name__ == "FlatParameter" for p in parameters):

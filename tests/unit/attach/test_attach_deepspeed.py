@@ -82,5 +82,5 @@ def test_guarding_a_deepspeed_engine_is_refused_with_what_to_do_instead() -> Non
     engine = DeepSpeedEngine(nn.Linear(3, 1))
     with pytest.raises(sg.UsageError, match="can only be watched"):
         sg.attach(engine, policy="balanced")
-    with pytest.raises(sg.UsageError, match="Watch it with sg.attach"):
+    with pytest.raises(sg.UsageError, match="Watch it with"):
         sg.Guard(engine, engine.inner, lambda model, batch: model(batch))

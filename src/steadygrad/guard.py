@@ -187,6 +187,7 @@ class Guard:
             self.settle()
         finally:
             self._closed = True
+            self._engine.council.closing(self._engine.batches_seen)
             setup.release(self.optimizers)
             self._engine.close()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 """How long a scenario may take before it counts as a hang: generous, because a test must not depend on speed."""
 
 

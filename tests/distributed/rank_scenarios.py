@@ -24,7 +24,7 @@ from steadygrad.act import ranks_words
 from steadygrad.act.ranks import Ranks, default_timeout
 from steadygrad.records import Action, Decision
 
-COLLECTIVE_S = 60.0
+COLLECTIVE_S = 150.0
 OURS = ("steadygrad.guard", "steadygrad.clinic.keeping", "steadygrad.clinic.bedside", "steadygrad.clinic.diagnose")
 SCENARIOS: dict[str, Callable[..., Any]] = {}
 
@@ -211,6 +211,8 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
     guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=folder / "run", diagnose="off")
     try:
         for number, batch in enumerate(training.batches(rank, 8, None)):
+            if odd and how == "ends early" and number == 3:
+                break
             if odd and how == "guard breaks" and number == 3:
                 guard._engine.forward.take = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
             try:

@@ -56,6 +56,12 @@ def build(kind: str, world: int) -> nn.Module:
     return net
 
 
+def make() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """What `steady replay --entry` needs to run a rank's step again in one process."""
+    model = Net()
+    return model, make_optimizer(model, "adamw"), loss_fn
+
+
 def batches(rank: int, count: int, poison: dict[str, Any] | None) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(1000 + rank)
     made = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from rank_launch import RunRanks
 
+from steadygrad.commands import main
 from steadygrad.journal import read_incidents
 from steadygrad.journal.read import read_steps
 
@@ -67,7 +69,16 @@ def test_a_guard_that_fails_on_one_rank_stops_both_with_the_reason(run_ranks: Ru
     assert "the guard of rank 1 failed: ZeroDivisionError" in other.message
 
 
-def test_all_ranks_write_one_incident_with_a_part_of_each_inside(run_ranks: RunRanks) -> None:
+def test_a_rank_with_more_batches_than_the_others_is_told_so(run_ranks: RunRanks) -> None:
+    longer, shorter = run_ranks("trouble", how="ends early")
+    assert shorter.status == 0
+    assert longer.status == 24, longer.log
+    assert "rank 1 closed its guard after 3 batches" in longer.message
+
+
+def test_all_ranks_write_one_incident_with_a_part_of_each_inside(
+    run_ranks: RunRanks, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = run_ranks("one_incident")
     run = ended[0].folder / "run"
     [incident] = read_incidents(run)
@@ -81,6 +92,11 @@ def test_all_ranks_write_one_incident_with_a_part_of_each_inside(run_ranks: RunR
     second = json.loads((folder / "incident-rank1.json").read_text())
     assert second["capsule"] == "incidents/0001/rank1/capsule.safetensors"
     assert second["headline"] == incident.headline
+    monkeypatch.setattr(sys, "argv", ["steady", "replay", str(folder / "rank1"), "--entry", "rank_training:make"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1  # the trouble is there again, in one process
+    assert "DX401 bad_input" in capsys.readouterr().out
     losses = {(record.rank, record.step): record for record in read_steps(run)}
     assert {rank for rank, _ in losses} == {0, 1}
     for step in range(8):

@@ -96,6 +96,9 @@ class Alone:
     def broken(self, fault: Exception) -> None:
         """The guard itself failed. Alone it stands down and the loop goes on."""
 
+    def closing(self, batches: int) -> None:
+        """The guard is closed: nobody is waiting for it."""
+
 
 class Council(Alone):
     """This rank's seat among several."""
@@ -265,6 +268,10 @@ class Council(Alone):
                 return None
             if loaded is not None and loaded[0] > min(told):
                 loaded = store.load_newest(at_most=min(told))
+
+    def closing(self, batches: int) -> None:
+        """Leave a word for a rank that has more batches than this one and would wait for it. Does not wait."""
+        self._ranks.say(f"rank {self.rank} closed its guard after {batches} batches")
 
     def broken(self, fault: Exception) -> None:
         """Others may have passed the point where they could stand down too, so all stop, with one reason."""

@@ -9,13 +9,13 @@ for name in chromium chromium-browser google-chrome; do
 done
 compgen -G "${PLAYWRIGHT_BROWSERS_PATH:-$HOME/.cache/ms-playwright}/chromium-*" > /dev/null && exit 0
 
-apt=(timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=15 -o DPkg::Lock::Timeout=60)
+apt=(timeout 150 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=15 -o DPkg::Lock::Timeout=60)
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null 2>&1; then
   export DEBIAN_FRONTEND=noninteractive
   install=("${apt[@]}" install -y --no-install-recommends chromium fonts-dejavu-core)
   { "${install[@]}" || { "${apt[@]}" update && "${install[@]}"; }; } > /dev/null 2>&1 && exit 0
 elif [ -x .venv/bin/playwright ]; then
-  timeout 300 .venv/bin/playwright install chromium > /dev/null 2>&1 && exit 0
+  timeout 150 .venv/bin/playwright install chromium > /dev/null 2>&1 && exit 0
 fi
 echo "No browser could be installed: the tests of the report in a browser will be skipped."
 exit 0

@@ -21,6 +21,15 @@ TOO_WIDE = """() => [...document.querySelectorAll("main *")].filter((part) => {
 }).map((part) => part.tagName + "." + part.className)"""
 
 
+def until(page: Any, condition: str) -> None:
+    """Waits for a condition. Playwright's own way of waiting is refused by the page's policy, as it should be."""
+    for _ in range(3000):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"never came: {condition}; in view are steps {page.evaluate('steady.viewed()')}")
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (768, False), (1400, False), (1400, True)])
 def test_nothing_is_cut_off_or_wider_than_the_screen(report: Path, open_page: Open, width: int, dark: bool) -> None:
     page = open_page(report, width=width, dark=dark, phone=width < 500)
@@ -74,13 +83,33 @@ def test_dragging_zooms_every_chart_and_a_button_goes_back(report: Path, open_pa
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50, steps=4)
     page.mouse.up()
-    page.wait_for_function("steady.viewed()[1] < 2000")
+    until(page, "steady.viewed()[1] < 2000")
     first, last = page.evaluate("steady.viewed()")
     assert first == pytest.approx(1000, abs=60)
     assert last == pytest.approx(1500, abs=60)
     page.locator("#reset").click()
-    page.wait_for_function("steady.viewed()[1] === 4999")
+    until(page, "steady.viewed()[1] === 4999")
     assert not page.locator("#reset").is_visible()
+
+
+def test_a_finger_drawn_across_a_chart_zooms_too(report: Path, open_page: Open) -> None:
+    page = open_page(report, width=390, phone=True)
+    page.locator("[data-curve=loss]").scroll_into_view_if_needed()
+    box = page.locator("[data-curve=loss] .u-over").bounding_box()
+    assert box is not None
+    finger = page.context.new_cdp_session(page)
+
+    def touch(kind: str, share: float | None = None) -> None:
+        points = [] if share is None else [{"x": box["x"] + box["width"] * share, "y": box["y"] + 60}]
+        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 0.5)
+    for share in (0.55, 0.6, 0.65, 0.7):
+        touch("touchMove", share)
+    touch("touchEnd")
+    until(page, "steady.viewed()[0] > 2000 && steady.viewed()[1] < 4000")
+    assert page.locator("#reset").is_visible()
+    assert not page.locator("#tip").is_visible()
 
 
 def test_an_incident_is_a_click_away_in_both_directions(report: Path, open_page: Open) -> None:
@@ -88,9 +117,9 @@ def test_an_incident_is_a_click_away_in_both_directions(report: Path, open_page:
     second = page.locator("#run0-incident2")
     assert second.get_attribute("open") is None
     page.locator(".incidents a", has_text="2").first.click()
-    page.wait_for_function("document.getElementById('run0-incident2').open")
+    until(page, "document.getElementById('run0-incident2').open")
     second.locator("button", has_text="Show in the curves").click()
-    page.wait_for_function("steady.viewed()[0] > 2000 && steady.viewed()[1] < 2800")
+    until(page, "steady.viewed()[0] > 2000 && steady.viewed()[1] < 2800")
 
 
 def test_the_theme_can_be_switched_by_hand(report: Path, open_page: Open) -> None:

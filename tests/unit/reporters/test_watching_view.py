@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import math
+import os
+import pty
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -168,6 +175,34 @@ def test_the_view_shows_the_run_and_its_newest_incident(long_run: Path) -> None:
             assert app.query_one(f"#{name}", Curve)._datasets
 
     drive(long_run, scene)
+
+
+def test_the_command_takes_over_a_terminal_and_gives_it_back(long_run: Path) -> None:
+    """The whole way: a real process on a real (pseudo) terminal, a key, and a clean end."""
+    mine, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 130, 0, 0))
+    command = [sys.executable, "-m", "steadygrad.commands", "watch", str(long_run)]
+    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")} | {
+        "TERM": "xterm-256color"
+    }
+    watcher = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
+    os.close(theirs)
+    seen = b""
+    try:
+        while b"ended at step 4,999" not in seen and (chunk := os.read(mine, 65536)):
+            seen += chunk
+        os.write(mine, b"q")
+        with contextlib.suppress(OSError):  # the other end is gone: it has ended
+            while chunk := os.read(mine, 65536):
+                seen += chunk
+        assert watcher.wait(timeout=120) == 0
+    finally:
+        watcher.kill()
+        watcher.wait()
+        os.close(mine)
+    assert b"gradient norm" in seen
+    assert b"\x1b[?1049h" in seen  # the screen it borrowed
+    assert seen.rindex(b"\x1b[?1049l") > seen.rindex(b"\x1b[?1049h")  # and gave back
 
 
 def test_keys_move_through_the_incidents(long_run: Path) -> None:

@@ -156,6 +156,16 @@
     }, tablesOf(lines, log), figure);
     chart.over.addEventListener("mouseenter", () => { chart.hovered = true; });
     chart.over.addEventListener("mouseleave", () => { chart.hovered = false; tip.hide(); });
+    /* A finger that moves sideways selects as a mouse does; up and down it scrolls the page. */
+    for (const [heard, said] of [["pointerdown", "mousedown"], ["pointermove", "mousemove"], ["pointerup", "mouseup"], ["pointercancel", "mouseup"]]) {
+      chart.over.addEventListener(heard, (event) => {
+        if (event.pointerType !== "touch") return;
+        chart.hovered = said !== "mouseup";
+        const { clientX, clientY } = event, told = { clientX, clientY, movementX: 1, bubbles: true };  // uPlot passes over a move of nothing
+        (said === "mouseup" ? document : chart.over).dispatchEvent(new MouseEvent(said, told));
+        if (said === "mouseup") tip.hide();
+      });
+    }
     chart.over.addEventListener("dblclick", () => steady.view(null));
     chart.over.addEventListener("click", () => {
       const [hit] = nearby(chart, lines);

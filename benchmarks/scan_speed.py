@@ -134,7 +134,9 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def page(size: int, dtype: str, found: dict[str, list[float]], command_s: float, peak: float) -> str:
+def page(
+    size: int, dtype: str, found: dict[str, list[float]], command_s: float, peak: float, load: tuple[float, float]
+) -> str:
     def speed(name: str) -> str:
         return f"{size / statistics.median(found[name]) / 1e9:.2f} GB/s"
 
@@ -156,6 +158,8 @@ def page(size: int, dtype: str, found: dict[str, list[float]], command_s: float,
             f"| torch.load and a loop of isnan().any() | {speed('one_liner')} | {ratio('one_liner'):.1f} times |",
             f"| the scan, {threads} threads | {speed('scan')} | |",
             "",
+            f"Load of the machine, in processes that wanted a core: {load[0]:.1f} before and {load[1]:.1f} after.",
+            "",
             f"The whole command, start of Python included: {command_s:.2f} s, at most {peak:.0f} MiB of memory.",
             "",
             "The goal was 0.8 of plain reading and 5 times the loop. The loop looks for NaN alone; the scan "
@@ -175,12 +179,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="Where the file goes for the time of the run.")
     parser.add_argument("--write", type=Path, default=None)
     options = parser.parse_args()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="scan_speed-", dir=options.folder) as folder:
         path = Path(folder) / "checkpoint.pt"
         write_checkpoint(path, int(options.gigabytes * (1 << 30)), options.dtype)
         found = measure(path, options.rounds)
         took, peak = whole_command(path)
-        text = page(path.stat().st_size, options.dtype, found, took, peak)
+        text = page(path.stat().st_size, options.dtype, found, took, peak, (before, os.getloadavg()[0]))
     print(text)
     if options.write:
         options.write.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ held within +-5 put a floor of about 1.17 under the cross-entropy of a vocabular
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
 from .means import reduction_dtype
+from .rows import columns
 
 
 def bound_logits(logits: Tensor, limit: float = 30.0, *, hard: bool = False, knee: float | None = None) -> Tensor:
@@ -48,8 +49,7 @@ def soft_cap_logits(logits: Tensor, cap: float = 30.0) -> Tensor:
     Keeps the dtype; taken in float32. Does not sync with the host.
     """
     _check(cap, "cap")
-    wide = logits.to(reduction_dtype(logits))
-    return ((wide / cap).tanh() * cap).to(logits.dtype)
+    return _curved(logits, _Cap(cap))
 
 
 def _bounded(values: Tensor, limit: float, hard: bool, knee: float | None) -> Tensor:
@@ -59,8 +59,7 @@ def _bounded(values: Tensor, limit: float, hard: bool, knee: float | None) -> Te
     knee = limit / 2 if knee is None else knee
     if not 0 <= knee < limit:
         raise UsageError(f"knee={knee} must lie between 0 and the limit {limit}: below it nothing is changed.")
-    bent: Tensor = _Bend.apply(values, limit, knee)  # type: ignore[no-untyped-call]
-    return bent
+    return _curved(values, _Bend(limit, knee))
 
 
 def _check(value: float, name: str) -> None:
@@ -68,27 +67,70 @@ def _check(value: float, name: str) -> None:
         raise UsageError(f"{name}={value} must be a finite number above zero.")
 
 
-class _Bend(Function):
-    """Identity up to the knee, then limit - room / (1 + (|x| - knee) / room) with room = limit - knee."""
+class _Curve(Protocol):
+    """A function of one number and its slope, both over a piece of float32 that they may write into."""
+
+    def value(self, x: Tensor) -> Tensor: ...
+
+    def slope(self, x: Tensor) -> Tensor: ...
+
+
+class _Bend:
+    """x up to the knee, then limit - room^2 / (|x| + limit - 2 knee) with room = limit - knee."""
+
+    def __init__(self, limit: float, knee: float) -> None:
+        self.limit, self.knee, self.room = limit, knee, limit - knee
+
+    def value(self, x: Tensor) -> Tensor:
+        size = x.abs()
+        inside = size <= self.knee  # false for NaN, which the other branch keeps
+        bent = size.add_(self.room - self.knee).reciprocal_().mul_(-(self.room**2)).add_(self.limit)
+        return torch.where(inside, x, bent.copysign_(x))
+
+    def slope(self, x: Tensor) -> Tensor:
+        size = x.abs_()
+        inside = size <= self.knee
+        return size.add_(self.room - self.knee).reciprocal_().mul_(self.room).square_().masked_fill_(inside, 1)
+
+
+class _Cap:
+    """cap * tanh(x / cap)."""
+
+    def __init__(self, cap: float) -> None:
+        self.cap = cap
+
+    def value(self, x: Tensor) -> Tensor:
+        return x.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return x.div_(self.cap).tanh_().square_().neg_().add_(1)
+
+
+def _curved(values: Tensor, curve: _Curve) -> Tensor:
+    made: Tensor = _Curved.apply(values, curve)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Curved(Function):
+    """A curve over every number, a piece at a time: no float32 copy of the whole is made."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, limit: float, knee: float) -> Tensor:
+    def forward(ctx: Any, values: Tensor, curve: _Curve) -> Tensor:
         ctx.save_for_backward(values)
-        ctx.limit, ctx.knee = limit, knee
-        wide = values.to(reduction_dtype(values))
-        room = limit - knee
-        excess = wide.abs().sub_(knee).div_(room).clamp_(min=0)
-        bent = excess.add_(1).reciprocal_().mul_(-room).add_(limit)
-        # The sum above may round up past a limit that is no float of this dtype.
-        bent = torch.copysign(bent, wide).to(values.dtype).clamp_(-limit, limit)
-        # Written so that NaN takes the branch that is a NaN already.
-        return torch.where(wide.abs() <= knee, values, bent)
+        ctx.curve = curve
+        made = torch.empty_like(values, memory_format=torch.contiguous_format)
+        flat, into = values.reshape(1, -1), made.view(1, -1)
+        for part in columns(flat):
+            into[:, part] = curve.value(flat[:, part].to(reduction_dtype(values), copy=True))
+        return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
-        kind = reduction_dtype(values)
-        slope = values.to(kind).abs().sub_(ctx.knee).div_(ctx.limit - ctx.knee).clamp_(min=0)
-        slope = slope.add_(1).reciprocal_().square_()
-        return slope.mul_(grad).to(values.dtype), None, None
+        made = torch.empty_like(values, memory_format=torch.contiguous_format)
+        flat, slopes, into = values.reshape(1, -1), grad.reshape(1, -1), made.view(1, -1)
+        for part in columns(flat):
+            slope = ctx.curve.slope(flat[:, part].to(reduction_dtype(values), copy=True))
+            into[:, part] = slope.mul_(slopes[:, part])
+        return made, None

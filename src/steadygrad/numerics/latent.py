@@ -7,8 +7,12 @@ than 1 / min_norm, and a zero vector still learns which way to go.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
 from .means import masked_mean, reduction_dtype
@@ -28,15 +32,38 @@ def safe_normalise(
     """
     if not min_norm > 0:
         raise UsageError(f"min_norm={min_norm} must be above zero: it bounds the gradient by 1 / min_norm.")
-    wide = vectors.to(reduction_dtype(vectors))
-    # The direction does not depend on this factor, so it needs no gradient.
-    largest = wide.detach().abs().amax(dim, keepdim=True).clamp(min=min_norm)
-    scaled = wide / largest
-    norm = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
-    shortest = min_norm / largest
-    (report_to or board()).count("zero_vector", norm.detach() < shortest)
-    # Not clamp(min=...), which hands on the gradient of the norm at equality, and there the zero vector lies.
-    return scaled / torch.where(norm > shortest, norm, shortest)
+    unit, short = _Normalise.apply(vectors, dim, min_norm)  # type: ignore[no-untyped-call]
+    (report_to or board()).count("zero_vector", short)
+    made: Tensor = unit
+    return made
+
+
+class _Normalise(Function):
+    """x / max(|x|, min_norm), and which vectors were shorter."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, dim: int, min_norm: float) -> tuple[Tensor, Tensor]:
+        wide = vectors.to(reduction_dtype(vectors))
+        # amax and amin read; abs would write another tensor first.
+        largest = torch.maximum(wide.amax(dim, keepdim=True), -wide.amin(dim, keepdim=True)).clamp_(min=min_norm)
+        unit = wide / largest
+        norm = torch.linalg.vector_norm(unit, dim=dim, keepdim=True)
+        shortest = min_norm / largest
+        short = norm < shortest
+        norm = torch.where(short, shortest, norm)
+        unit.div_(norm)
+        ctx.save_for_backward(unit, largest, norm, short)
+        ctx.dim, ctx.dtype = dim, vectors.dtype
+        ctx.mark_non_differentiable(short)
+        return unit, short
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        unit, largest, norm, short = ctx.saved_tensors
+        along = (grad * unit).sum(ctx.dim, keepdim=True).masked_fill_(short, 0)
+        # Divided by the one and then the other: their product may not be a float.
+        return torch.addcmul(grad, unit, along, value=-1).div_(norm).div_(largest).to(ctx.dtype), None, None
 
 
 def cosine_loss(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -54,17 +56,29 @@ def mean_and_weight(
 ) -> tuple[Tensor, Tensor]:
     """`masked_mean` and the sums of weights, counting nothing."""
     kind = reduction_dtype(values)
-    dims = tuple(range(values.dim())) if dim is None else dim
+    wide = values.to(kind)
+    if dim is None or not values.dim():
+        wide, dim = wide.reshape(-1), 0
+        mask = None if mask is None else broadcast_mask(mask, values).reshape(-1)
+    dims = (dim,) if isinstance(dim, int) else dim
     if mask is None:
-        weights = torch.ones((), dtype=kind, device=values.device).expand(values.shape)
+        number = math.prod(wide.shape[d] for d in dims)
+        total = torch.full((1,) * wide.dim(), number, dtype=kind, device=wide.device)
     else:
-        weights = broadcast_mask(mask, values).to(kind)
-    total = weights.sum(dims, keepdim=True) if values.dim() else weights
-    below = total if denominator is None else torch.as_tensor(denominator, dtype=kind, device=values.device)
+        mask = broadcast_mask(mask, wide)
+        total = mask.sum(dims, keepdim=True, dtype=kind)
+        wide = torch.where(mask != 0 if mask.dtype != torch.bool else mask, wide, 0)
+    below = total
+    if isinstance(denominator, Tensor):
+        below = denominator.to(wide.device, kind)
+    elif denominator is not None:
+        below = torch.full_like(total, denominator)  # made on the device: nothing is copied there
     nothing = below <= 0  # false for NaN, which is handed on
-    share = torch.where(nothing, 0, weights / torch.where(nothing, 1, below))
-    kept = torch.where(weights != 0, values.to(kind), 0)
-    return (kept * share).sum(dims) if values.dim() else kept * share, total
+    safe = torch.where(nothing, 1, below)
+    shares = wide / safe if mask is None or mask.dtype == torch.bool else wide * (mask / safe)
+    # Zeroed last, so that not even a gradient comes back where there is nothing to divide by.
+    shares = torch.where(nothing, 0, shares) if denominator is not None else shares
+    return shares.sum(dims), total
 
 
 def broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:

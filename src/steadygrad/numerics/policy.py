@@ -6,10 +6,12 @@ Shapes: B sequences, T tokens.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
 from .means import broadcast_mask, mean_and_weight, reduction_dtype
@@ -89,8 +91,8 @@ def policy_gradient_loss(
     as straight lines above `max_log_ratio` (a ratio of 22,026 at 10), so finite inputs give a finite loss and finite
     gradients, and a token that is far off is still pulled back. A clamp would give it no gradient.
 
-    Taken in float32. Positions that are masked out may hold anything. An empty mask gives zeros and is counted on the
-    board. Does not sync with the host.
+    Taken in float32, once differentiable. Positions that are masked out may hold anything. An empty mask gives zeros
+    and is counted on the board. Does not sync with the host.
 
     Args:
         logp, old_logp, ref_logp: (B, T) log-probabilities of the tokens that were sampled; only logp gets a gradient.
@@ -102,47 +104,81 @@ def policy_gradient_loss(
         raise UsageError(f"average={average!r} is not known: pass 'token' or 'sequence'.")
     kind = reduction_dtype(logp)
     weights = torch.ones_like(logp, dtype=torch.bool) if mask is None else broadcast_mask(mask, logp)
-    counts = weights != 0
-    now = _logp(logp, counts, kind)
+    counts = weights if weights.dtype == torch.bool else weights != 0
     advantage = advantages[:, None] if advantages.dim() == logp.dim() - 1 else advantages
-    advantage = torch.where(counts, advantage.detach().to(kind), 0)
-
-    log_ratio = now - _logp(old_logp.detach(), counts, kind)
-    ratio = bounded_exp(log_ratio, max_log_ratio)
-    free, held = ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage
-    policy = -_average(torch.minimum(free, held), weights, average)
+    fixed = old_logp.to(kind), advantage.to(kind), None if ref_logp is None else ref_logp.to(kind)
+    policy_T, kl_T, clipped, log_ratio = _PolicyTokens.apply(  # type: ignore[no-untyped-call]
+        logp, *fixed, counts, 1 - clip_low, 1 + clip_high, max_log_ratio
+    )
     (report_to or board()).count("empty_mask", ~counts.any())
-    kl = torch.zeros_like(policy)
-    if ref_logp is not None:
-        distance = _logp(ref_logp.detach(), counts, kind) - now
-        kl = _average(k3(distance, max_log_ratio), weights, average)
+    policy = _average(policy_T, weights, average)
+    kl = torch.zeros_like(policy) if ref_logp is None else _average(kl_T, weights, average)
     with torch.no_grad():
-        clipped = mean_and_weight((held < free).to(kind), counts)[0]
-        largest = log_ratio.abs().amax() if log_ratio.numel() else log_ratio.new_zeros(())
-    return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, clipped, largest)
+        share = mean_and_weight(clipped.to(kind), counts)[0]
+        moved = torch.where(counts, log_ratio, 0).abs()
+        largest = moved.amax() if moved.numel() else moved.sum()
+    return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, share, largest)
+
+
+class _PolicyTokens(Function):
+    """Each token's policy loss and KL, with their slopes found on the way: nothing else is kept for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logp: Tensor,
+        old_logp: Tensor,
+        advantage: Tensor,
+        ref_logp: Tensor | None,
+        counts: Tensor,
+        low: float,
+        high: float,
+        limit: float,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        kind = old_logp.dtype
+        now = logp.to(kind).clamp(min=_LOWEST_LOGP)
+        log_ratio = now - old_logp.clamp(min=_LOWEST_LOGP)
+        ratio = bounded_exp(log_ratio, limit)
+        free, held = ratio * advantage, ratio.clamp(low, high) * advantage
+        clipped = held < free
+        policy = torch.minimum(free, held).neg_()
+        # Above the limit the ratio is a line of slope e^limit; where the clip holds it there is none.
+        slope = log_ratio.clamp(max=limit).exp_().mul_(advantage).neg_().masked_fill_(clipped, 0)
+        sunk = logp <= _LOWEST_LOGP
+        policy_slope = slope.masked_fill_(~counts | sunk, 0)
+        kl, kl_slope = None, None
+        if ref_logp is not None:
+            distance = ref_logp.clamp(min=_LOWEST_LOGP) - now
+            kl = k3(distance, limit)
+            kl_slope = distance.clamp_(max=limit).expm1_().neg_().masked_fill_(~counts | sunk, 0)
+        ctx.save_for_backward(policy_slope, kl_slope)
+        ctx.dtype = logp.dtype
+        ctx.mark_non_differentiable(clipped, log_ratio)
+        return policy, kl, clipped, log_ratio
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, kl_grad: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
+        policy_slope, kl_slope = ctx.saved_tensors
+        made = policy_slope * grad
+        if kl_slope is not None and kl_grad is not None:
+            made.addcmul_(kl_slope, kl_grad)
+        return made.to(ctx.dtype), *(None,) * 7
 
 
 def bounded_exp(values: Tensor, limit: float) -> Tensor:
     """exp(x) up to the limit and its tangent e^limit (1 + x - limit) beyond: no overflow, a gradient everywhere."""
-    over = values > limit
-    return torch.where(over, limit, values).exp() * (1 + torch.where(over, values - limit, 0))
+    return values.clamp(max=limit).exp() * (1 + (values - limit).clamp(min=0))
 
 
 def k3(distance: Tensor, limit: float) -> Tensor:
-    """exp(d) - d - 1 >= 0, with the exponential continued as in `bounded_exp`, and no cancellation near zero."""
-    near = distance.abs() < 0.05
-    small = torch.where(near, distance, 0)
-    # d^2/2 (1 + d/3 (1 + d/4 (...))): exact to a rounding within +-0.05, where the plain form loses every digit.
-    series = torch.ones_like(small)
-    for n in range(10, 2, -1):
-        series = 1 + small / n * series
-    series = small.square() / 2 * series
-    far = torch.where(near, 0, distance)
-    return torch.where(near, series, bounded_exp(far, limit) - 1 - far)
-
-
-def _logp(logp: Tensor, counts: Tensor, kind: torch.dtype) -> Tensor:
-    return torch.where(counts, logp.to(kind), 0).clamp(min=_LOWEST_LOGP)
+    """exp(d) - d - 1 >= 0, with the exponential continued as in `bounded_exp`, and little cancellation near zero."""
+    over = (distance - limit).clamp(min=0)
+    made = distance.clamp(max=limit).expm1_().add_(over, alpha=math.exp(limit)).sub_(distance)
+    # Near zero the difference above loses its digits. Three terms of d^2/2 + d^3/6 + d^4/24 ... do better up to here.
+    reach = 1e-2 if distance.dtype == torch.float32 else 2e-4
+    series = (distance / 12 + 1 / 3).mul_(distance).add_(1).mul_(distance).mul_(distance).mul_(0.5)
+    return torch.where(distance.abs() < reach, series, made)
 
 
 def _average(values: Tensor, weights: Tensor, average: str) -> Tensor:

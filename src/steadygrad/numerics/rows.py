@@ -18,9 +18,20 @@ _PIECE = {"cpu": 1 << 18, "cuda": 1 << 25}
 def pieces(matrix_NV: Tensor, rows: int | None = None) -> Iterator[slice]:
     """Slices over the rows; `rows` at a time, or as many as suit the device."""
     num_rows, width = matrix_NV.shape
-    size = rows or max(1, _PIECE.get(matrix_NV.device.type, 1 << 22) // max(1, width))
+    size = rows or max(1, _size(matrix_NV) // max(1, width))
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
+
+
+def columns(matrix: Tensor) -> Iterator[slice]:
+    """Slices over the columns of a matrix of one row, as many at a time as suit the device."""
+    size = _size(matrix)
+    for start in range(0, matrix.shape[1], size):
+        yield slice(start, min(start + size, matrix.shape[1]))
+
+
+def _size(tensor: Tensor) -> int:
+    return _PIECE.get(tensor.device.type, 1 << 22)
 
 
 def as_rows(logits: Tensor) -> Tensor:

@@ -124,12 +124,11 @@ def test_the_parts_say_what_was_clipped_and_how_far_the_policy_moved() -> None:
     assert not made.clipped_share.requires_grad
 
 
-def test_the_continued_exponential_is_smooth_and_monotone_through_its_limit() -> None:
+def test_the_continued_exponential_goes_on_as_its_tangent() -> None:
     x = torch.tensor([1.0, 1.9999, 2.0, 2.0001, 3.0, 1e6, 3e38], dtype=torch.float64)
-    value, slope = gradient(lambda x: bounded_exp(x, 2.0), x)
+    value = bounded_exp(x, 2.0)
     torch.testing.assert_close(value[:3], x[:3].exp())
-    torch.testing.assert_close(value[4], torch.tensor(2 * math.exp(2), dtype=torch.float64))
-    torch.testing.assert_close(slope[2:], torch.full((5,), math.exp(2), dtype=torch.float64))
+    torch.testing.assert_close(value[3:], math.exp(2) * (x[3:] - 1))
     assert (value.diff() > 0).all()
 
 
@@ -141,7 +140,7 @@ def test_the_kl_estimate_keeps_its_digits_near_zero_and_is_never_negative(dtype:
     assert (made >= 0).all()
     wide = d.double()
     exact = sum(wide**n / float(math.factorial(n)) for n in range(2, 30))
-    torch.testing.assert_close(made.double(), exact, rtol=64 * torch.finfo(dtype).eps * 20, atol=0.0)
+    torch.testing.assert_close(made.double(), exact, rtol={torch.float32: 2e-5, torch.float64: 1e-11}[dtype], atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])

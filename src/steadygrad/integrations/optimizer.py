@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from ..act import setup
 from ..act.forward_state import Entry, ForwardState
 from ..act.gate import parameters_of
+from ..act.notify import Notifier
 from ..act.policy import Capabilities, Policy
 from ..act.ranks_council import convene
 from ..act.readout import must_refuse
@@ -42,7 +43,7 @@ class OptimizerGuard:
         model: lets the guard name parameters, put back what forward moved, and roll back poisoned weights.
         scheduler: held for one call after a refused step.
         scaler: your GradScaler, so that the steps it drops are seen and leave no trace either.
-        run_dir, policy: as for Guard.
+        run_dir, policy, notify: as for Guard.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class OptimizerGuard:
         scaler: Any = None,
         run_dir: Any = None,
         policy: str | Policy = "balanced",
+        notify: Any = None,
     ) -> None:
         self.policy = Policy.named(policy)
         self._shield = Shield()
@@ -76,6 +78,9 @@ class OptimizerGuard:
         ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
         self._ring = ring if self._council.all("ring", ring is not None) else None
         self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
+        self._notifier = Notifier(notify, run=str(self._journal.path or "")) if notify is not None else None
+        for desk in self._desks:
+            desk.books.on_incident = self._notifier
         self._entry: Entry | None = None
         self._refused: set[int] = set()
         self._loss: Tensor | None = None
@@ -118,6 +123,9 @@ class OptimizerGuard:
         while self._undo:
             self._undo.pop()()
         setup.release(self._optimizers)
+        with self._shield("notify", None):
+            if self._notifier is not None:
+                self._notifier.close()
         with self._shield("journal", None):
             self._journal.close()
 
@@ -227,6 +235,7 @@ class OptimizerGuard:
         decision = desk.books.decide(reading, findings, can)
         self._council.note(decision)
         desk.books.enter(reading, decision, applied=False, loss_seen=self._loss is not None)
+        desk.books.announce()
         if Action.ROLLBACK in decision.actions:
             decision = self._roll_back(decision)
         if Action.HALT in decision.actions:

@@ -203,3 +203,16 @@ def test_lbfgs_is_refused_or_only_watched() -> None:
 def test_an_unknown_object_gets_one_sentence() -> None:
     with pytest.raises(sg.UsageError, match="does not know what to do with a dict"):
         sg.attach({})
+
+
+def test_whoever_asked_is_told_of_an_incident() -> None:
+    told: list[Any] = []
+    it = setup()
+    data = batches(3)
+    with sg.attach(it.optimizer, model=it.model, notify=told.append) as guard:
+        for batch in [*data, poisoned(data[0])]:
+            it.optimizer.zero_grad()
+            it.loss_fn(it.model, batch).backward()
+            it.optimizer.step()
+    assert [each["incident"]["first_step"] for each in told] == [3]
+    assert guard.summary()["guard_faults"] == {}

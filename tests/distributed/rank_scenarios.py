@@ -332,3 +332,29 @@ def norms(rank: int, world: int, folder: Path, kind: str) -> Any:
         }  # fmt: skip
         guard.close()
     return found
+
+
+@scenario
+def strangers(rank: int, world: int, folder: Path) -> Any:
+    """Ranks that train each a model of its own, in one run directory, with different numbers of batches."""
+    model = training.Net()
+    guard = sg.Guard(
+        model, training.make_optimizer(model, "sgd"), training.loss_fn, run_dir=folder / "run", diagnose="off"
+    )
+    with guard:
+        for batch in training.batches(rank, 4 + rank, {"how": "nan", "batches": [2], "ranks": [1]}):
+            guard.step(batch)
+    dist.barrier()
+    return [
+        guard.summary()["applied"],
+        guard.summary()["skipped"],
+        [f.rank for i in guard.incidents for f in i.findings],
+    ]
+
+
+@scenario
+def flat_shards(rank: int, world: int, folder: Path) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(training.Net(norm="layer"), device_id=torch.device("cpu"))
+    sg.Guard(model, training.make_optimizer(model, "sgd"), training.loss_fn)

@@ -74,3 +74,18 @@ def test_a_guard_that_one_rank_never_makes_is_one_sentence_and_no_hang(run_ranks
     assert idle.status == 0
     assert waiting.status == 24, waiting.log
     assert "waited 0.5 s for rank 0 to make one too" in waiting.message
+
+
+def test_ranks_that_train_models_of_their_own_are_left_alone_and_told_so(run_ranks: RunRanks) -> None:
+    first, second = run_ranks("strangers", 2)
+    assert first.returned == [4, 0, []]
+    applied, skipped, ranks = second.returned
+    assert (applied, skipped, set(ranks)) == (4, 1, {1})
+    for ended in (first, second):
+        assert "this rank decides alone" in ended.log
+
+
+def test_fsdp1_is_refused_with_what_to_use_instead(run_ranks: RunRanks) -> None:
+    for ended in run_ranks("flat_shards", 2):
+        assert ended.told["raised"] == "UsageError", ended.log
+        assert "fully_shard" in ended.message

@@ -32,7 +32,9 @@ _DIAGNOSED_PER_SYMPTOM = 3
 class Books:
     """Judges settled steps and remembers them."""
 
-    def __init__(self, policy: Policy, journal: Journal, shield: Shield, *, run: str, rank: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, journal: Journal, shield: Shield, *, run: str, rank: int = 0, quiet: bool = False
+    ) -> None:
         self.policy = policy
         self.journal = journal
         self.history = History()
@@ -42,7 +44,7 @@ class Books:
         self.recent: list[StepRecord] = []
         self._shield = shield
         self._run = run
-        self._rank = rank
+        self._rank, self._quiet = rank, quiet
         self.limits_in_force = Limits()
         self._shown: dict[str, int] = {}
         self._capsuled: set[str] = set()
@@ -151,6 +153,23 @@ class Books:
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
 
+    def enter_crash(self, step: int, batch_key: str, error: BaseException) -> None:
+        """An incident for an exception of the user's code that a bad value of the step led to."""
+        words = (str(error).strip().splitlines() or [""])[0][:300]
+        incident = Incident(
+            number=self.journal.next_incident(),
+            first_step=step,
+            last_step=step,
+            symptom="nan_loss",
+            headline=f"{type(error).__name__} after a value that is not finite: {words}",
+            batch_key=batch_key,
+            time=time.time(),
+        )
+        self.incidents.append(incident)
+        with self._shield("journal", None):
+            self.journal.incident(incident)
+        self.show(f"step {step} raised {incident.headline}", kind="crash")
+
     def diagnosis_due(self, wish: str, *, caught: bool = False) -> str | None:
         """How deep to diagnose the newest incident: the first of a kind in full, a few more for their origin.
 
@@ -257,7 +276,7 @@ class Books:
 
     def show(self, sentence: str, *, kind: str) -> None:
         """Tell the user, the first few times for each kind; the journal has all. Of several ranks one speaks."""
-        if self._rank:
+        if self._quiet:
             return
         count = self._shown[kind] = self._shown.get(kind, 0) + 1
         if count <= _SHOWN_PER_SYMPTOM:

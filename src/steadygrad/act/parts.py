@@ -76,7 +76,9 @@ def assemble(
         forward.register(name, take, put)
     shield = Shield()
     shield.report_to(journal.event)
-    books = Books(policy, journal, shield, run=journal.run_id, rank=council.rank)
+    books = Books(
+        policy, journal, shield, run=journal.run_id, rank=council.rank, quiet=council.size > 1 and council.rank > 0
+    )
     gate = DeviceGate(optimizers)
     return Parts(
         program=StepProgram(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import RanksError, UsageError
@@ -38,10 +39,13 @@ _OTHER_SIZE = (
 
 
 class Alone:
-    """One process: nobody to ask."""
+    """Nobody to ask: one process, or one of several that train each a model of its own."""
 
-    rank, size = 0, 1
+    size = 1
     sums_norms: bool = False
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
 
     def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
         return None
@@ -49,7 +53,7 @@ class Alone:
     def agree(
         self, reading: Reading, step: int, batches: int, window: Window, gradients: Gradients | None
     ) -> Reading:  # fmt: skip
-        return reading
+        return replace(reading, rank=self.rank) if self.rank else reading
 
     def agree_on_loss(self, reading: Reading, step: int) -> Reading:
         return reading
@@ -104,9 +108,10 @@ class Council(Alone):
     """This rank's seat among several."""
 
     def __init__(self, ranks: Ranks, copies: Sequence[float] = ()) -> None:
+        super().__init__(ranks.rank)
         self._ranks = ranks
         self._copies = copies
-        self.rank, self.size = ranks.rank, ranks.size
+        self.size = ranks.size
         self._begun = False
         # Norms of sharded gradients travel with the vector where no clip reduces them anyway.
         self.sums_norms = bool(copies)
@@ -312,7 +317,7 @@ def convene(
         )
     if world_size() < 2:
         return Alone()
-    if any(type(p).__name__ == "FlatParameter" for p in parameters):
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise UsageError(
             "This model is wrapped in FullyShardedDataParallel (FSDP1), whose flat shards cannot be judged tensor by "
             "tensor. Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel."
@@ -323,7 +328,7 @@ def convene(
             "fully_shard: this rank decides alone. Wrap the model before making the guard if they train together.",
             world_size(),
         )
-        return Alone()
+        return Alone(dist.get_rank())
     ranks = Ranks(parameters[0].device)
     copies: list[float] = []
     if not clips and not outside and any(map(is_sharded, parameters)):

@@ -34,7 +34,7 @@ class Desk:
     ) -> None:
         self.optimizer = optimizer
         self.parameters = parameters_of(optimizer)
-        self.books = Books(policy, journal, shield, run=journal.run_id, rank=journal.rank)
+        self.books = Books(policy, journal, shield, run=journal.run_id, rank=journal.rank, quiet=journal.rank > 0)
         self.names = [names[id(p)] for p in self.parameters]
         self._readout = Readout(self.names, self.parameters[0].device)
         self._probe = GradientProbe(self.parameters)

@@ -63,7 +63,9 @@ def page_of(*runs: Path, tmp_path: Path) -> Page:
 
 
 def test_a_real_runs_page_tells_cause_line_rows_remedies_and_what_to_do(guarded_run: Path, tmp_path: Path) -> None:
-    words = page_of(guarded_run, tmp_path=tmp_path).words
+    page = page_of(guarded_run, tmp_path=tmp_path)
+    words = page.words
+    assert page.data["runs"][0]["clip"] == 1.0
     source = (Path(__file__).parent / "ratio_model.py").read_text().splitlines()
     line = 1 + next(place for place, text in enumerate(source) if "mask.sum(1)" in text)
     for told in (

@@ -102,12 +102,16 @@ def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check
     landed = bad & applied
     if landed.any():
         first = int(steps[landed][0])
-        detail = f"{int(landed.sum()):,} updates landed although it was not, the first at step {first:,}"
+        detail = f"{_updates(int(landed.sum()))} landed although it was not, the first at step {first:,}"
         return Check(slug=slug, question=question, mark=Mark.FAIL, detail=detail)
-    detail = f"{int(applied.sum()):,} updates"
+    detail = _updates(int(applied.sum()))
     if bad.any():
         detail += f"; {int(bad.sum()):,} steps at which it was not were refused"
     return Check(slug=slug, question=question, mark=Mark.PASS, detail=detail)
+
+
+def _updates(count: int) -> str:
+    return f"{count:,} update" + ("s" if count != 1 else "")
 
 
 def success(counts: Counts, limit: float) -> Check:

@@ -66,7 +66,7 @@ def test_an_update_with_a_nan_loss_that_landed_fails(call: Call, tmp_path: Path)
     code, found = marks(call, str(written(tmp_path / "run", losses)))
     assert (code, found["loss_finite"], found["gradient_finite"]) == (1, "fail", "pass")
     out = call("verify", str(tmp_path / "run"))[1]
-    assert "1 updates landed although it was not, the first at step 12" in out
+    assert "1 update landed although it was not, the first at step 12" in out
 
 
 def test_an_observed_run_in_which_nan_landed_fails(call: Call, tmp_path: Path) -> None:

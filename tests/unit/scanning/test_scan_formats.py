@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -129,6 +132,45 @@ def test_sparse_quantised_and_parameter_tensors_are_looked_into(tmp_path: Path) 
     named = {finding.tensor for finding in scanned(path).findings}
     assert {"parameter", "scalar"} <= named
     assert any(name is not None and name.startswith("sparse") for name in named)
+
+
+class Tagged(torch.Tensor):
+    """A tensor of somebody's own class."""
+
+
+def test_a_tensor_of_a_class_of_its_own_is_read_in_its_type_and_place(tmp_path: Path) -> None:
+    path = tmp_path / "own.pt"
+    for dtype in (torch.float32, torch.float8_e4m3fn):
+        values = torch.ones(3, 5)
+        values[1, 4] = math.nan
+        torch.save({"tagged": values.to(dtype).as_subclass(Tagged)}, path)
+        found = scanned(path)
+        assert [(tensor.name, tensor.first_bad) for tensor in found.tensors] == [("tagged", (1, 4))]
+
+
+@pytest.mark.slow
+def test_memory_stays_far_under_500_megabytes_for_a_file_of_gigabytes(tmp_path: Path) -> None:
+    """Two tensors of a gigabyte each, as a file with holes: it takes no room on the disk."""
+    size = 1 << 30
+    header = json.dumps(
+        {
+            "a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]},
+            "b": {"dtype": "BF16", "shape": [size // 4, 2], "data_offsets": [size, 2 * size]},
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    path = tmp_path / "large.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 2 * size)
+    script = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
+    )
+    command = [sys.executable, "-m", "steadygrad.commands", "scan", "--json", str(path)]
+    done = subprocess.run([sys.executable, "-c", script, *command], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 250e6
 
 
 def test_a_tensor_larger_than_a_piece_is_scanned_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def _view(path: Path, name: str, value: Any) -> View | None:
     """The tensor that a call of one of torch's functions would make; None for anything else."""
     if isinstance(value, Persistent):  # a storage with no tensor over it
         return _whole_storage(path, name, value)
+    value = _without_its_class(value)
     if not isinstance(value, Called) or not value.name.startswith("torch._utils._rebuild_"):
         return None
     function = value.name.removeprefix("torch._utils.")
@@ -110,6 +111,15 @@ def _view(path: Path, name: str, value: Any) -> View | None:
         in_order=_contiguous(shape, stride),
         storage_width=storage_width,
     )
+
+
+def _without_its_class(value: Any) -> Any:
+    """Of a tensor of a class of somebody's own, the plain tensor inside: what would be called, and with what."""
+    if isinstance(value, Called) and value.name == "torch._tensor._rebuild_from_type_v2" and len(value.arguments) == 4:
+        function, _, arguments, _ = value.arguments
+        if isinstance(function, Name) and isinstance(arguments, tuple):
+            return Called(function, arguments)
+    return value
 
 
 def _whole_storage(path: Path, name: str, reference: Persistent) -> View | None:

@@ -116,3 +116,13 @@ def test_an_epoch_left_early_does_not_shift_the_next_one(watching: Any) -> None:
     next(iter(loader))  # several batches were drawn, one was handed out
     train(loader)
     assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+
+
+def test_a_loader_that_was_under_way_before_is_not_guessed_at(watching: Any) -> None:
+    """Its workers had drawn batches that nobody saw being drawn."""
+    running = iter(DataLoader(Points(), 4, num_workers=1))
+    next(running)
+    watch = watching(diagnose="auto")
+    train(running)
+    assert incident_of(watch).batch_key is None
+    assert incident_of(watch).diagnosis.sample_ids == ()

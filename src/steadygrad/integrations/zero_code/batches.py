@@ -56,12 +56,16 @@ class Batches:
 
     def drawn(self, iterator: Any, index: Any) -> None:
         """A loader's iterator drew the indices of a batch it will hand out later."""
-        queue = vars(iterator).setdefault(_QUEUE, deque())
-        queue.append(index)
+        queue = vars(iterator).get(_QUEUE)
+        if queue is not None:
+            queue.append(index)
 
     def restarted(self, iterator: Any) -> None:
-        """A new epoch of the same iterator: what was drawn and never handed out is gone."""
-        vars(iterator).pop(_QUEUE, None)
+        """An iterator begins, or begins a new epoch: what was drawn and never handed out is gone.
+
+        One that was under way before we listened is left alone: what it has drawn already is not known.
+        """
+        vars(iterator)[_QUEUE] = deque()
 
     def hand_out(self, iterator: Any, batch: Any) -> None:
         """A batch leaves the loader. Host work over a few numbers of each tensor; a batch on a device is not read."""

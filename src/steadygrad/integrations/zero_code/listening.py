@@ -181,6 +181,11 @@ def _loaders(watch: Watch, patches: Patches) -> None:
         watch.batches.restarted(self)
         return original(self, *args, **kwargs)
 
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.batches.restarted(self)
+        original(self, *args, **kwargs)
+
+    patches.around(kind, "__init__", made)
     patches.around(kind, "_next_index", next_index)
     patches.around(kind, "__next__", following)
     patches.around(kind, "_reset", reset)

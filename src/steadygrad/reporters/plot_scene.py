@@ -68,6 +68,9 @@ def _panel(
     top, bottom = place
     steps, values = rows.column("step"), rows.column(column)
     finite = values[np.isfinite(values)]
+    if finite.size and not finite.any():
+        notes.append(f"the {title} is zero at every step, so it is not drawn")
+        values, finite = np.full(len(values), np.nan), finite[:0]
     if log and finite.size and finite.min() <= 0:
         # A zero now and then (a masked batch) is no reason to give the logarithm up; a loss below zero is.
         if finite.min() < 0 or not (finite > 0).any():
@@ -87,7 +90,13 @@ def _panel(
         yield Line(points=[(LEFT, level), (RIGHT, level)], colour=GRID)
         yield Words(x=LEFT - 8, y=level + 4, text=short(tick), colour=DIM, size=12, anchor="end")
     if not finite.size:
-        yield Words(x=(LEFT + RIGHT) / 2, y=(top + bottom) / 2, text="no finite value", colour=BAD, anchor="middle")
+        yield Words(
+            x=(LEFT + RIGHT) / 2,
+            y=(top + bottom) / 2,
+            text="no finite value was recorded",
+            colour=BAD,
+            anchor="middle",
+        )
     yield from _curve(steps, values, points, x, y)
     if clip:
         level = y.at(clip)

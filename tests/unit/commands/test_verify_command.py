@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from trained_run import Call, copied, forbid, make_call, newer, one_sentence, torn, train
 
+import steadygrad as sg
 from steadygrad.errors import TrainingHalted
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
@@ -85,6 +86,24 @@ def test_a_loss_that_did_not_fall_fails_and_one_line_can_be_ignored(call: Call, 
     assert code == 0
     assert "loss_fell" not in found
     one_sentence(call("verify", str(run), "--ignore", "loss_fel"), "no line of this checklist", "loss_fell")
+
+
+def test_a_guard_at_the_optimizer_alone_sees_no_loss_and_says_so(call: Call, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = sg.attach(optimizer, run_dir=tmp_path / "run")
+    for _ in range(30):
+        model(torch.randn(4, 3)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    code, found = marks(call, str(tmp_path / "run"))
+    assert code == 0
+    assert (found["loss_finite"], found["loss_fell"], found["gradient_finite"]) == ("open", "open", "pass")
+    assert "does not see it" in call("verify", str(tmp_path / "run"))[1]
+    assert call("plot", str(tmp_path / "run"), "-o", str(tmp_path / "loss.svg"))[0] == 0
+    assert "no finite value was recorded" in (tmp_path / "loss.svg").read_text()
 
 
 def test_too_few_steps_leave_the_trend_open(call: Call, tmp_path: Path) -> None:

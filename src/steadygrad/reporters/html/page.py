@@ -26,7 +26,8 @@ from .lead_up import NormsBefore, lead_up
 MAX_CARDS = 40
 MAX_LISTED = 1000
 MAX_EVENTS = 200
-SCRIPTS = ("uPlot.iife.min.js", "theme.js", "charts.js", "heat.js", "page.js")
+SCRIPTS = ("uPlot.iife.min.js", "theme.js", "axes.js", "marks.js", "charts.js", "heat.js", "page.js")
+STYLES = ("uPlot.min.css", "colours.css", "layout.css", "charts.css", "incidents.css", "screens.css")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def render(told: list[Told], others: Sequence[Other] = ()) -> str:
     return _environment().get_template("report.html").render(
         title=shown(" · ".join(f"{story.name}: {story.headline}" for story in stories[:3]), limit=300),
         policy=content_policy([str(script) for script in scripts]),
-        style=static("uPlot.min.css") + static("report.css"),
+        style=Markup("\n").join(static(name) for name in STYLES),
         scripts=scripts,
         data=as_json(data),
         runs=[

@@ -2,92 +2,60 @@
 /* The curves: one uPlot a figure, all with the same steps in view. */
 {
   const { data, color, runColor, faint, number, count, element, tip } = steady;
+  const { logTicks, rangeOf } = steady.axes,
+    { drawMarks, drawClip, nearby } = steady.marks;
   const charts = [];
-  let full = null, viewing = null;
+  let full = null,
+    viewing = null;
 
   /* (run, label, points, colour) of every line of a figure. */
-  const linesOf = (kind) => data.runs.flatMap((run, place) => {
-    const own = data.runs.length > 1 ? run.name : "";
-    if (kind === "terms") {
-      return Object.entries(run.terms || {}).map(([name, points], at) => ({
-        place, points, label: own ? own + " " + name : name, stroke: () => runColor(place + at), }));
-    }
-    const lines = run.curves[kind] ? [{ place, points: run.curves[kind], label: own, stroke: () => runColor(place), main: true }] : [];
-    if (kind === "loss") (run.ranks || []).forEach((rank, at) => lines.push({
-      place, points: rank.loss, label: (own + " rank " + rank.rank).trim(), stroke: () => faint(runColor(place + at + 1), 0.65) }));
-    return lines;
-  });
+  const linesOf = (kind) =>
+    data.runs.flatMap((run, place) => {
+      const own = data.runs.length > 1 ? run.name : "";
+      if (kind === "terms") {
+        return Object.entries(run.terms || {}).map(([name, points], at) => ({
+          place,
+          points,
+          label: own ? own + " " + name : name,
+          stroke: () => runColor(place + at),
+        }));
+      }
+      const lines = run.curves[kind]
+        ? [{ place, points: run.curves[kind], label: own, stroke: () => runColor(place), main: true }]
+        : [];
+      if (kind === "loss")
+        (run.ranks || []).forEach((rank, at) =>
+          lines.push({
+            place,
+            points: rank.loss,
+            label: (own + " rank " + rank.rank).trim(),
+            stroke: () => faint(runColor(place + at + 1), 0.65),
+          }),
+        );
+      return lines;
+    });
 
   /* A log axis holds logarithms: uPlot's own log scale has no labels beyond 1e17, where an exploding loss soon is. */
   const tablesOf = (lines, log) => {
-    const held = (values) => log ? values.map((value) => value === null ? null : Math.log10(value)) : values;
-    const tables = lines.map(({ points }) => [points.x,
-      ...["low", "high", "mid", "smooth"].filter((name) => points[name]).map((name) => held(points[name]))]);
+    const held = (values) => (log ? values.map((value) => (value === null ? null : Math.log10(value))) : values);
+    const tables = lines.map(({ points }) => [
+      points.x,
+      ...["low", "high", "mid", "smooth"].filter((name) => points[name]).map((name) => held(points[name])),
+    ]);
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
   };
 
-  const isPositive = (lines) => lines.every(({ points }) => (points.low || points.mid).every((value) => value === null || value > 0));
-
-  /* Lines of a log axis: one, two and five of each power of ten, or fewer where there are many powers. */
-  const logTicks = (u, axis, low, high) => {
-    const powers = high - low, every = Math.max(1, Math.ceil(powers / 6)), found = [];
-    const leads = powers < 0.7 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : powers < 2.6 ? [1, 2, 5] : [1];
-    for (let power = Math.floor(low); power <= high; power++) if (power % every === 0) {
-      leads.forEach((lead) => { const at = power + Math.log10(lead); if (at >= low && at <= high) found.push(at); });
-    }
-    return found.length > 1 ? found : [(low + high) / 2];
-  };
-
-  /* Marks of incidents: a thin line each, and a triangle on top that can be aimed at. */
-  const drawMarks = (chart, lines) => {
-    const { ctx, bbox } = chart, ratio = devicePixelRatio;
-    ctx.save();
-    ctx.beginPath(); ctx.rect(bbox.left, 0, bbox.width, bbox.top + bbox.height); ctx.clip();
-    const shown = new Set(lines.map((line) => line.place));
-    data.runs.forEach((run, place) => {
-      if (!shown.has(place)) return;
-      const ink = data.runs.length > 1 ? runColor(place) : color("bad");
-      const thick = run.incidents.length > 150 ? 0.35 : 0.75;
-      run.incidents.forEach(([, first, last]) => {
-        const left = chart.valToPos(first, "x", true), right = Math.max(left, chart.valToPos(last, "x", true));
-        if (right < bbox.left || left > bbox.left + bbox.width) return;
-        if (right - left > ratio) { ctx.fillStyle = faint(ink, 0.14); ctx.fillRect(left, bbox.top, right - left, bbox.height); }
-        ctx.strokeStyle = faint(ink, thick); ctx.lineWidth = ratio; ctx.setLineDash([3 * ratio, 3 * ratio]);
-        ctx.beginPath(); ctx.moveTo(left, bbox.top); ctx.lineTo(left, bbox.top + bbox.height); ctx.stroke();
-        ctx.setLineDash([]); ctx.fillStyle = ink;
-        const size = 4.5 * ratio;
-        ctx.beginPath(); ctx.moveTo(left - size, bbox.top - size - 2); ctx.lineTo(left + size, bbox.top - size - 2); ctx.lineTo(left, bbox.top + 2); ctx.fill();
-      });
-    });
-    ctx.restore();
-  };
-
-  const drawClip = (chart, log) => {
-    const { ctx, bbox } = chart;
-    new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) => {
-      const y = Math.round(chart.valToPos(log ? Math.log10(clip) : clip, "y", true));
-      if (!(y >= bbox.top && y <= bbox.top + bbox.height)) return;
-      ctx.save();
-      ctx.strokeStyle = color("soft"); ctx.lineWidth = devicePixelRatio; ctx.setLineDash([7 * devicePixelRatio, 5 * devicePixelRatio]);
-      ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
-      ctx.restore();
-    });
-  };
-
-  const nearby = (chart, lines) => {
-    const found = [], shown = new Set(lines.map((line) => line.place)), at = chart.cursor.left;
-    data.runs.forEach((run, place) => shown.has(place) && run.incidents.forEach((incident) => {
-      const left = chart.valToPos(incident[1], "x"), right = chart.valToPos(incident[2], "x");
-      const off = at < left ? left - at : Math.max(0, at - right);
-      if (off <= 7) found.push([off, run, incident]);
-    }));
-    return found.sort((a, b) => a[0] - b[0]).slice(0, 3);
-  };
+  const isPositive = (lines) =>
+    lines.every(({ points }) => (points.low || points.mid).every((value) => value === null || value > 0));
 
   const tell = (chart, lines, unit) => {
     const { left, top, idx } = chart.cursor;
-    if (left === undefined || left < 0 || idx === null || idx === undefined || !chart.hovered) { if (chart.hovered) tip.hide(); return; }
-    const at = chart.data[0][idx], parts = [];
+    if (left === undefined || left < 0 || idx === null || idx === undefined || !chart.hovered) {
+      if (chart.hovered) tip.hide();
+      return;
+    }
+    const at = chart.data[0][idx],
+      parts = [];
     const stretch = Math.max(...lines.map(({ points }) => points.stretch || 1));
     parts.push(element("b", stretch > 1 ? "steps " + count(at) + "–" + count(at + stretch - 1) : "step " + count(at)));
     lines.forEach((line) => {
@@ -95,73 +63,135 @@
       let place = x.findIndex((step) => step > at) - 1;
       if (place < -1) place = x.length - 1;
       if (place < 0 || at > x[x.length - 1] + (line.points.stretch || 1)) return;
-      const row = element("div"), key = element("span", undefined, "key");
+      const row = element("div"),
+        key = element("span", undefined, "key");
       key.style.borderColor = line.stroke();
       row.append(key, (line.label ? line.label + " " : "") + number(mid[place]) + unit);
-      if (low && low[place] !== null && low[place] !== high[place]) row.append(element("span", " (" + number(low[place]) + " to " + number(high[place]) + ")", "muted"));
+      if (low && low[place] !== null && low[place] !== high[place])
+        row.append(element("span", " (" + number(low[place]) + " to " + number(high[place]) + ")", "muted"));
       parts.push(row);
     });
-    nearby(chart, lines).forEach(([, run, [name, first, , told]]) => parts.push(
-      element("div", "▾ " + (data.runs.length > 1 ? run.name + ", " : "") + "incident " + name + ", step " + count(first) + ": " + told, "bad")));
+    nearby(chart, lines).forEach(([, run, [name, first, , told]]) =>
+      parts.push(
+        element(
+          "div",
+          "▾ " +
+            (data.runs.length > 1 ? run.name + ", " : "") +
+            "incident " +
+            name +
+            ", step " +
+            count(first) +
+            ": " +
+            told,
+          "bad",
+        ),
+      ),
+    );
     const box = chart.over.getBoundingClientRect();
     tip.show(scrollX + box.left + left, scrollY + box.top + top, parts);
   };
 
-  /* What the y axis shows: the values with a little air, and the clip line, which says more when it is in the picture. */
-  const rangeOf = (log, percent, clipped) => (u, low, high) => {
-    if (percent) return [Math.max(0, Math.min(90, Math.floor((low ?? 90) - 3))), 100.6];
-    if (low === null || high === null) return [0, 1];
-    const clips = clipped ? data.runs.map((run) => run.clip).filter(Boolean).map((clip) => log ? Math.log10(clip) : clip) : [];
-    const least = Math.min(low, ...clips), most = Math.max(high, ...clips);
-    if (log) { const air = Math.max(0.035, (most - least) * 0.06); return [least - air, most + air]; }
-    const air = (most - least) * 0.08 || Math.abs(most) * 0.1 || 1;
-    return [least >= 0 ? Math.max(0, least - air) : least - air, most + air];
-  };
-
   const make = (figure) => {
-    const kind = figure.dataset.curve, lines = linesOf(kind);
-    if (!lines.length) { figure.remove(); return; }
-    const log = Boolean(figure.dataset.log) && isPositive(lines), percent = Boolean(figure.dataset.percent), small = figure.classList.contains("compact");
-    const series = [{}], bands = [];
+    const kind = figure.dataset.curve,
+      lines = linesOf(kind);
+    if (!lines.length) {
+      figure.remove();
+      return;
+    }
+    const log = Boolean(figure.dataset.log) && isPositive(lines),
+      percent = Boolean(figure.dataset.percent),
+      small = figure.classList.contains("compact");
+    const series = [{}],
+      bands = [];
     lines.forEach((line) => {
       if (line.points.low) {
         const at = series.length;
-        series.push({ stroke: null, width: 0, points: { show: false } }, { stroke: null, width: 0, points: { show: false } });
+        series.push(
+          { stroke: null, width: 0, points: { show: false } },
+          { stroke: null, width: 0, points: { show: false } },
+        );
         bands.push({ series: [at + 1, at], fill: () => faint(line.stroke().slice(0, 7), line.main ? 0.2 : 0.1) });
       }
       const stroke = line.points.smooth ? () => faint(line.stroke(), 0.38) : line.stroke;
-      series.push({ stroke, width: line.points.smooth ? 1 : line.main ? 1.6 : 1.1, points: { show: line.points.x.length < 40, size: 4, fill: line.stroke } });
+      series.push({
+        stroke,
+        width: line.points.smooth ? 1 : line.main ? 1.6 : 1.1,
+        points: { show: line.points.x.length < 40, size: 4, fill: line.stroke },
+      });
       if (line.points.smooth) series.push({ stroke: line.stroke, width: 2, points: { show: false } });
     });
-    const axis = { stroke: () => color("soft"), font: "11.5px system-ui, sans-serif", grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
-    const sized = () => ({ width: Math.max(200, figure.clientWidth - parseFloat(getComputedStyle(figure).paddingLeft) * 2), height: small ? 190 : 280 });
-    const chart = new uPlot({
-      ...sized(), series, bands, padding: [14, 14, 0, 2],
-      legend: { show: false }, select: { show: true },
-      cursor: { sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false },
-      scales: { x: { time: false }, y: { range: rangeOf(log, percent, figure.dataset.clip) } },
-      axes: [
-        { ...axis, values: (u, values) => values.map((v) => v % 1 ? "" : count(v)), space: 64, size: 30 },
-        { ...axis, size: (u, values) => Math.max(42, 12 + 6.6 * Math.max(0, ...(values || []).map((v) => String(v).length))), values: (u, values) => percent ? values.map((v) => v > 100 ? "" : number(v) + " %") : values.map((v) => v === null ? "" : number(log ? Number((10 ** v).toPrecision(3)) : v)), space: 34, ...(log ? { splits: logTicks, filter: (u, splits) => splits } : {}) },
-      ],
-      hooks: {
-        draw: [(u) => drawMarks(u, lines), ...(figure.dataset.clip ? [(u) => drawClip(u, log)] : [])],
-        setCursor: [(u) => tell(u, lines, percent ? " %" : "")],
-        setSelect: [(u) => {
-          const { left, width } = u.select;
-          if (width > 6) steady.view(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
-          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-        }],
+    const axis = {
+      stroke: () => color("soft"),
+      font: "11.5px system-ui, sans-serif",
+      grid: { stroke: () => color("line"), width: 1 },
+      ticks: { show: false },
+    };
+    const sized = () => ({
+      width: Math.max(200, figure.clientWidth - parseFloat(getComputedStyle(figure).paddingLeft) * 2),
+      height: small ? 190 : 280,
+    });
+    const chart = new uPlot(
+      {
+        ...sized(),
+        series,
+        bands,
+        padding: [14, 14, 0, 2],
+        legend: { show: false },
+        select: { show: true },
+        cursor: {
+          sync: { key: "steps", scales: ["x", null] },
+          drag: { x: true, y: false, setScale: false },
+          points: { show: false },
+          y: false,
+        },
+        scales: { x: { time: false }, y: { range: rangeOf(log, percent, figure.dataset.clip) } },
+        axes: [
+          { ...axis, values: (u, values) => values.map((v) => (v % 1 ? "" : count(v))), space: 64, size: 30 },
+          {
+            ...axis,
+            size: (u, values) => Math.max(42, 12 + 6.6 * Math.max(0, ...(values || []).map((v) => String(v).length))),
+            values: (u, values) =>
+              percent
+                ? values.map((v) => (v > 100 ? "" : number(v) + " %"))
+                : values.map((v) => (v === null ? "" : number(log ? Number((10 ** v).toPrecision(3)) : v))),
+            space: 34,
+            ...(log ? { splits: logTicks, filter: (u, splits) => splits } : {}),
+          },
+        ],
+        hooks: {
+          draw: [(u) => drawMarks(u, lines), ...(figure.dataset.clip ? [(u) => drawClip(u, log)] : [])],
+          setCursor: [(u) => tell(u, lines, percent ? " %" : "")],
+          setSelect: [
+            (u) => {
+              const { left, width } = u.select;
+              if (width > 6) steady.view(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+              u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+            },
+          ],
+        },
       },
-    }, tablesOf(lines, log), figure);
-    chart.over.addEventListener("mouseenter", () => { chart.hovered = true; });
-    chart.over.addEventListener("mouseleave", () => { chart.hovered = false; tip.hide(); });
+      tablesOf(lines, log),
+      figure,
+    );
+    chart.over.addEventListener("mouseenter", () => {
+      chart.hovered = true;
+    });
+    chart.over.addEventListener("mouseleave", () => {
+      chart.hovered = false;
+      tip.hide();
+    });
     /* A finger that moves sideways selects as a mouse does; up and down it scrolls the page. */
-    for (const [heard, said] of [["pointerdown", "mousedown"], ["pointermove", "mousemove"], ["pointerup", "mouseup"], ["pointercancel", "mouseup"]]) {
+    for (const [heard, said] of [
+      ["pointerdown", "mousedown"],
+      ["pointermove", "mousemove"],
+      ["pointerup", "mouseup"],
+      ["pointercancel", "mouseup"],
+    ]) {
       chart.over.addEventListener(heard, (event) => {
         if (event.pointerType !== "touch") return;
         chart.hovered = said !== "mouseup";
-        const { clientX, clientY } = event, told = { clientX, clientY, movementX: 1, bubbles: true };  // uPlot passes over a move of nothing
+        const { clientX, clientY } = event,
+          told = { clientX, clientY, movementX: 1, bubbles: true }; // uPlot passes over a move of nothing
         (said === "mouseup" ? document : chart.over).dispatchEvent(new MouseEvent(said, told));
         if (said === "mouseup") tip.hide();
       });
@@ -177,17 +207,27 @@
   };
 
   const legend = (figure, lines) => {
-    const box = element("div", undefined, "legend"), add = (text, stroke, kind) => {
-      const entry = element("span"), key = element("span", undefined, "key " + (kind || ""));
-      if (stroke) steady.redraw.push(() => { key.style.borderColor = stroke(); });
-      entry.append(key, element("span", text));
-      box.append(entry);
-    };
+    const box = element("div", undefined, "legend"),
+      add = (text, stroke, kind) => {
+        const entry = element("span"),
+          key = element("span", undefined, "key " + (kind || ""));
+        if (stroke)
+          steady.redraw.push(() => {
+            key.style.borderColor = stroke();
+          });
+        entry.append(key, element("span", text));
+        box.append(entry);
+      };
     lines.filter((line) => line.label).forEach((line) => add(line.label, line.stroke));
-    if (figure.dataset.clip) new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) => add("clipped to " + number(clip), () => color("soft"), "dash"));
-    if (data.runs.some((run) => run.incidents.length) && !figure.classList.contains("compact")) add("incidents", () => color(data.runs.length > 1 ? "soft" : "bad"), "dash");
+    if (figure.dataset.clip)
+      new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) =>
+        add("clipped to " + number(clip), () => color("soft"), "dash"),
+      );
+    if (data.runs.some((run) => run.incidents.length) && !figure.classList.contains("compact"))
+      add("incidents", () => color(data.runs.length > 1 ? "soft" : "bad"), "dash");
     const wide = Math.max(...lines.map(({ points }) => points.stretch || 0));
-    if (wide && !figure.classList.contains("compact")) box.append(element("span", "band: lowest to highest of every " + count(Math.ceil(wide)) + " steps"));
+    if (wide && !figure.classList.contains("compact"))
+      box.append(element("span", "band: lowest to highest of every " + count(Math.ceil(wide)) + " steps"));
     if (lines.some(({ points }) => points.smooth)) box.append(element("span", "bold: moving mean"));
     if (box.childElementCount) figure.append(box);
   };

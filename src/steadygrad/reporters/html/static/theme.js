@@ -2,9 +2,16 @@
 /* Colours come from the style sheet, so that a canvas follows the page from light to dark. */
 const steady = { data: JSON.parse(document.getElementById("data").textContent), redraw: [], resize: [] };
 
-steady.color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+steady.color = (name) =>
+  getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
 steady.runColor = (place) => steady.color("run" + (place % 8));
-steady.faint = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
+steady.faint = (hex, share) =>
+  hex +
+  Math.round(share * 255)
+    .toString(16)
+    .padStart(2, "0");
 steady.isDark = () => {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -35,12 +42,15 @@ steady.tip = {
   show(x, y, parts) {
     this.box.replaceChildren(...parts);
     this.box.hidden = false;
-    const width = this.box.offsetWidth, edge = document.documentElement.clientWidth;
+    const width = this.box.offsetWidth,
+      edge = document.documentElement.clientWidth;
     const left = x + 16 + width > scrollX + edge - 8 ? x - width - 16 : x + 16;
     this.box.style.left = Math.max(scrollX + 8, Math.min(left, scrollX + edge - width - 8)) + "px";
     this.box.style.top = y + 16 + "px";
   },
-  hide() { this.box.hidden = true; },
+  hide() {
+    this.box.hidden = true;
+  },
 };
 
 document.getElementById("theme").addEventListener("click", () => {

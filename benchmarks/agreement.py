@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
+from steadygrad import start
 from steadygrad.act.ranks import Ranks
+from steadygrad.act.ranks_council import Alone
 
 WIDTH, BATCH = 256, 64
 
@@ -71,6 +73,16 @@ def guarded_step(kind: str) -> Callable[[], Any]:
     return lambda: guard.step(batch)
 
 
+def unagreed_step(kind: str) -> Callable[[], Any]:
+    """The guarded step as it would be if the ranks did not ask each other: what is left is the guard's own cost."""
+    agreeing = start.convene
+    start.convene = lambda *_, **__: Alone()
+    try:
+        return guarded_step(kind)
+    finally:
+        start.convene = agreeing
+
+
 def bare_all_reduce() -> Callable[[], Any]:
     number = torch.zeros(1)
     return lambda: dist.all_reduce(number)
@@ -101,8 +113,10 @@ def measure(rounds: int, calls: int) -> dict[str, Any]:
         "one bare all_reduce of one number": bare_all_reduce(),
         "the agreement of one step, by itself": agreement(),
         "DDP step, plain loop with clip": plain_step("ddp"),
+        "DDP step, guarded, not agreeing": unagreed_step("ddp"),
         "DDP step, guarded": guarded_step("ddp"),
         "FSDP2 step, plain loop with clip": plain_step("fsdp2"),
+        "FSDP2 step, guarded, not agreeing": unagreed_step("fsdp2"),
         "FSDP2 step, guarded": guarded_step("fsdp2"),
     }
     counted = {}
@@ -124,8 +138,9 @@ def measure(rounds: int, calls: int) -> dict[str, Any]:
         name: {"us": statistics.median(values), "collectives": counted[name]} for name, values in times.items()
     }  # fmt: skip
     for kind in ("DDP", "FSDP2"):
-        pairs = zip(times[f"{kind} step, guarded"], times[f"{kind} step, plain loop with clip"], strict=True)
-        rows[f"{kind} step, guarded"]["ratio"] = statistics.median(guarded / plain for guarded, plain in pairs)
+        for name in (f"{kind} step, guarded, not agreeing", f"{kind} step, guarded"):
+            pairs = zip(times[name], times[f"{kind} step, plain loop with clip"], strict=True)
+            rows[name]["ratio"] = statistics.median(guarded / plain for guarded, plain in pairs)
     return rows
 
 

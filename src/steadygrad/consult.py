@@ -54,6 +54,21 @@ class Consult:
             self.max_grad_norm, others, depth=depth, past=past,
         )  # fmt: skip
 
+    def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None:
+        """Find the NaN behind an exception of the user's code in this window; None if there is none."""
+        from .clinic.bedside import GuardPatient
+        from .clinic.crash import explain_crash, near_a_nan
+
+        if not near_a_nan(error):
+            return None
+        parts = self._parts
+        patient = GuardPatient(
+            program=parts.program, forward=parts.forward, state=parts.state, window=window, step=step,
+            symptom="nan_loss", findings=(), history=parts.books.recent, names=self._names,
+            max_grad_norm=self.max_grad_norm,
+        )  # fmt: skip
+        return explain_crash(patient, error, depth=depth)
+
     def _examine_together(
         self, window: Window, step: int, findings: tuple[Finding, ...], others: Sequence[Sequence[Any]], depth: str
     ) -> Diagnosis:

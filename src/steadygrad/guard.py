@@ -214,7 +214,10 @@ class Guard:
             engine.recovery.tape(engine.step, kept, key)
             outcome = engine.feed(kept, key, late=late, original=batch)
             engine.note_mode()
-        except (TheirFault, SteadyError):
+        except TheirFault as fault:
+            engine.explain_crash(fault.original, kept, key)
+            raise
+        except SteadyError:
             raise
         except Exception as fault:
             plain = engine.stand_down(fault)

@@ -36,6 +36,8 @@ from .recovery import Recovery, Verbs
 from .snapshots import SnapshotRing
 from .tape import versions_of
 
+_EXPLAINED_CRASHES = 3
+
 
 class Clinic(Protocol):
     """What the engine asks of the clinic."""
@@ -55,6 +57,8 @@ class Clinic(Protocol):
         depth: str,
         past: Past | None = None,
     ) -> Diagnosis: ...
+
+    def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,7 @@ class Engine:
         self.settle_for_readers: Callable[[], None] = self.settle
         """What an outcome calls when somebody reads it; a facade puts its own, safer door here."""
         self._before_forward: Entry | None = None
+        self._crashes = 0
 
     # -- one micro-batch
 
@@ -346,6 +351,25 @@ class Engine:
                 others = self.recovery.recent_good(window)
                 past = self.recovery.past(window, self._followers.scheduler)
                 found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth, past=past)
+                self.books.enter_diagnosis(found)
+
+    def explain_crash(self, error: BaseException, batch: Any, key: str) -> None:
+        """The user's code raised in forward: if a NaN of this very step is behind it, keep an incident that names it.
+
+        Looks only where a bad tensor lies about, and then runs the forward again. The exception goes on its way.
+        """
+        entry = self.window.entry or self._before_forward
+        depth = {"auto": "full", "origin": "origin"}.get(self._manner.diagnose)
+        if depth is None or entry is None or self.council.size > 1 or self._crashes >= _EXPLAINED_CRASHES:
+            return
+        with self.shield("clinic", None):
+            window = Window()
+            for each, name in [*self.window.fed, (batch, key)]:
+                window.add(each, name, {}, entry)
+            found = self._clinic.explain(window, self.step, error, depth=depth)
+            if found is not None:
+                self._crashes += 1
+                self.books.enter_crash(self.step, key, error)
                 self.books.enter_diagnosis(found)
 
     def run_again(self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> None:

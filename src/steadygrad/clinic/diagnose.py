@@ -44,10 +44,12 @@ def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | No
         look_back = getattr(patient, "look_back", None)
         if depth == "full" and look_back is not None:
             look_back()
-        return _Case(patient, suspicion).answer(depth)
+        return Case(patient, suspicion).answer(depth)
 
 
-class _Case:
+class Case:
+    """One failing step on its way from evidence to an answer."""
+
     def __init__(self, patient: Patient, suspicion: Suspicion | None) -> None:
         self.patient = patient
         if suspicion is None and patient.facts.symptom == "spike":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -75,7 +76,7 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
     exam.record = exam.birth.record
     if exam.record.forward_ordinal is not None:
         exam.forward = tracer.trace.records[exam.record.forward_ordinal]
-    _catch(patient, exam)
+    catch_in_the_act(patient, exam)
     return exam
 
 
@@ -88,8 +89,11 @@ def choose_sinks(seen: StepSeen) -> list[tuple[str, str]]:
     return []
 
 
-def _catch(patient: Patient, exam: Examination) -> None:
-    """Replay once more and copy the tensors of the origin, its forward op and the ops around them."""
+def catch_in_the_act(patient: Patient, exam: Examination) -> None:
+    """Replay once more and copy the tensors of the origin, its forward op and the ops around them.
+
+    A step that raises on its way has been watched as far as it went.
+    """
     assert exam.record is not None
     wanted: dict[int, Specimen] = {exam.record.ordinal: exam.specimen}
     if exam.forward is not None:
@@ -108,7 +112,8 @@ def _catch(patient: Patient, exam: Examination) -> None:
     until = {"commit": "commit", "backward": "backward"}.get(exam.record.stage, "forward")
     if until == "forward" and exam.seen.guilty_batch:
         until = "backward"  # ops are counted, and those of the micro-batches before it ran backward too
-    replay(patient, tracer=tracer, until=until)
+    with suppress(RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError):
+        replay(patient, tracer=tracer, until=until)
     if exam.record.backward:
         _find_incoming(exam, [exam.record, *neighbours])
 

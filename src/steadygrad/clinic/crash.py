@@ -1,0 +1,116 @@
+"""An exception in the user's code whose message never mentions the NaN that caused it, traced to that NaN.
+
+`binary_cross_entropy` says that its input should lie between 0 and 1, `multinomial` that a probability is negative or
+NaN, a check of shapes or ranges says its own sentence; the number went bad lines or layers before. The forward pass
+is run again under the tracer up to the same exception, and the slice starts at what the raising operation was given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch
+
+from ..records import Diagnosis, Origin
+from .diagnose import Case
+from .evidence import Evidence
+from .exam import Examination, catch_in_the_act
+from .gather import gather
+from .origin import find_birth
+from .patient import Patient
+from .replay import replay
+from .rows import Rows, num_rows, read_rows
+from .seen import StepSeen
+from .trace import Tracer
+from .tracelog import Touch, Trace
+from .vigil import Suspicion
+
+EXPLAINED = (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError)
+LAST_OPERATIONS = 6
+"""A check that fails reads what it checks: the bad value is among what the last few operations saw."""
+MAX_LOCALS = 64
+MAX_ELEMENTS = 1 << 24
+
+
+def near_a_nan(error: BaseException) -> bool:
+    """Whether a tensor that is not finite lies about where this exception was raised. Reads the device.
+
+    An ordinary mistake has none, and is not run a second time.
+    """
+    if not isinstance(error, EXPLAINED) or isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+        return False
+    return any(_is_bad(value) for value in itertools.islice(_locals(error.__traceback__), MAX_LOCALS))
+
+
+def _locals(trace: TracebackType | None) -> Iterator[torch.Tensor]:
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        for value in list(frame.f_locals.values()):
+            items = value if isinstance(value, list | tuple) else [value]
+            yield from (item for item in items[:8] if isinstance(item, torch.Tensor))
+
+
+def _is_bad(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or not 0 < tensor.numel() <= MAX_ELEMENTS:
+        return False
+    # A mask of minus infinities is no trouble by itself.
+    return not bool((torch.nan_to_num(tensor.detach(), neginf=0.0, nan=math.inf) < math.inf).all())
+
+
+def explain_crash(patient: Patient, error: BaseException, *, depth: str) -> Diagnosis | None:
+    """The diagnosis of the NaN behind this exception; None if the step does not raise it again, or no NaN feeds it."""
+    with patient.examining():
+        tracer = Tracer(patient.model, owners=patient.facts.owners)
+        try:
+            replay(patient, tracer=tracer, until="backward")
+            return None
+        except Exception as again:
+            if type(again) is not type(error):
+                return None
+        tracer.trace.finish()
+        sinks = _given_to_the_last(tracer.trace)
+        birth = find_birth(tracer.trace, sinks) if sinks else None
+        if birth is None or (birth.record is None and (birth.leaf or ("constant",))[0] == "constant"):
+            return None
+        exam = Examination(StepSeen(), tracer.trace, birth, birth.record)
+        if birth.record is not None:
+            if birth.record.forward_ordinal is not None:
+                exam.forward = tracer.trace.records[birth.record.forward_ordinal]
+            catch_in_the_act(patient, exam)
+        return _CrashCase(patient, exam, error).answer(depth)
+
+
+def _given_to_the_last(trace: Trace) -> list[Touch]:
+    """The bad values that the last operations read or made, newest first: one of them was too much."""
+    for record in reversed(trace.records[-LAST_OPERATIONS:]):
+        bad = [t for t in (*record.reads, *record.writes) if math.isnan(trace.value(t)) or trace.value(t) == math.inf]
+        nans = [touch for touch in bad if math.isnan(trace.value(touch))]
+        if bad:
+            return nans or bad
+    return []
+
+
+class _CrashCase(Case):
+    """Like any other case, but that every replay of the untreated step raises."""
+
+    def __init__(self, patient: Patient, exam: Examination, error: BaseException) -> None:
+        super().__init__(patient, Suspicion(symptom="nan_loss", step=patient.facts.step, kind="non_finite"))
+        self.exam = exam
+        first = str(error).strip().splitlines()[:1]
+        self.notes.append(f"raised {type(error).__name__}: {(first or [''])[0][:200]}")
+
+    def _look(self) -> tuple[Evidence, Origin | None]:
+        assert self.exam is not None
+        return gather(self.patient, self.exam, self.suspicion)
+
+    def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
+        assert self.exam is not None
+        if origin is not None and origin.phase == "data":
+            return super()._rows(evidence, origin, cause, depth)
+        return Rows(rows=read_rows(self.exam, num_rows(self._batch)))

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import UsageError
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board
-from .rows import as_rows, pieces
+from .rows import as_rows, pieces, softmax
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -98,7 +98,7 @@ class _CrossEntropyRows(Function):
         kind = reduction_dtype(logits_NV)
         losses_N = torch.zeros(len(logits_NV), dtype=kind, device=logits_NV.device)
         for part in pieces(logits_NV):
-            logp = torch.log_softmax(logits_NV[part], -1, dtype=kind)
+            logp = softmax(logits_NV[part], kind, log=True)
             losses = -logp.gather(1, labels_N[part, None])[:, 0]
             if z_weight:
                 losses += z_weight * logits_NV[part].to(kind).logsumexp(-1).square()
@@ -112,13 +112,13 @@ class _CrossEntropyRows(Function):
         kind = reduction_dtype(logits_NV)
         gradient_NV = torch.empty_like(logits_NV)
         for part in pieces(logits_NV):
-            gradient = torch.softmax(logits_NV[part], -1, dtype=kind)
+            gradient = softmax(logits_NV[part], kind)
             if ctx.z_weight:
                 gradient *= 1 + 2 * ctx.z_weight * logits_NV[part].to(kind).logsumexp(-1, keepdim=True)
             gradient.scatter_add_(1, labels_N[part, None], gradient.new_full((len(gradient), 1), -1.0))
-            gradient *= grad_N[part, None]
+            torch.mul(gradient, grad_N[part, None], out=gradient_NV[part])
             # Not a product with zero: the softmax of a row that does not count may be NaN.
-            gradient_NV[part] = gradient.masked_fill_(~counts_N[part, None], 0)
+            gradient_NV[part].masked_fill_(~counts_N[part, None], 0)
         return gradient_NV, None, None, None
 
 
@@ -140,7 +140,7 @@ class _NormaliserRows(Function):
         logits_NV, counts_N = ctx.saved_tensors
         gradient_NV = torch.empty_like(logits_NV)
         for part in pieces(logits_NV):
-            gradient = torch.softmax(logits_NV[part], -1, dtype=reduction_dtype(logits_NV))
-            gradient *= grad_N[part, None]
-            gradient_NV[part] = gradient.masked_fill_(~counts_N[part, None], 0)
+            gradient = softmax(logits_NV[part], reduction_dtype(logits_NV))
+            torch.mul(gradient, grad_N[part, None], out=gradient_NV[part])
+            gradient_NV[part].masked_fill_(~counts_N[part, None], 0)
         return gradient_NV, None

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .divergences import Kind, divergence, student_gradient, teacher_gradient
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board, board
-from .rows import as_rows, pieces
+from .rows import as_rows, pieces, widened
 
 _KINDS = ("forward", "reverse", "jsd")
 
@@ -103,16 +103,17 @@ class _DivergenceRows(Function):
     def forward(
         ctx: Any, student_NV: Tensor, teacher_NV: Tensor, counts_N: Tensor, vocabulary: Tensor | None, how: _How
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(student_NV, teacher_NV, counts_N, vocabulary)
         ctx.how = how
-        divergences_N = torch.zeros(
-            len(student_NV), dtype=reduction_dtype(student_NV, teacher_NV), device=student_NV.device
-        )
-        compared_N = torch.zeros_like(counts_N)
+        dtype = reduction_dtype(student_NV, teacher_NV)
+        divergences_N = torch.zeros(len(student_NV), dtype=dtype, device=student_NV.device)
+        compared_N = torch.ones_like(counts_N)
         for part in pieces(student_NV, how.rows):
-            log_q, log_p, compared_N[part] = _log_probabilities(student_NV, teacher_NV, vocabulary, part, how)
-            found = divergence(how.kind, log_q, log_p, how.beta)
-            divergences_N[part] = torch.where(counts_N[part] & compared_N[part], found, 0)
+            student, teacher, holes = _comparable(student_NV, teacher_NV, vocabulary, part, how)
+            if holes:
+                compared_N[part] = (student.amax(-1) != -math.inf) & (teacher.amax(-1) != -math.inf)
+            rows = divergence(how.kind, student.log_softmax(-1), teacher.log_softmax(-1), how.beta, holes)
+            divergences_N[part] = torch.where(counts_N[part] & compared_N[part], rows, 0)
+        ctx.save_for_backward(student_NV, teacher_NV, counts_N & compared_N, vocabulary)
         ctx.mark_non_differentiable(compared_N)
         return divergences_N, compared_N
 
@@ -124,32 +125,38 @@ class _DivergenceRows(Function):
         student_grad = torch.empty_like(student_NV) if ctx.needs_input_grad[0] else None
         teacher_grad = torch.empty_like(teacher_NV) if ctx.needs_input_grad[1] else None
         for part in pieces(student_NV, how.rows):
-            log_q, log_p, compared = _log_probabilities(student_NV, teacher_NV, vocabulary, part, how)
-            dropped = ~(counts_N[part] & compared)[:, None]
+            student, teacher, holes = _comparable(student_NV, teacher_NV, vocabulary, part, how)
             factor = grad_N[part, None] / how.temperature
             for into, slope in ((student_grad, student_gradient), (teacher_grad, teacher_gradient)):
                 if into is not None:
-                    gradient = slope(how.kind, log_q, log_p, how.beta).mul_(factor)
-                    into[part] = gradient.masked_fill_(dropped, 0)
+                    torch.mul(slope(how.kind, student, teacher, how.beta, holes), factor, out=into[part])
+                    into[part].masked_fill_(~counts_N[part, None], 0)
         return student_grad, teacher_grad, None, None, None
 
 
-def _log_probabilities(
+def _comparable(
     student_NV: Tensor, teacher_NV: Tensor, vocabulary: Tensor | None, part: slice, how: _How
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log q, log p and whether there is anything to compare, for a few rows."""
-    kind = reduction_dtype(student_NV, teacher_NV)
-    student, teacher = student_NV[part].to(kind), teacher_NV[part].to(kind)
-    if how.temperature != 1.0:
-        student, teacher = student / how.temperature, teacher / how.temperature
-    left_out = None
+) -> tuple[Tensor, Tensor, bool]:
+    """A few rows of both in float32 over the temperature, -inf where they are left out, and whether they may have
+    such holes at all: where there are none, much of the work is spared."""
+    dtype = reduction_dtype(student_NV, teacher_NV)
+    student = widened(student_NV[part], dtype, how.temperature)
+    teacher = widened(teacher_NV[part], dtype, how.temperature)
     if vocabulary is not None:
         left_out = ~(vocabulary if len(vocabulary) == 1 else vocabulary[part])
-    if how.kind != "jsd":
-        infinite = (student if how.kind == "forward" else teacher) == -math.inf
-        left_out = infinite if left_out is None else infinite | left_out
-    if left_out is not None:
         student, teacher = student.masked_fill(left_out, -math.inf), teacher.masked_fill(left_out, -math.inf)
-    # A row of nothing but -inf has no softmax; amax is cheaper than counting, and is NaN where a NaN must be heard.
-    compared = (student.amax(-1) != -math.inf) & (teacher.amax(-1) != -math.inf)
-    return student.log_softmax(-1), teacher.log_softmax(-1), compared
+    elif not (_may_have_holes(student) or _may_have_holes(teacher)):
+        return student, teacher, False
+    if how.kind == "forward":
+        teacher = teacher.masked_fill(student == -math.inf, -math.inf)
+    elif how.kind == "reverse":
+        student = student.masked_fill(teacher == -math.inf, -math.inf)
+    return student, teacher, True
+
+
+def _may_have_holes(logits: Tensor) -> bool:
+    """Looks on a CPU, where it costs next to nothing; elsewhere the answer would be a host sync, and is yes."""
+    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    # By rows, for a NaN in one must not hide the hole of another. So low a logit may have a logarithm of -inf.
+    return bool((logits.amin(-1) <= -1e37).any())

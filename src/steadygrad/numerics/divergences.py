@@ -1,12 +1,13 @@
-"""Kullback-Leibler and Jensen-Shannon divergences of rows of log-probabilities, with their gradients.
+"""Kullback-Leibler and Jensen-Shannon divergences of rows, with their gradients.
 
-All functions take the log-probabilities of the student (log_q) and the teacher (log_p), where -inf means that a token
-is impossible, and give one number a row, or the gradient with respect to the logits that one of the two came from.
-A product of a zero probability with an infinite logarithm is zero here, as its limit is.
+With p the teacher's probabilities and q the student's,
 
     forward   sum p (log p - log q)
     reverse   sum q (log q - log p)
     jsd       beta KL(p | m) + (1 - beta) KL(q | m),  m = beta p + (1 - beta) q
+
+A logit or logarithm of -inf is a token that cannot come. `holes` says that there may be some: a product of a zero
+probability with an infinite logarithm is then made zero, as its limit is.
 """
 
 from __future__ import annotations
@@ -20,44 +21,47 @@ from torch import Tensor
 Kind = Literal["forward", "reverse", "jsd"]
 
 
-def divergence(kind: Kind, log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
-    """One number a row."""
+def divergence(kind: Kind, log_q: Tensor, log_p: Tensor, beta: float, holes: bool) -> Tensor:
+    """One number a row, from log-probabilities."""
     if kind == "forward":
-        return _weighted(log_p, log_p - log_q).sum(-1)
+        return _weighted(log_p, log_p - log_q, holes).sum(-1)
     if kind == "reverse":
-        return _weighted(log_q, log_q - log_p).sum(-1)
+        return _weighted(log_q, log_q - log_p, holes).sum(-1)
     log_m = _log_mixture(log_q, log_p, beta)
-    rows = beta * _weighted(log_p, log_p - log_m).sum(-1)
-    return rows.add_(_weighted(log_q, log_q - log_m).sum(-1), alpha=1 - beta)
+    rows = _weighted(log_p, log_p - log_m, holes).sum(-1).mul_(beta)
+    return rows.add_(_weighted(log_q, log_q - log_m, holes).sum(-1), alpha=1 - beta)
 
 
-def student_gradient(kind: Kind, log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
-    """With respect to the student's logits."""
+def student_gradient(kind: Kind, student: Tensor, teacher: Tensor, beta: float, holes: bool) -> Tensor:
+    """With respect to the student's logits, from both logits."""
     if kind == "forward":
-        return log_q.exp().sub_(log_p.exp())
+        return student.softmax(-1).sub_(teacher.softmax(-1))
+    return _one_sided(kind, student, teacher, 1 - beta, holes)
+
+
+def teacher_gradient(kind: Kind, student: Tensor, teacher: Tensor, beta: float, holes: bool) -> Tensor:
+    """With respect to the teacher's logits, from both logits."""
     if kind == "reverse":
-        return _through_softmax(log_q, log_q - log_p)
-    return _through_softmax(log_q, (log_q - _log_mixture(log_q, log_p, beta)).mul_(1 - beta))
+        return teacher.softmax(-1).sub_(student.softmax(-1))
+    return _one_sided(kind, teacher, student, beta, holes)
 
 
-def teacher_gradient(kind: Kind, log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
-    """With respect to the teacher's logits."""
-    if kind == "forward":
-        return _through_softmax(log_p, log_p - log_q)
-    if kind == "reverse":
-        return log_p.exp().sub_(log_q.exp())
-    return _through_softmax(log_p, (log_p - _log_mixture(log_q, log_p, beta)).mul_(beta))
+def _one_sided(kind: Kind, own: Tensor, other: Tensor, share: float, holes: bool) -> Tensor:
+    """The gradient for the side whose probabilities w weigh the sum: w (r - sum(w r)), where r = log w - log of the
+    other side, or of the mixture that holds `share` of its own."""
+    log_w, log_v = own.log_softmax(-1), other.log_softmax(-1)
+    if kind == "jsd":
+        slopes = (log_w - _log_mixture(log_w, log_v, 1 - share)).mul_(share)
+    else:
+        slopes = log_w - log_v
+    weighted = _weighted(log_w, slopes, holes)
+    return weighted.sub_(log_w.exp_().mul_(weighted.sum(-1, keepdim=True)))
 
 
-def _weighted(log_w: Tensor, values: Tensor) -> Tensor:
-    """w * values, zero where w is zero by decree."""
-    return torch.where(log_w == -math.inf, 0, values.mul_(log_w.exp()))
-
-
-def _through_softmax(log_w: Tensor, slopes: Tensor) -> Tensor:
-    """w * (slopes - sum(w * slopes)): the gradient of a function of w = softmax(x) with respect to x."""
-    weighted = _weighted(log_w, slopes)
-    return weighted.sub_(log_w.exp().mul_(weighted.sum(-1, keepdim=True)))
+def _weighted(log_w: Tensor, values: Tensor, holes: bool) -> Tensor:
+    """w * values, written into `values`."""
+    values.mul_(log_w.exp())
+    return values.masked_fill_(log_w == -math.inf, 0) if holes else values
 
 
 def _log_mixture(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:

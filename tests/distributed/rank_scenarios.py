@@ -155,9 +155,10 @@ def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
 def skip(
     rank: int, world: int, folder: Path, kind: str, poison: dict[str, Any] | None = None, accumulate: int = 1,
     count: int = 12, left_out: list[int] = (), optimizer: str = "adamw", clip: float | None = 1.0,
-    poke: dict[str, int] | None = None, options: dict[str, Any] | None = None,
+    poke: dict[str, int] | None = None, options: dict[str, Any] | None = None, talkative: bool = False,
 ) -> Any:  # fmt: skip
     """A guarded run with a poisoned batch on some rank, beside a plain run that never saw those batches."""
+    training.TALKATIVE = talkative
     healthy = training.batches(rank, count, None)
     without = [batch for index, batch in enumerate(healthy) if index not in left_out]
     reference = training.plain(

@@ -17,6 +17,8 @@ from steadygrad.act.ranks_shards import local_of
 from steadygrad.integrations.loop import LoopGuard
 
 FEATURES = 6
+TALKATIVE = False
+"""Whether the loss itself talks to the other ranks."""
 
 
 class Net(nn.Module):
@@ -37,6 +39,10 @@ class Net(nn.Module):
 def loss_fn(model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
     out = model(batch["x"])
     fit = ((out - batch["y"]) ** 2).mean()
+    if TALKATIVE:
+        middle = out.detach().mean(0)
+        dist.all_reduce(middle)  # a loss that looks at what the other ranks made of their batches
+        fit = fit + 0.1 * (out - middle / dist.get_world_size()).square().mean()
     # Zero unless the batch asks for it, and then of a finite value whose gradient is not: sqrt at zero.
     trap = torch.sqrt((out * 0.0).sum() ** 2) if batch.get("trap") else out.sum() * 0.0
     return {"loss": fit + trap, "fit": fit.detach(), "trap": trap.detach()}

@@ -119,6 +119,19 @@ def test_ranks_diagnose_in_lockstep_and_all_have_the_answer(run_ranks: RunRanks,
         assert bool(remedies) == (kind == "ddp")  # with sharded parameters the origin is found and nothing is tried
 
 
+def test_a_step_that_talks_to_the_other_ranks_itself_is_run_again_on_all_of_them_at_once(run_ranks: RunRanks) -> None:
+    poison = {"how": "nan", "batches": [5], "ranks": [1]}
+    stories = check(
+        run_ranks, kind="ddp", poison=poison, left_out=[5], accumulate=2, count=9, talkative=True,
+        options={"diagnose": "auto"},
+    )  # fmt: skip
+    for story in stories:
+        [[cause, _, _, remedies]] = story["diagnoses"]
+        assert cause == "bad_input"
+        assert remedies == []  # what one rank changes would have to be changed on all
+        assert "first on rank 1 of 2" in story["stories"][0][3]
+
+
 @pytest.mark.parametrize("door", ["optimizer", "loop"])
 @pytest.mark.parametrize(("kind", "how"), [("ddp", "nan"), ("fsdp2", "trap")])
 def test_a_guard_attached_to_a_loop_skips_alike_on_all_ranks(

@@ -40,8 +40,9 @@ def doctor(
     max_rows: int = 2000,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    show: bool = True,
 ) -> Checkup:
-    """Everything the rules find.
+    """Everything the rules find, printed and returned.
 
     Args:
         target: a path (script, YAML, TOML, JSON, training_args.bin, a folder), several of them, or a model.
@@ -56,7 +57,34 @@ def doctor(
         generates: the rows are prompts to generate from.
         max_rows: how many rows to read.
         select, ignore: codes or beginnings of codes, such as ["PF1", "PF204"].
+        show: print it, with the table of labels and lengths where there is a data set; False only returns it.
     """
+    found = _examined(
+        target, optimizer, args=args, dataset=dataset, tokenizer=tokenizer, scaler=scaler, scheduler=scheduler,
+        precision=precision, max_length=max_length, generates=generates, max_rows=max_rows, select=select,
+        ignore=ignore,
+    )  # fmt: skip
+    if show:
+        print(found)
+    return found
+
+
+def _examined(
+    target: Any,
+    optimizer: Any,
+    *,
+    args: Any,
+    dataset: Any,
+    tokenizer: Any,
+    scaler: Any,
+    scheduler: Any,
+    precision: str,
+    max_length: int | None,
+    generates: bool,
+    max_rows: int,
+    select: Sequence[str],
+    ignore: Sequence[str],
+) -> Checkup:
     if target is None and args is None and dataset is None:
         raise UsageError("sg.doctor needs something to look at: a path, a model, args= or dataset=.")
     if isinstance(target, str | Path) or _are_paths(target):

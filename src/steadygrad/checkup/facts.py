@@ -54,7 +54,7 @@ class Setup:
     groups: tuple[GroupFacts, ...] = ()
     on_cuda: bool = False
     on_cpu: bool = True
-    bf16_hardware: bool = True
+    bf16_hardware: bool = False
     has_scaler: bool = False
     has_scheduler: bool | None = None
     precision: str = ""

@@ -102,6 +102,7 @@ def measure(
         groups=tuple(_group(each, group) for each in optimizers for group in each.param_groups),
         on_cuda="cuda" in kinds,
         on_cpu=kinds <= {"cpu"},
+        bf16_hardware="cuda" in kinds and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False),
         has_scaler=scaler is not None,
         has_scheduler=None if scheduler is None and not guarded else scheduler is not None,
         precision=precision,

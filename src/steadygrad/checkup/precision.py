@@ -8,6 +8,7 @@ tensor, and the arithmetic stays as it is.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,9 @@ class Stage:
         for parameter in self.model.parameters():
             parameter.grad = None
         with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:
+                # Hooks do not fire in code that was compiled before they were there.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             watch = stack.enter_context(watching(self.model))
             for each in around:
                 stack.enter_context(each)

@@ -41,6 +41,9 @@ class Spread:
     p95: float = 0.0
     largest: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.smallest} to {self.largest}, median {self.median:g}, 95 % under {self.p95:g}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStatistics:
@@ -62,6 +65,28 @@ class DataStatistics:
     num_rows_with_eos: int = 0
     num_rows_eos_taught: int = 0
 
+    def told(self) -> list[tuple[str, str]]:
+        """The same in words, a label and its text a line; what does not apply is left out."""
+        lines = [("columns", ", ".join(self.columns) or "-")]
+        if self.num_tokens:
+            lines.append(("tokens", f"{self.num_tokens} ({_share(self.num_pad_tokens, self.num_tokens)} padding)"))
+            lines.append(("length of a row", str(self.lengths)))
+        if self.num_label_tokens:
+            masked = self.num_label_tokens - self.num_taught_tokens
+            lines.append(("labels", f"{self.num_label_tokens}, {_share(masked, self.num_label_tokens)} of them -100"))
+            lines.append(("learnt from a row", str(self.taught_lengths)))
+            lines.append(("rows that teach nothing", self._of(self.num_rows_taught_nothing)))
+        if self.max_length is not None:
+            lines.append((f"rows of full length {self.max_length}", self._of(self.num_rows_at_max_length)))
+            lines.append(("answers cut off there", self._of(self.num_rows_cut)))
+        if self.num_rows_with_eos or self.num_rows_eos_taught:
+            lines.append(("rows with an end token", self._of(self.num_rows_with_eos)))
+            lines.append(("rows that teach the end", self._of(self.num_rows_eos_taught)))
+        return lines
+
+    def _of(self, part: int) -> str:
+        return f"{part} of {self.num_rows_seen} ({_share(part, self.num_rows_seen)})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
@@ -81,3 +106,35 @@ class Checkup:
     def clean(self) -> bool:
         """Nothing worse than a note."""
         return not (self.count(Level.ERROR) or self.count(Level.WARNING))
+
+    def summary(self) -> str:
+        """`train.py: 3 findings (1 error, 2 warnings).`"""
+        counts = [(self.count(level), level.value) for level in (Level.ERROR, Level.WARNING, Level.NOTE)]
+        parts = [f"{count} {word}" if count == 1 else f"{count} {word}s" for count, word in counts if count]
+        where = self.looked_at[0] if len(self.looked_at) == 1 else f"{len(self.looked_at)} places"
+        allowed = f"; {self.num_allowed} allowed by comments" if self.num_allowed else ""
+        if not self.advice:
+            return f"{where}: nothing found by {self.num_rules} rules{allowed}."
+        found = "1 finding" if len(self.advice) == 1 else f"{len(self.advice)} findings"
+        return f"{where}: {found} ({', '.join(parts)}){allowed}."
+
+    def __str__(self) -> str:
+        """The whole check-up as plain text: every finding with its help, the data set's numbers, and the summary."""
+        lines = []
+        for each in self.advice:
+            place = f"{each.path}:{each.line}" if each.path and each.line else each.path or each.subject
+            lines.append(f"{place} {each.level.value} {each.code} {each.slug}: {each.detail}")
+            lines += [f"    help: {each.help}"] if each.help else []
+        if (data := self.statistics) is not None:
+            lines.append(f"data set: {data.num_rows_seen} of {data.num_rows or data.num_rows_seen} rows looked at")
+            lines += [f"    {label:<26}{text}" for label, text in data.told()]
+        # Names of modules and columns are anybody's: no control character of theirs reaches a terminal.
+        return "\n".join(_printable(line) for line in [*lines, self.summary()])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -156,6 +156,18 @@ def test_the_table_says_it_in_words() -> None:
     assert "0 of 3 (0.0%)" in text
 
 
+def test_it_is_printed_unless_told_otherwise_and_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sg.doctor(dataset=[{"input_ids": [5, 6], "labels": [-100, -100], "\x1b[2J": [1.0]}])
+    text = capsys.readouterr().out
+    assert "rows 0 error PF501 labels_all_masked: 1 of 1 rows have no label to learn from: all are -100" in text
+    assert "rows that teach nothing   1 of 1 (100.0%)" in text
+    assert "columns" in text
+    assert "\x1b" not in text
+    assert text.strip() == str(found)
+    sg.doctor(dataset=[row(1, 2)], show=False)
+    assert capsys.readouterr().out == ""
+
+
 def test_no_rows_and_no_data_set_are_refused_in_words() -> None:
     with pytest.raises(UsageError, match="no rows"):
         sg.doctor(dataset=[])

@@ -195,6 +195,15 @@ def test_half_weights_are_probed_through_a_float32_copy() -> None:
     assert {each.dtype for each in found.modules} == {"float32"}
 
 
+def test_a_compiled_model_is_probed_through_its_own_modules() -> None:
+    model, ids = made(gain=3e5)
+    compiled = torch.compile(model, backend="eager")
+    loss_fn(compiled, ids)  # compiled before the probe's hooks are there
+    found = sg.probe(compiled, loss_fn, ids, dtypes=["fp16"])
+    assert [each.kind for each in found.modules] == ["Embedding", "Linear", "Linear", "LayerNorm", "Linear"]
+    assert trial(found, "fp16").fits_with_wider
+
+
 def test_rounding_to_eight_bits_is_what_the_dtype_does_under_a_scale() -> None:
     form = FORMATS["fp8_e4m3"]
     values = torch.tensor([448.0, 1.0625, 0.001, 0.0])

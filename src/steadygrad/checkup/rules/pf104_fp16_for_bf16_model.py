@@ -1,7 +1,8 @@
 """float16 is used for a model that was made in bfloat16.
 
 What it sees
-    fp16 together with a model of a family whose activations exceed 65504: T5 and its kin, Gemma, GLM.
+    fp16 together with a model of a family whose activations exceed 65504: T5 and its kin, Gemma, GLM. As a note, fp16
+    for any model on a GPU that has bfloat16.
 
 Why it hurts
     They were trained in bfloat16, whose range is that of float32. In float16 their feed-forward layers overflow on
@@ -61,6 +62,11 @@ def of_setup(setup: Setup) -> Iterator[Advice]:
             RULE, Level.WARNING, setup.model_type, f"{setup.model_type} was made in bfloat16 and overflows in float16",
             help=HELP,
         )  # fmt: skip
+    elif half and setup.bf16_hardware:
+        yield about(
+            RULE, Level.NOTE, "precision", "fp16 is asked for on a device that has bfloat16, which needs no loss scale",
+            help="set bf16 instead of fp16",
+        )  # fmt: skip
 
 
 SPECIMENS = [
@@ -72,10 +78,12 @@ model = AutoModelForSeq2SeqLM.from_pretrained("t5-large")
 args = Seq2SeqTrainingArguments(output_dir="x", fp16=True)
 """,
     Setup(model_type="t5", precision="fp16", parameters=(ParameterFacts(name="w"),)),
+    Setup(model_type="bert", precision="fp16", bf16_hardware=True, parameters=(ParameterFacts(name="w"),)),
 ]
 NEAR_MISSES = [
     {"model_name_or_path": "google/flan-t5-xl", "bf16": True, "output_dir": "x"},
     {"model_name_or_path": "bert-base-uncased", "fp16": True, "output_dir": "x"},
     {"model_name_or_path": "EleutherAI/gpt-neo-125m", "fp16": True},
     Setup(model_type="t5", precision="bf16", parameters=(ParameterFacts(name="w"),)),
+    Setup(model_type="bert", precision="fp16", bf16_hardware=False, parameters=(ParameterFacts(name="w"),)),
 ]

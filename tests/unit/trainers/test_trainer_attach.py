@@ -218,3 +218,36 @@ def test_a_step_that_never_asks_for_a_loss_is_refused_all_the_same(tmp_path: Pat
     assert guard.summary()["skipped"] == 1
     assert guard.incidents[0].diagnosis is None
     assert differences(state_of(trainer), state_of(reference)) == []
+
+
+def test_a_fault_of_the_guards_own_does_not_stop_training_and_refusing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steadygrad.integrations.hf import wiring as home
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(home, "captured", broken)
+    trainer = poisoned(tmp_path)
+    guard = sg.attach(trainer)
+    train(trainer)
+    assert guard.summary()["guard_faults"] == {"trainer": STEPS}
+    assert guard.summary()["skipped"] == 1
+    assert all_finite(trainer)
+
+
+def test_a_guard_that_cannot_begin_lets_training_go_on_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from steadygrad.integrations.hf import trainer as home
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(home, "LoopGuard", broken)
+    trainer = poisoned(tmp_path)
+    sg.attach(trainer)
+    train(trainer)
+    assert trainer.state.global_step == STEPS
+    assert "steadygrad itself failed to attach (RuntimeError: a bug of ours)" in caplog.text

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from .patches import Patches
+
+if TYPE_CHECKING:
+    from ..loop import LoopGuard
 
 SKIPPED, REFUSED, LANDED_LOSS = "steady/skipped", "steady/refused_fraction", "steady/loss"
 
@@ -21,9 +24,9 @@ SKIPPED, REFUSED, LANDED_LOSS = "steady/skipped", "steady/refused_fraction", "st
 class TruthfulLog:
     """Follows the windows of one `train()` call and corrects what is logged. Adds no host read to a step."""
 
-    def __init__(self, trainer: Any, patches: Patches, skipped: Callable[[], int]) -> None:
+    def __init__(self, trainer: Any, patches: Patches, loop: LoopGuard) -> None:
         self._trainer = trainer
-        self._total_skipped = skipped
+        self._engine = loop._engine
         self._sum_before: Tensor | None = None
         self._refused_loss = 0.0
         self._steps = self._refused = 0
@@ -51,13 +54,14 @@ class TruthfulLog:
 
     def _log(self, original: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         if "loss" in logs and self._steps:
-            self._correct(logs)
+            with self._engine.shield("trainer", None):
+                self._correct(logs)
             self._steps = self._refused = 0
             self._refused_loss = 0.0
         return original(logs, *args, **kwargs)
 
     def _correct(self, logs: dict[str, float]) -> None:
-        logs[SKIPPED] = self._total_skipped()
+        logs[SKIPPED] = self._engine.books.ledger.skipped
         logs[REFUSED] = self._refused / self._steps
         if not self._refused:
             return

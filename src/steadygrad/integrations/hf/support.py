@@ -69,6 +69,10 @@ def lifecycle_callback(begins: Callable[[Any], None], ends: Callable[[], None]) 
     return SteadyCallback()
 
 
+def world_size(trainer: Any) -> int:
+    return int(getattr(trainer.accelerator, "num_processes", 1))
+
+
 def is_training(trainer: Any) -> bool:
     """Whether `train()` is under way and past the making of its optimizer."""
     return bool(getattr(trainer, "is_in_train", False)) and hasattr(trainer.optimizer, "step_was_skipped")

@@ -104,8 +104,10 @@ def _told(incident: Any, index: int) -> Answer:
     if diagnosis is None:
         return Answer(alarm_step=index, symptom=incident.symptom)
     origin = diagnosis.origin
+    # Weights that an update makes bad show in the step after it; the guard then goes back and catches that update.
+    caught = diagnosis.phase == "optimizer" and origin is not None and origin.op is not None
     return Answer(
-        alarm_step=index,
+        alarm_step=index - 1 if caught else index,
         symptom=diagnosis.symptom,
         phase=diagnosis.phase,
         op=origin.op if origin else None,

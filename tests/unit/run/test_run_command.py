@@ -161,7 +161,7 @@ def test_a_traceback_is_the_programs_own_and_names_the_nan(tmp_path: Path) -> No
     trace = done.stderr[done.stderr.index("Traceback") : done.stderr.index("ValueError")]
     assert "train.py" in trace
     assert "steadygrad" not in trace
-    assert "`probability`" in done.stderr
+    assert "steadygrad: where this error was raised, `g`" in done.stderr
     assert "holds 8 NaN among its 8 values" in done.stderr
 
 
@@ -179,6 +179,23 @@ def test_a_halt_by_the_policy_is_exit_code_23(tmp_path: Path) -> None:
     assert done.returncode == 23
     assert "TrainingHalted" in done.stderr
     assert "steady run: halted after 10 updates: 10 refused" in done.stderr
+
+
+def test_a_program_that_leaves_without_a_word_is_told_from_its_journal(tmp_path: Path) -> None:
+    """Killed, out of memory, or `os._exit`: no clean-up of ours runs in it."""
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "import torch\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.full((2, 3), float('nan'))).sum().backward()\n"
+        "optimizer.step()\n"
+        "os._exit(3)\n"
+    )
+    done = steady_run("--diagnose", "off", "--run-dir", "run", "train.py", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "the program left without a word; until about then:" in done.stderr
+    assert "incident  1, step 0: the loss is nan" in done.stderr
 
 
 SLEEPER = """

@@ -114,7 +114,7 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or watch.busy:
             return original(*args, **kwargs)
-        return watch.clip(original, args, kwargs)
+        return watch.clipping.clip(original, args, kwargs)
 
     inside = torch.nn.utils.clip_grad
     patches.around(inside, "clip_grad_norm_", clip)

@@ -28,6 +28,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
     run_dirs = sorted({str(note["run_dir"]) for note in trained if note.get("run_dir")})
     if not run_dirs and (ended.run_dir / "run.json").is_file():
         run_dirs = [str(ended.run_dir)]  # a killed process leaves no note
+    silent = not trained and bool(run_dirs)
     incidents = [incident for run in run_dirs for incident in _incidents(run)]
     ranks = {note.get("rank", 0) for note in trained}
     # Ranks train the same weights: the steps of one of them are the run's.
@@ -35,10 +36,13 @@ def outcome(ended: Ended) -> dict[str, Any]:
     total = {
         key: sum(int(note.get(key) or 0) for note in first) for key in ("steps", "applied", "skipped", "overflows")
     }
+    if silent:
+        total |= _counted(run_dirs[0])
     return {
         "exit_code": ended.code,
         "signal": -ended.code if ended.code < 0 else None,
         "run_dirs": run_dirs,
+        "ended_early": silent,
         "ranks": len(ranks),
         **total,
         "held": sum(int(note.get("held") or 0) for note in first),
@@ -90,8 +94,9 @@ def headline(told: dict[str, Any]) -> str:
     if told["halted"]:
         return f"halted after {_count(steps, 'update')}{ranks}: {skipped} refused, the weights are the last good ones."
     counted = f"{_count(steps, 'update')}{ranks}"
-    if not steps:
-        return "the program ended without a word; what it wrote until then is in its run."
+    if told["ended_early"]:
+        known = f"{counted}, {skipped} refused" if steps else f"{_count(len(told['incidents']), 'incident')}"
+        return f"the program left without a word; until about then: {known}."
     if not skipped:
         more = f", {told['overflows']} dropped by the loss scale" if told["overflows"] else ""
         return f"{counted}, all fit to land{more}."
@@ -101,7 +106,7 @@ def headline(told: dict[str, Any]) -> str:
 
 def _never_trained(told: dict[str, Any]) -> str:
     if not told["processes"]:
-        return "nothing was guarded: no Python process told of itself (killed, or run with -I, -E or -S)."
+        return "nothing was guarded: no Python process told of itself (killed, -I, -E or -S, or another Python)."
     if not told["torch"]:
         return "nothing was guarded: the program never imported torch."
     if not told["backwards"]:
@@ -148,6 +153,17 @@ def _incidents(run: str) -> list[Incident]:
     except JournalError:
         return []
     return [_best_told(run, incident) for incident in found]
+
+
+def _counted(run: str) -> dict[str, int]:
+    """The steps that a killed program had written down; the last second of them may be missing."""
+    from ...journal.read import steps_table
+
+    try:
+        applied = steps_table(run, columns=["applied"], allow_empty=True).column("applied").to_pylist()
+    except JournalError:
+        return {}
+    return {"steps": len(applied), "applied": sum(applied), "skipped": len(applied) - sum(applied)}
 
 
 def _best_told(run: str, incident: Incident) -> Incident:

@@ -72,11 +72,10 @@ class _Note:
                 self._error = kind.__name__
                 if _watch is not None:
                     _watch.crashed(error)
-            from .tracebacks import without_ours
+            from .tracebacks import clean
 
-            clean = without_ours(trace)
-            error.__traceback__ = clean
-            shown(kind, error, clean)
+            clean(error)
+            shown(kind, error, error.__traceback__ or trace)
 
         sys.excepthook = hook
 

@@ -19,3 +19,16 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     for entry in reversed(kept):
         clean = TracebackType(clean, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return clean
+
+
+def clean(error: BaseException) -> None:
+    """Take our frames out of an error's traceback and out of those of the errors behind it."""
+    seen: set[int] = set()
+    behind: list[BaseException | None] = [error]
+    while behind:
+        each = behind.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = without_ours(each.__traceback__) or each.__traceback__
+        behind += [each.__cause__, each.__context__]

@@ -11,9 +11,8 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from types import FrameType
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,14 +25,13 @@ from ...act.policy import Capabilities, Policy
 from ...act.readout import must_refuse
 from ...act.shield import Shield
 from ...act.training_state import TrainingState, bad_state
-from ...errors import TrainingHalted
 from ...records import Action, Decision, Reading
-from ...watch.gradients import GradientProbe, Gradients, clip_exact
 from ..desk import Desk
 from ..patching import Patches, shell_of
 from .backwards import Backwards
 from .batches import Batches, sample_key
 from .calls import Call, note_loss
+from .clipping import Clipping
 from .examination import Examiner
 from .followers import Followers
 from .ledger import Ledger
@@ -41,22 +39,10 @@ from .listening import listen
 from .models import Models
 from .settings import Settings
 from .slices import Slices
+from .updates import Update, finite, halted, is_below, scaler_refuses, step_frame
 
-_OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
-_POISONED = frozenset({"SY105", "SY106", "SY107"})
 _NOTHING = Capabilities(lr=False)
 """What can be done about trouble besides skipping: the loop, its rate and its past are the program's own."""
-
-
-@dataclass(slots=True)
-class _Update:
-    """An `optimizer.step()` under way. Its frame tells a step inside it from the next one after it failed."""
-
-    optimizer: Optimizer
-    frame: FrameType
-    refused: bool = False
-    desk: Desk | None = None
-    overflow: bool = False
 
 
 class Watch:
@@ -69,6 +55,7 @@ class Watch:
         self.batches = Batches()
         self.followers = Followers()
         self.shield = Shield()
+        self.clipping = Clipping(self.shield)
         self.ledger = Ledger(settings, self.shield)
         self.models = Models(self.shield, away=lambda: self.away, on_call=self._called, on_return=self._returned)
         self.slices = Slices()
@@ -77,9 +64,7 @@ class Watch:
         self.step = 0
         self.inside_trainer = 0
         self._desks: weakref.WeakKeyDictionary[Optimizer, Desk] = weakref.WeakKeyDictionary()
-        self._clips: dict[tuple[int, ...], GradientProbe] = {}
-        self._clipped: tuple[tuple[int, ...], Gradients] | None = None
-        self._update: _Update | None = None
+        self._update: Update | None = None
         self._halt: Decision | None = None
         self._process = os.getpid()
         self._patches: Patches | None = None
@@ -160,50 +145,17 @@ class Watch:
             self.slices.backward_begins(loss)
             self.examiner.backward_begins(loss)
 
-    def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Measure what is about to be clipped. Where torch's own arithmetic is known to the bit, its pass over the
-        gradients is ours, so that looking costs nothing. Does not sync."""
-        if not args or isinstance(args[0], Tensor):
-            return original(*args, **kwargs)
-        everything = list(args[0])  # a generator can be walked only once
-        if not everything:
-            return original((nothing for nothing in everything), *args[1:], **kwargs)
-        clipped: Tensor | None = None
-        with self.shield("clip", clipped) as answer:
-            answer.value = self._clip(everything, args[1:], kwargs)
-        return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
-
-    def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        parameters = [parameter for parameter in everything if parameter.requires_grad]
-        if not parameters or any(type(p.grad) is not Tensor for p in parameters if p.grad is not None):
-            return None
-        key = tuple(id(parameter) for parameter in parameters)
-        probe = self._clips.get(key)
-        if probe is None:
-            self._clips.clear()
-            probe = self._clips[key] = GradientProbe(parameters)
-        gradients = probe.measure()
-        if gradients is None:
-            return None
-        self._clipped = (key, gradients)
-        limit = kwargs.get("max_norm", rest[0] if rest else None)
-        plain = len(rest) <= 1 and set(kwargs) <= {"max_norm"} and isinstance(limit, int | float)
-        if not plain or not gradients.alike or len(parameters) != len(everything):
-            return None
-        clip_exact(gradients, float(limit))  # type: ignore[arg-type]
-        return gradients.total
-
     # -- at an update
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Torch's hook before every `optimizer.step()`. One host read; None lets the update land."""
         if self.away:
             return None
-        frame = _step_frame()
+        frame = step_frame()
         outer = self._update
-        if outer is not None and _is_below(frame, outer.frame):
+        if outer is not None and is_below(frame, outer.frame):
             return self._inside_another(outer, optimizer, args, kwargs)
-        update = self._update = _Update(optimizer, frame)
+        update = self._update = Update(optimizer, frame)
         if setup.is_claimed(optimizer) or not any(group["params"] for group in optimizer.param_groups):
             return None
         if self.backwards.depth:
@@ -232,28 +184,28 @@ class Watch:
         self.models.stepped()
         self.backwards.judged()
         if self._halt is not None:
-            raise _halted(self._halt, self.ledger.path)
+            raise halted(self._halt, self.ledger.path)
 
-    def _inside_another(self, outer: _Update, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def _inside_another(self, outer: Update, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """A container's step calls its parts' steps: they land or do not land with the container's."""
         if not outer.refused:
             return None
         return (shell_of(optimizer), *args[1:]), kwargs
 
-    def _in_backward(self, update: _Update, args: Any, kwargs: Any) -> Any:
+    def _in_backward(self, update: Update, args: Any, kwargs: Any) -> Any:
         """A step for one parameter in the middle of backward: others may have landed, so only this one is refused."""
         self.ledger.tell(
             "in_backward",
             "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
             "but parameters that stepped before it in the same backward have moved",
         )
-        if not self.policy.acts or _finite(parameters_of(update.optimizer)):
+        if not self.policy.acts or finite(parameters_of(update.optimizer)):
             self.ledger.in_backward += 1
             return None
         self.ledger.in_backward_refused += 1
         return (shell_of(update.optimizer), *args[1:]), kwargs
 
-    def _with_closure(self, update: _Update, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
+    def _with_closure(self, update: Update, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
         parameters = parameters_of(update.optimizer)
 
@@ -304,18 +256,18 @@ class Watch:
 
     # -- judging
 
-    def _lands(self, update: _Update) -> bool:
+    def _lands(self, update: Update) -> bool:
         """Whether this update may land. If we break, only a finite gradient does."""
         unknown: bool | None = None
         with self.shield("guard", unknown) as answer:
             answer.value = self._judge(update)
         good = answer.value
         if good is None:
-            good = not self.policy.acts or _finite(parameters_of(update.optimizer))
+            good = not self.policy.acts or finite(parameters_of(update.optimizer))
         update.refused = not good
         return good
 
-    def _judge(self, update: _Update) -> bool:
+    def _judge(self, update: Update) -> bool:
         optimizer = update.optimizer
         desk = update.desk = self._desk(optimizer)
         step, self.step = self.step, self.step + 1
@@ -323,16 +275,14 @@ class Watch:
             self.models.look_again(desk.parameters)
         self.examiner.update_begins()
         loss = self.backwards.total()
-        clipped, self._clipped = self._clipped, None
-        if clipped is not None and clipped[0] != tuple(id(p) for p in desk.parameters if p.requires_grad):
-            clipped = None
+        clipped = self.clipping.take(desk.parameters)
         alone = self.alone
-        reading = desk.read(step, loss if alone else None, clipped[1] if clipped else None)
-        refused = self.policy.acts and not isinstance(optimizer, LBFGS) and must_refuse(reading)
+        reading = desk.read(step, loss if alone else None, clipped)
+        refused = self.policy.acts and must_refuse(reading) and not self._only_watched(optimizer)
         if not alone and loss is not None:
             # A loss is this rank's own: all ranks must decide alike, so it is shown and not judged.
             reading = replace(reading, loss=float(loss))
-        if refused and _scaler_refuses(optimizer, reading):
+        if refused and scaler_refuses(optimizer, reading):
             desk.count_overflow(step)
             desk.books.journal.event("loss_scale_overflow", step=step, scale=reading.loss_scale)
             desk.begin_update()
@@ -343,6 +293,22 @@ class Watch:
             return True
         self._refuse(desk, reading, loss_seen=loss is not None)
         return False
+
+    def _only_watched(self, optimizer: Optimizer) -> bool:
+        """Whether an update of this optimizer cannot be refused by what this process sees of it."""
+        if isinstance(optimizer, LBFGS):
+            return True
+        if self.alone:
+            return False
+        parts = any(type(parameter).__name__ == "FlatParameter" for parameter in parameters_of(optimizer))
+        if not parts and "deepspeed" not in sys.modules:
+            return False
+        self.ledger.tell(
+            "sharded",
+            "each rank holds a part of every gradient here (DeepSpeed or FSDP1), so no rank can decide alone: it is "
+            "watched, not refused. FSDP2 (fully_shard) is guarded",
+        )
+        return True
 
     def _enter(self, desk: Desk, reading: Reading, *, loss_seen: bool) -> None:
         findings = desk.books.judge(reading)
@@ -415,43 +381,3 @@ class Watch:
                 self.examiner.crash(error)
         finally:
             self.busy = False
-
-
-def _halted(decision: Decision, path: Any) -> TrainingHalted:
-    if not any(found.code in _POISONED for found in decision.findings):
-        return TrainingHalted.at(decision.step, decision.reason, path)
-    return TrainingHalted(
-        f"Training was halted at step {decision.step}: {decision.reason}. They were bad before this step, so skipping "
-        "cannot help: start again from a checkpoint that is good (steady scan finds it)."
-    )
-
-
-def _step_frame() -> FrameType:
-    """The frame of torch's own wrapper around `optimizer.step`, which lives as long as the step does."""
-    frame = start = sys._getframe(1)
-    for _ in range(12):
-        if frame.f_code.co_filename == _OPTIMIZER_FILE:
-            return frame
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return start
-
-
-def _is_below(frame: FrameType | None, outer: FrameType) -> bool:
-    """Whether a call stands inside another one that is still running."""
-    while frame is not None:
-        if frame is outer:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _finite(parameters: Sequence[Tensor]) -> bool:
-    return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
-
-
-def _scaler_refuses(optimizer: Optimizer, reading: Reading) -> bool:
-    """A fused optimizer under a GradScaler refuses an overflow by itself; that the loss is sound tells it apart."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0

@@ -16,6 +16,8 @@ def _begin() -> None:
         from steadygrad.integrations.zero_code.start import begin
 
         begin()
+    except ImportError:
+        pass  # a Python without steadygrad: a tool that the program calls, and none of our business
     except Exception as error:
         print(f"steady run: this process is not guarded ({type(error).__name__}: {error})", file=sys.stderr)
 

@@ -1,0 +1,60 @@
+"""What is about to be clipped: its norms, before a NaN norm turns every gradient NaN and the culprit is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...act.shield import Shield
+from ...watch.gradients import GradientProbe, Gradients, clip_exact
+
+
+class Clipping:
+    """Stands at `clip_grad_norm_`. Remembers what it measured until the update."""
+
+    def __init__(self, shield: Shield) -> None:
+        self._shield = shield
+        self._clips: dict[tuple[int, ...], GradientProbe] = {}
+        self._clipped: tuple[tuple[int, ...], Gradients] | None = None
+
+    def take(self, parameters: Sequence[Tensor]) -> Gradients | None:
+        """What these very parameters' gradients were before they were clipped since the last update, if they were."""
+        clipped, self._clipped = self._clipped, None
+        if clipped is None or clipped[0] != tuple(id(p) for p in parameters if p.requires_grad):
+            return None
+        return clipped[1]
+
+    def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Measure what is about to be clipped. Where torch's own arithmetic is known to the bit, its pass over the
+        gradients is ours, so that looking costs nothing. Does not sync."""
+        if not args or isinstance(args[0], Tensor):
+            return original(*args, **kwargs)
+        everything = list(args[0])  # a generator can be walked only once
+        if not everything:
+            return original((nothing for nothing in everything), *args[1:], **kwargs)
+        clipped: Tensor | None = None
+        with self._shield("clip", clipped) as answer:
+            answer.value = self._clip(everything, args[1:], kwargs)
+        return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
+
+    def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        parameters = [parameter for parameter in everything if parameter.requires_grad]
+        if not parameters or any(type(p.grad) is not Tensor for p in parameters if p.grad is not None):
+            return None
+        key = tuple(id(parameter) for parameter in parameters)
+        probe = self._clips.get(key)
+        if probe is None:
+            self._clips.clear()
+            probe = self._clips[key] = GradientProbe(parameters)
+        gradients = probe.measure()
+        if gradients is None:
+            return None
+        self._clipped = (key, gradients)
+        limit = kwargs.get("max_norm", rest[0] if rest else None)
+        plain = len(rest) <= 1 and set(kwargs) <= {"max_norm"} and isinstance(limit, int | float)
+        if not plain or not gradients.alike or len(parameters) != len(everything):
+            return None
+        clip_exact(gradients, float(limit))  # type: ignore[arg-type]
+        return gradients.total

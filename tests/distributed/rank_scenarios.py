@@ -211,10 +211,13 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
 
     guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=folder / "run", diagnose="off")
     try:
-        for number, batch in enumerate(training.batches(rank, 8, None)):
+        poison = {"how": "nan", "batches": [6], "ranks": [0]} if how == "guard breaks early" else None
+        for number, batch in enumerate(training.batches(rank, 8, poison)):
             if odd and how == "ends early" and number == 3:
                 break
             if odd and how == "guard breaks" and number == 3:
+                guard._engine._probe.measure = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+            if odd and how == "guard breaks early" and number == 3:
                 guard._engine.forward.take = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
             try:
                 guard.step(batch)
@@ -227,7 +230,12 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
             raise
     guard.close()
     weights = [p.detach() for p in model.parameters()]
-    return {"weights": training.digest(weights), "finite": all(bool(w.isfinite().all()) for w in weights)}
+    return {
+        "weights": training.digest(weights),
+        "finite": all(bool(w.isfinite().all()) for w in weights),
+        "standing_down": guard.summary()["standing_down"],
+        "step_count": float(optimizer.state[next(model.parameters())]["step"]),
+    }
 
 
 @scenario

@@ -61,12 +61,20 @@ def test_a_loss_fn_that_returns_none_on_one_rank_is_one_sentence(run_ranks: RunR
     assert "loss_fn returned None on rank 1" in other.message
 
 
-def test_a_guard_that_fails_on_one_rank_stops_both_with_the_reason(run_ranks: RunRanks) -> None:
+def test_a_guard_that_fails_in_the_middle_of_a_step_stops_all_with_the_reason(run_ranks: RunRanks) -> None:
     other, broken = run_ranks("trouble", how="guard breaks")
     assert broken.status == 24, broken.log
     assert "The guard of rank 1 failed (ZeroDivisionError" in broken.message
     assert other.status == 24, other.log
     assert "the guard of rank 1 failed: ZeroDivisionError" in other.message
+
+
+def test_a_guard_that_fails_before_its_step_has_begun_stands_down_with_all_others(run_ranks: RunRanks) -> None:
+    first, second = (ended.returned for ended in run_ranks("trouble", how="guard breaks early", keep=True))
+    assert first == second
+    assert first["standing_down"]
+    assert first["finite"]  # a bad batch of rank 0 came later, and all of them still refused it
+    assert first["step_count"] == 7
 
 
 def test_a_rank_with_more_batches_than_the_others_is_told_so(run_ranks: RunRanks) -> None:

@@ -31,6 +31,7 @@ from .parts import Parts
 from .past import Past
 from .policy import Policy
 from .program import Terms
+from .ranks_council import GuardLost
 from .readout import Row, must_refuse, reading_of
 from .recovery import Recovery, Verbs
 from .snapshots import SnapshotRing
@@ -110,6 +111,7 @@ class Engine:
         self.settle_for_readers: Callable[[], None] = self.settle
         """What an outcome calls when somebody reads it; a facade puts its own, safer door here."""
         self._before_forward: Entry | None = None
+        self._ran = False
         self._crashes = 0
 
     # -- one micro-batch
@@ -138,6 +140,7 @@ class Engine:
         versions = versions_of(batch)
         fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
         tell = self.council.before_backward(self.step, self.batches_seen, self.window) if fills else None
+        self._ran = True
         terms = self.program.micro(batch, original=original, before_backward=tell)
         if versions != versions_of(batch):
             self.program.writes_batches = True
@@ -222,7 +225,13 @@ class Engine:
         limits = self.books.limits(self._manner.max_grad_norm)
         lr = self._updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=self.step, lr=lr, batch_key=self.window.key, limits=limits)
-        reading = self.council.agree(reading, self.step, self.batches_seen, self.window, gradients)
+        try:
+            reading = self.council.agree(reading, self.step, self.batches_seen, self.window, gradients)
+        except GuardLost as lost:
+            self.shield.note("guard", lost)
+            self.fallback, self.window = self._plain_loop(), Window()
+            self.fallback.take_over(gradients, lost.losses_finite, outcome)
+            return
         findings = self.books.judge(reading)
         window, self.window = self.window, Window()
         self.step += 1
@@ -406,7 +415,13 @@ class Engine:
 
     def begin(self) -> None:
         """A step begins: nothing of it has landed and nothing has to be put back."""
-        self._before_forward, self.landed = None, False
+        self._before_forward, self.landed, self._ran = None, False, False
+
+    def _plain_loop(self) -> PlainLoop:
+        return PlainLoop(
+            self.program, self.program.optimizers, self._manner.max_grad_norm, self._followers.scheduler,
+            self._followers.ema_update, self.council, lambda: (self.step, self.batches_seen),
+        )  # fmt: skip
 
     def _reset_to(self, step: int) -> None:
         """A rollback has restored the state before this step."""
@@ -447,14 +462,11 @@ class Engine:
     def stand_down(self, fault: Exception) -> PlainLoop:
         """The guard itself broke: go on as a plain loop that still refuses non-finite updates, loudly.
 
-        With several ranks all of them stop instead: see `Council.broken`.
+        With several ranks all of them do, or all of them stop: see `Council.broken`.
         """
         self.shield.note("guard", fault)
-        self.council.broken(fault)
-        self.fallback = PlainLoop(
-            self.program, self.program.optimizers, self._manner.max_grad_norm, self._followers.scheduler,
-            self._followers.ema_update,
-        )  # fmt: skip
+        self.council.broken(fault, early=not self._ran and not len(self.window) and not self._manner.outside)
+        self.fallback = self._plain_loop()
         flight, self.pending = self.pending, None
         entry, self.window = self.window.entry or self._before_forward, Window()
         self.program.forget()

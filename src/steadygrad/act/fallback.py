@@ -13,7 +13,9 @@ import torch
 from torch.optim import Optimizer
 
 from ..records import Action, Decision, Outcome
+from ..watch.gradients import Gradients, clip_exact
 from .program import StepProgram
+from .ranks_council import Alone
 
 
 class PlainLoop:
@@ -26,8 +28,12 @@ class PlainLoop:
         max_grad_norm: float | None,
         scheduler: Any,
         ema_update: Callable[[], Any] | None,
+        council: Alone,
+        place: Callable[[], tuple[int, int]],
     ) -> None:
         self._program = program
+        self._council = council
+        self._place = place
         self._optimizers = optimizers
         self._max_norm = max_grad_norm if max_grad_norm is not None else math.inf
         self._scheduler = scheduler
@@ -37,26 +43,42 @@ class PlainLoop:
     def step(self, batch: Any, step: int) -> Outcome:
         """One micro-batch without any of the guard's rooms."""
         outcome = Outcome(step=step)
-        terms = self._program.micro(batch)
+        fills = (self._micro + 1) % self._program.accumulate == 0
+        tell = self._council.lost_word(*self._place()) if fills else None
+        terms = self._program.micro(batch, before_backward=tell)
         applied = False
-        if terms is not None:
+        if terms is None:
+            self._council.needs_a_loss()
+        else:
             self._micro += 1
             if self._micro % self._program.accumulate:
                 outcome.accumulating = True
                 return outcome
             self._program.unscale()
             norm = torch.nn.utils.clip_grad_norm_(self._program.parameters, self._max_norm)
-            applied = math.isfinite(float(norm)) and math.isfinite(float(terms["loss"]))
-            if applied:
-                for optimizer in self._optimizers:
-                    optimizer.step()
-            self._program.update_scale()
-            self._program.zero_grad()
-            if applied and self._scheduler is not None:
-                self._scheduler.step()
-            if applied and self._ema_update is not None:
-                self._ema_update()
+            loss_finite = self._council.loss_is_finite(terms)  # asked always: the other ranks ask too
+            applied = math.isfinite(float(norm)) and loss_finite
+            self._finish(applied)
         return _resolved(outcome, applied)
+
+    def take_over(self, gradients: Gradients | None, loss_finite: bool, outcome: Outcome) -> None:
+        """Finish the step under way of a guard that stands down because another rank's has failed."""
+        applied = loss_finite and (gradients is None or math.isfinite(float(gradients.total)))
+        if applied and gradients is not None and self._max_norm < math.inf:
+            clip_exact(gradients, self._max_norm)
+        self._finish(applied)
+        _resolved(outcome, applied)
+
+    def _finish(self, applied: bool) -> None:
+        if applied:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self._program.update_scale()
+        self._program.zero_grad()
+        if applied and self._scheduler is not None:
+            self._scheduler.step()
+        if applied and self._ema_update is not None:
+            self._ema_update()
 
     def committed(self, step: int) -> Outcome:
         """The outcome of a step whose update had been made when the guard broke: it is not made again."""

@@ -24,7 +24,7 @@ from ..watch.gradients import Gradients
 from .checkpoints import CheckpointStore
 from .flight import Window
 from .program import StepProgram, TheirFault
-from .ranks import TERMS, Ranks, world_size
+from .ranks import TERMS, Agreed, Ranks, world_size
 from .ranks_shards import gradients_before_reduction, is_sharded, num_copies
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
@@ -36,6 +36,14 @@ _OTHER_SIZE = (
     "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps a part of its own "
     "(shards, random numbers, its place in the data), so resume with as many ranks, or use another run_dir."
 )
+
+
+class GuardLost(Exception):
+    """The guard of another rank has failed: finish this step as a plain loop would, and go on as one."""
+
+    def __init__(self, losses_finite: bool) -> None:
+        super().__init__("the guard of another rank has failed, so all ranks go on without")
+        self.losses_finite = losses_finite
 
 
 class Alone:
@@ -97,8 +105,14 @@ class Alone:
     def leaving(self, error: BaseException) -> BaseException:
         return error
 
-    def broken(self, fault: Exception) -> None:
+    def broken(self, fault: Exception, *, early: bool = False) -> None:
         """The guard itself failed. Alone it stands down and the loop goes on."""
+
+    def lost_word(self, step: int, batches: int) -> Callable[[dict[str, Tensor]], None] | None:
+        return None
+
+    def loss_is_finite(self, terms: dict[str, Tensor]) -> bool:
+        return math.isfinite(float(terms["loss"]))
 
     def closing(self, batches: int) -> None:
         """The guard is closed: nobody is waiting for it."""
@@ -107,11 +121,12 @@ class Alone:
 class Council(Alone):
     """This rank's seat among several."""
 
-    def __init__(self, ranks: Ranks, copies: Sequence[float] = ()) -> None:
+    def __init__(self, ranks: Ranks, num_micro: int, copies: Sequence[float]) -> None:
         super().__init__(ranks.rank)
         self._ranks = ranks
         self._copies = copies
         self.size = ranks.size
+        self._num_micro = num_micro
         self._begun = False
         # Norms of sharded gradients travel with the vector where no clip reduces them anyway.
         self.sums_norms = bool(copies)
@@ -143,6 +158,8 @@ class Council(Alone):
         num_micro = len(window) if self._begun or self.sums_norms else 1
         self._begun = False
         agreed = self._ranks.finish(len(names), num_micro)
+        if agreed.lost_ranks:
+            raise GuardLost(_all_finite(agreed))
         losses = [micro[0] for micro in agreed.terms]
         means = {name: sum(micro[i] for micro in agreed.terms) / num_micro for i, name in enumerate(names)}
         means.pop("loss")
@@ -278,8 +295,23 @@ class Council(Alone):
         """Leave a word for a rank that has more batches than this one and would wait for it. Does not wait."""
         self._ranks.say(f"rank {self.rank} closed its guard after {batches} batches")
 
-    def broken(self, fault: Exception) -> None:
-        """Others may have passed the point where they could stand down too, so all stop, with one reason."""
+    def lost_word(self, step: int, batches: int) -> Callable[[dict[str, Tensor]], None] | None:
+        """Before backward, of a guard that has failed: join the agreement with that word. Does not sync."""
+
+        def begin(terms: dict[str, Tensor]) -> None:
+            self._ranks.begin(step, batches, [_loss_first(terms)], lost=True)
+
+        return begin
+
+    def loss_is_finite(self, terms: dict[str, Tensor]) -> bool:
+        """Whether every rank's losses are. One host read."""
+        return _all_finite(self._ranks.finish(len(terms), self._num_micro))
+
+    def broken(self, fault: Exception, *, early: bool = False) -> None:
+        """The guard of this rank failed. `early`: nothing of this step has been run or said, so that the others will
+        hear of it in time and all go on as plain loops. Later they may have passed that point: all stop."""
+        if early and not self.sums_norms:
+            return
         first = next(iter(str(fault).splitlines()), "")
         self._ranks.abandon()
         self._ranks.say(f"the guard of rank {self.rank} failed: {type(fault).__name__}: {first}"[:500])
@@ -334,7 +366,7 @@ def convene(
     if not clips and not outside and any(map(is_sharded, parameters)):
         copies = [num_copies(parameter, ranks.size) for parameter in parameters]
     ranks.introduce(facts, num_micro=num_micro, num_squares=len(copies))
-    return Council(ranks, copies)
+    return Council(ranks, num_micro, copies)
 
 
 def reduces_gradients(model: nn.Module, parameters: Sequence[Tensor]) -> bool:
@@ -386,6 +418,10 @@ def forget_unreduced(program: StepProgram) -> None:
             held.unsharded_accumulated_grad = None
             if hasattr(held, "_unsharded_param"):
                 held._unsharded_param.grad = None
+
+
+def _all_finite(agreed: Agreed) -> bool:
+    return not agreed.bad_ranks and all(math.isfinite(term) for micro in agreed.terms for term in micro)
 
 
 def _loss_first(terms: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -53,15 +53,20 @@ def scan(
         from ..reporters.terminal import console, print_json
 
         dtype = None if expect_dtype is None else float_named(expect_dtype)
-        with bar(console(stderr=True)) as watcher:
-            if since:
-                found = bisect(paths[0], expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
-            else:
-                report = look_at(paths, expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
         if since:
-            print_json(bisection_as_data(found)) if json else print_bisection(console(), found)
+            with bar(console(stderr=True)) as watcher:
+                found = bisect(paths[0], expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
+            if json:
+                print_json(bisection_as_data(found))
+            else:
+                print_bisection(console(), found)
             return 0 if found.first_bad is None else 1 if found.last_good else found.report.exit_code
-        print_json(as_data(report, tensors=tensors)) if json else print_scan(console(), report, tensors=tensors)
+        with bar(console(stderr=True)) as watcher:
+            report = look_at(paths, expected_dtype=dtype, threads=threads, watcher=watcher, mapped=mapped)
+        if json:
+            print_json(as_data(report, tensors=tensors))
+        else:
+            print_scan(console(), report, tensors=tensors)
         return 1 if strict and any(file.findings for file in report.files) else report.exit_code
 
     raise typer.Exit(guarded(look) if mapped else look())

@@ -86,7 +86,8 @@ def measure(
 
 def usable_threads() -> int:
     """As many as this process has cores to run on, within reason."""
-    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MAX_THREADS, cores))
 
 
 def _pieces(spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:

@@ -23,7 +23,7 @@ from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol
 from .snapshots import Snapshot
-from .trainers import needs_trainer, plain_case
+from .trainers import needs_trainer, plain_case, watched_incidents
 
 # Past this many saved values only the latest moments are kept.
 SNAPSHOT_BUDGET = 60_000_000
@@ -172,9 +172,19 @@ def run_case(case: Any, *, depth: str = "full") -> Sighting:
     if needs_trainer(case):
         plain = plain_case(case)
         if plain is None:
-            raise TypeError("this case is driven by a trainer that cannot be taken apart")
+            return _told_by_the_watch(case)
         case = plain
     return _Run(case).go(depth=depth)
+
+
+def _told_by_the_watch(case: Any) -> Sighting:
+    """The first incident of a trainer that cannot be taken apart."""
+    for incident in watched_incidents(case):
+        step = incident.first_step * case.accumulation
+        suspicion = Suspicion(symptom=incident.symptom, step=step, kind="non_finite", detail=incident.headline)
+        told = incident.diagnosis or Diagnosis(symptom=incident.symptom, phase="none", because=incident.headline)
+        return Sighting(suspicion, told)
+    return Sighting()
 
 
 class _Run:

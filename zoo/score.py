@@ -85,14 +85,11 @@ def _one(tool: str, path: Path, *, limit: float) -> dict[str, Any]:
     answer: Answer = result["answer"]
     answer.seconds = round(seconds, 2)
     truth = result["truth"] or load_case(str(path)).TRUTH
-    return {
-        "tool": tool,
-        "case": path.stem,
-        "path": path,
-        "answer": answer,
-        "truth": truth,
-        **_scored(answer, truth, path),
-    }
+    scored = _scored(answer, truth, path)
+    wrong = [name for name, right in scored["fields"].items() if right is False]
+    words = answer.error or ", ".join(wrong) or ("false alarm" if scored["false_alarm"] else "right")
+    print(f"{tool:26s}{path.stem:50s}{seconds:7.1f} s  {words}", file=sys.stderr, flush=True)
+    return {"tool": tool, "case": path.stem, "path": path, "answer": answer, "truth": truth, **scored}
 
 
 def _work(tool: str, path: Path, send: Any) -> None:

@@ -1,11 +1,17 @@
 """A trainer's run as a plain case: its model, its batches in its order, its loss and its optimizer.
 
 The clinic replays steps part by part, and a trainer does not let itself be taken apart. What can be taken from it
-without running it is enough for a loop of the same arithmetic.
+without running it is enough for a loop of the same arithmetic. A trainer of which nothing can be taken (Lightning, a
+loop of somebody's own, one that starts several ranks) is run as it is, under the watch that `steady run` puts on a
+program, and what that wrote down is the answer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from . import protocol
@@ -34,3 +40,21 @@ def plain_case(case: Any) -> Any | None:
         accumulation=arguments.gradient_accumulation_steps,
         clip_norm=arguments.max_grad_norm or None,
     )
+
+
+def watched_incidents(case: Any) -> list[Any]:
+    """Run the case's trainer to its end, unchanged and guarded from outside, and give back the incidents it left.
+
+    Patches this process, and every process it starts, for good: for a process that ends afterwards.
+    """
+    from steadygrad.integrations.zero_code.settings import Settings
+    from steadygrad.integrations.zero_code.start import begin
+    from steadygrad.journal import read_incidents
+
+    run = Path(tempfile.mkdtemp(prefix="zoo-trainer-")) / "run"
+    settings = Settings(run_dir=str(run))
+    os.environ.update(settings.environment(os.environ))
+    begin(settings)
+    with contextlib.suppress(Exception):  # a run that ends badly may still have told why
+        case.trainer().train()
+    return list(read_incidents(run)) if (run / "run.json").exists() else []

@@ -116,3 +116,50 @@ def test_an_unknown_tool_is_refused_with_the_known_ones(score: Any, capsys: pyte
     with pytest.raises(SystemExit):
         score.main(["--tools", "crystal_ball"])
     assert "detect_anomaly" in capsys.readouterr().err
+
+
+OPAQUE = """
+import torch
+from protocol import Case
+import blocks as B
+TRUTH = dict(id="{name}", source="test", symptom="{symptom}", phase="loss", cause="log_zero", op="log", module=None,
+             line_marker="# <-- origin", first_bad_step=2, bad_rows=[1],
+             fixes_that_work=["eps"], fixes_that_do_not=["clip"])
+FIXES = set()
+
+
+class Closed:
+    \"\"\"A trainer that shows nothing of itself but `train`.\"\"\"
+
+    def train(self):
+        torch.manual_seed(0)
+        model = B.mlp(8, 8, 1)
+        optimizer = B.adam(model)
+        for number, batch in enumerate(B.xy(5)):
+            weight = torch.ones(6, 1)
+            weight[1] = {value} if number == 2 else 1.0
+            loss = torch.log(model(batch["x"]).square() * weight).mean()  # <-- origin
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def make(seed=0, fix=None):
+    return Case(None, None, [], trainer=Closed)
+"""
+
+
+def test_a_trainer_that_cannot_be_taken_apart_is_watched_from_outside(score: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    (folder / "902_closed.py").write_text(OPAQUE.format(name="902_closed", symptom="inf_loss", value="0.0"))
+    (folder / "903_control.py").write_text(OPAQUE.format(name="903_control", symptom="none", value="2.0"))
+    out = tmp_path / "scores.json"
+    options = ["--tools", "steadygrad", "--jobs", "1", "--limit", "300"]
+    assert score.main(["--cases", str(folder), "--json", str(out), *options]) == 0
+    sick, control = json.loads(out.read_text())["cases"]
+    assert sick["answer"]["error"] == ""
+    assert sick["fields"]["detected"] is True
+    assert sick["fields"]["phase"] is True
+    assert sick["fields"]["line"] is True
+    assert control["false_alarm"] is False

@@ -217,6 +217,17 @@ def test_shards_are_scanned_once_each_through_their_index(tmp_path: Path, by: st
     assert report.exit_code == 1
 
 
+def test_types_that_are_mixed_only_across_shards_are_seen_once(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2, 2).bfloat16(), "b": torch.ones(2, 2).bfloat16()}, tmp_path / "one.safetensors")
+    save_file({"c": torch.ones(2, 2)}, tmp_path / "two.safetensors")
+    places = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    report = scan([tmp_path])
+    assert codes(report) == ["CK203"]
+    assert "2 matrices are bfloat16, but c is float32" in report.files[-1].findings[0].detail
+    assert report.verdict is Verdict.CLEAN
+
+
 def test_a_missing_shard_is_said_and_the_others_are_scanned(tmp_path: Path) -> None:
     shards(tmp_path)
     (tmp_path / "model-00001-of-00002.safetensors").unlink()

@@ -33,6 +33,7 @@ MAX_FILES = 100_000
 class Target:
     """One file to scan. `parts` is given for a file of a distributed checkpoint, `expected` for a shard of an index.
 
+    Files of one model have the same `model`: the index or metadata that names them.
     `problem` is set instead where there is nothing to open, and says why. `sure` is False for a file that was only
     found by its name, such as a `.bin`, which may be anything.
     """
@@ -42,6 +43,7 @@ class Target:
     expected: frozenset[str] = field(default_factory=frozenset)
     problem: str | None = None
     sure: bool = True
+    model: Path | None = None
 
 
 def targets(path: Path) -> Iterator[Target]:
@@ -105,7 +107,7 @@ def _index_targets(path: Path) -> Iterator[Target]:
     for name, tensors in sorted(shards.items()):
         shard = path.parent / name
         missing = f"{path} names the shard {name}, which is missing: {len(tensors):,} tensors are not there."
-        yield Target(path=shard, expected=frozenset(tensors), problem=None if shard.exists() else missing)
+        yield Target(path=shard, expected=frozenset(tensors), problem=None if shard.exists() else missing, model=path)
 
 
 def _shards(path: Path) -> dict[str, list[str]]:
@@ -140,7 +142,7 @@ def _distributed_targets(metadata: Path, only: str | None = None) -> Iterator[Ta
     for path, inside in contents_by_file(metadata.parent, found):
         if only is None or path.name == only:
             missing = f"{metadata} names {path.name}, which is missing: {len(inside):,} parts are not there."
-            yield Target(path=path, parts=tuple(inside), problem=None if path.exists() else missing)
+            yield Target(path=path, parts=tuple(inside), problem=None if path.exists() else missing, model=metadata)
 
 
 def open_contents(source: Source, target: Target) -> Contents | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from ...records.scan import FileScan, ScanReport, TensorScan
 from .find import Target, open_contents, targets
 from .judge import findings_of
 from .measure import measure
+from .rules import ck203_mixed_dtypes
 from .source import Source, Unreadable
 
 _NAMED = 3
@@ -57,7 +59,23 @@ def scan(
     todo = [target for path in paths for target in targets(path)]
     watcher.found(sum(_size(target) for target in todo))
     files = [_scan_target(target, expected_dtype, threads, watcher, mapped) for target in todo]
+    _judge_types_together(todo, files)
     return ScanReport(files=tuple(files), seconds=time.monotonic() - started)
+
+
+def _judge_types_together(todo: Sequence[Target], files: list[FileScan]) -> None:
+    """Whether types are mixed is a question about a model, and a model may lie in several files: ask it once for all
+    of them, and put the answer to the last."""
+    models: dict[Path, list[int]] = {}
+    for place, target in enumerate(todo):
+        if target.model is not None:
+            models.setdefault(target.model, []).append(place)
+    for places in models.values():
+        together = [tensor for place in places for tensor in files[place].tensors]
+        for place in places:
+            own = tuple(finding for finding in files[place].findings if finding.code != ck203_mixed_dtypes.RULE.code)
+            found = tuple(ck203_mixed_dtypes.look(together)) if place == places[-1] else ()
+            files[place] = replace(files[place], findings=(*own, *found))
 
 
 def _size(target: Target) -> int:

@@ -1,13 +1,15 @@
-"""The examples for trainers, run as a user runs them."""
+"""The examples for trainers run, end well, and find the line."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from steadygrad.journal import read_incidents
 
@@ -22,13 +24,12 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
         ("trl_grpo", "8 steps, 1 refused", "(per_token_loss * mask).sum()"),
     ],
 )
-def test_the_example_ends_well_and_names_the_line(name: str, counts: str, line: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", tmp_path / "run"], capture_output=True, text=True, check=False,
-        timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert counts in done.stdout
+def test_the_example_ends_well_and_names_the_line(
+    name: str, counts: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(1)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](str(tmp_path / "run"))
+    assert counts in capsys.readouterr().out
     (incident,) = read_incidents(tmp_path / "run")
     assert incident.capsule is not None
     assert incident.diagnosis is not None

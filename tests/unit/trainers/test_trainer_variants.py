@@ -76,7 +76,9 @@ def test_bf16_autocast_is_on_again_in_the_replay(tmp_path: Path) -> None:
     assert guard.incidents[0].diagnosis.reproduced
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "sgd", "adafactor"])
+@pytest.mark.parametrize(
+    "optim", ["adafactor", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw_torch", "sgd", "rmsprop"))]
+)
 def test_optimizers_of_the_trainers_own_list(tmp_path: Path, optim: str) -> None:
     compared(tmp_path, optim=optim, diagnose="off", accumulation=1)
 

@@ -60,7 +60,7 @@ def test_one_poisoned_batch_leaves_no_trace(tmp_path: Path, make: Make, accumula
         pytest.param(dpo_trainer, 2, marks=pytest.mark.slow),
         (reward_trainer, 2),
         pytest.param(reward_trainer, 1, marks=pytest.mark.slow),
-        (rloo_trainer, 1),
+        pytest.param(rloo_trainer, 1, marks=pytest.mark.slow),
         pytest.param(rloo_trainer, 2, marks=pytest.mark.slow),
         (distillation_trainer, 2),
         pytest.param(distillation_trainer, 1, marks=pytest.mark.slow),

@@ -195,3 +195,34 @@ def test_the_program_without_a_known_order_of_zero_grad_is_exact_too(watching: A
     watch = watching()
     assert differing(plain, state_of(loop([*data[:3], poisoned(data[0]), *data[3:]]))) == []
     no_faults(watch, skipped=1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about its own internals
+def test_a_model_compiled_as_one_graph_stays_one_graph_and_is_guarded(watching: Any) -> None:
+    watch = watching()
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for number in range(4):
+        x = torch.randn(4, 3)
+        x[0, 0] = math.nan if number == 2 else 0.0
+        optimizer.zero_grad()
+        compiled(x).pow(2).mean().backward()
+        optimizer.step()
+    assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+    assert model[1].num_batches_tracked == 3
+    no_faults(watch, skipped=1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about its own internals
+def test_a_compiled_step_is_guarded(watching: Any) -> None:
+    watch = watching()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), math.nan if number == 1 else 1.0)).sum().backward()
+        step()
+    assert bool(torch.isfinite(model.weight).all())
+    no_faults(watch, skipped=1)

@@ -34,6 +34,7 @@ def test_a_poisoned_window_leaves_the_bits_of_the_run_without_it(program: str, t
     """Weights, moments, running statistics, schedule; accumulation 1 and 2."""
     pytest.importorskip(program)
     done, (differing,), told = run(tmp_path, str(PROGRAMS / f"{program}_program.py"))
+    assert differing.pop("compared") > 20
     assert differing == {"1": [], "2": []}, done.stderr[-3000:]
     assert told["skipped"] == 2
     assert told["faults"] == []
@@ -61,5 +62,5 @@ def test_accelerate_launch_is_guarded(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     _, (differing,), told = run(tmp_path, "--", *launch, str(PROGRAMS / "accelerate_program.py"))
-    assert differing == {"1": [], "2": []}
+    assert (differing["1"], differing["2"]) == ([], [])
     assert told["skipped"] == 2

@@ -56,9 +56,10 @@ def differing(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
 def compare(train: Any) -> None:
     """Train with accumulation 1 and 2, without and with poison, and print what differs."""
     torch.set_num_threads(1)
-    told = {}
+    told: dict[str, Any] = {}
     for accumulate in (1, 2):
         clean, poisoned = train(accumulate, False), train(accumulate, True)
         assert len(clean) > 10
         told[str(accumulate)] = differing(clean, poisoned)
+        told["compared"] = len(clean)
     print("RESULT " + json.dumps(told))

@@ -157,6 +157,9 @@ class Bench:
         for number, batch in enumerate(batches, start=1):
             step = self._step(number, batch, scaler)
             trial.steps.append(step)
+            # An adapter whose other half starts at zero gets its first gradient in the second step.
+            still = {name for name, p in self.named if p.grad is None or not bool(_dense(p.grad).any())}
+            trial.zero_gradient = [name for name in trial.zero_gradient if name in still]
             bad = [name for name, p in self.named if not bool(torch.isfinite(p).all())]
             if bad:
                 trial.bad_weights, trial.bad_weights_step = bad, number

@@ -93,7 +93,7 @@ def _gradients(trial: Trial) -> SelftestCheck:
     if trial.without_gradient:
         return _check(name, DOUBT, f"{listed(trial.without_gradient)} get none")
     if trial.zero_gradient:
-        return _check(name, DOUBT, f"the gradient of {listed(trial.zero_gradient)} is exactly zero on the first batch")
+        return _check(name, DOUBT, f"the gradient of {listed(trial.zero_gradient)} was exactly zero in every step")
     return _check(name, PASS, f"all {trial.num_tensors} trainable tensors")
 
 

@@ -188,6 +188,25 @@ def test_frozen_orphaned_and_unmoved_weights_are_named() -> None:
     assert "nothing in the model can be trained" in next(c.detail for c in found.checks if "gradient" in c.name)
 
 
+def test_a_half_of_an_adapter_that_starts_at_zero_is_not_doubted_but_a_dead_branch_is() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up, self.dead = nn.Linear(8, 2), nn.Linear(2, 1), nn.Linear(8, 1)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(self.down(x)) + self.dead(x) * 0.0  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, (_, _, batches) = Adapter(), setup()
+    found = sg.selftest(model, torch.optim.SGD(model.parameters(), lr=0.01), loss_fn, batches)
+    doubt = next(check for check in found.checks if "gradient" in check.name)
+    assert doubt.outcome == "doubt"
+    assert "dead.weight, dead.bias was exactly zero in every step" in doubt.detail
+    assert "down" not in doubt.detail
+
+
 def test_a_learning_rate_that_diverges_is_unfit() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 1)

@@ -231,13 +231,30 @@ def generation(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(DEVICE).eval()
     ids = torch.randint(5, 49_000, (8, 16), device=DEVICE)
-    both = LogitsProcessorList(
-        [
-            sgn.NumericalStabilityLogitsProcessor(clip_value=30.0, min_prob=1e-8),
-            sgn.TemperatureLogitsWarper(temperature=1.0, min_temperature=0.1),
-        ]
+    spent: list[float] = []
+
+    class Timed:
+        """A processor that notes how long it takes."""
+
+        def __init__(self, processor: Callable[[Tensor, Tensor], Tensor]) -> None:
+            self.processor = processor
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            start = clock()
+            made = self.processor(input_ids, scores)
+            spent.append((clock() - start) * 1e3)
+            return made
+
+    processors = (
+        sgn.NumericalStabilityLogitsProcessor(clip_value=30.0, min_prob=1e-8),
+        sgn.TemperatureLogitsWarper(temperature=1.0, min_temperature=0.1),
     )
-    ways: dict[str, LogitsProcessorList] = {"without": LogitsProcessorList(), "with": both}
+    ways = {
+        "without": LogitsProcessorList(),
+        "with": LogitsProcessorList(processors),
+        "again": LogitsProcessorList(),
+        "timed": LogitsProcessorList([Timed(processor) for processor in processors]),
+    }
 
     def timed(key: str) -> float:
         torch.manual_seed(0)
@@ -250,26 +267,27 @@ def generation(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
 
     for key in ways:
         timed(key)
+    spent.clear()
     times: dict[str, list[float]] = {key: [] for key in ways}
     for number in range(rounds):
         # The order is turned round each time: what comes second finds warmer caches.
         for key in list(ways) if number % 2 else list(ways)[::-1]:
             times[key].append(timed(key))
-    ratios = [one / other for one, other in zip(times["with"], times["without"], strict=True)]
-    scores = torch.randn(8, 49_152, device=DEVICE)
-    alone = []
-    for _ in range(50):
-        start = clock()
-        both(ids, scores)
-        alone.append((clock() - start) * 1e3)
+
+    def ratio(key: str) -> float:
+        return statistics.median(one / other for one, other in zip(times[key], times["without"], strict=True))
+
+    inside = sum(spent) / (rounds * new_tokens)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     return [
         {
-            "name": f"sampling a token for 8 rows, {size:.0f}M parameters",
+            "name": f"a token for 8 rows, {size:.0f}M parameters",
             "plain_ms": statistics.median(times["without"]),
             "ours_ms": statistics.median(times["with"]),
-            "ratio": statistics.median(ratios),
-            "alone_ms": statistics.median(alone),
+            "ratio": ratio("with"),
+            "noise": ratio("again"),
+            "inside_ms": inside,
+            "inside": inside / statistics.median(times["timed"]),
         }
     ]
 
@@ -278,8 +296,7 @@ def generation(rounds: int, new_tokens: int) -> list[dict[str, Any]]:
 
 
 def learning(steps: int = 400) -> list[dict[str, Any]]:
-    """A table of next-token logits that begins far too large (standard deviation 20) learns a noisy rule over 256
-    tokens, whose entropy is the least loss there is; the same start and batches for each bound."""
+    """The same start and the same batches for each bound."""
     size = 256
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(size, size, generator=generator) * 20
@@ -299,24 +316,21 @@ def learning(steps: int = 400) -> list[dict[str, Any]]:
     for name, bound in ways.items():
         table = start.clone().requires_grad_()
         optimizer = torch.optim.Adam([table], lr=0.3)
-        first = 0.0
+        still = 0.0
         for step in range(steps):
             loss = sgn.masked_cross_entropy(bound(table[contexts[step]]), labels[step])
             optimizer.zero_grad()
             loss.backward()
             if step == 0:
-                touched = table.grad is not None and table[contexts[0]].numel()
-                beyond = float((table.detach().abs() > (5 if " 5" in name else 30)).float().mean())
                 used = torch.unique(contexts[0])
-                still = float((table.grad[used] == 0).float().mean()) if touched and table.grad is not None else 0.0
-                first = still
+                still = float((table.grad[used] == 0).float().mean()) if table.grad is not None else 1.0
             optimizer.step()
         with torch.no_grad():
             made = bound(table)
             context = torch.arange(size)
             chance = made.log_softmax(-1)
             exact = 0.9 * chance[context, (context * 5 + 3) % size] + 0.1 * chance.mean(-1)
-            rows.append({"name": name, "beyond": beyond, "still": first, "loss": -float(exact.mean())})
+            rows.append({"name": name, "still": still, "loss": -float(exact.mean())})
     return rows
 
 
@@ -335,9 +349,13 @@ def pair_table(rows: list[dict[str, Any]]) -> str:
 
 
 def generation_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| what | without ms | with ms | time | both processors alone ms |", "|---|---|---|---|---|"]
+    lines = [
+        "| what | without ms | with ms | time | the same twice | inside the processors ms | share |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {r['name']} | {r['plain_ms']:.2f} | {r['ours_ms']:.2f} | x{r['ratio']:.3f} | {r['alone_ms']:.3f} |"
+        f"| {r['name']} | {r['plain_ms']:.1f} | {r['ours_ms']:.1f} | x{r['ratio']:.3f} | x{r['noise']:.3f} | "
+        f"{r['inside_ms']:.2f} | {r['inside']:.2%} |"
         for r in rows
     ]
     return "\n".join(lines)
@@ -374,7 +392,7 @@ def main() -> None:
         parts.append(f"## Generation\n\n{generation_table(generation(arguments.rounds, arguments.new_tokens))}")
         print(parts[-1], flush=True)
     if "learning" in wanted:
-        parts.append(f"## Learning under a bound\n\n{learning.__doc__}\n\n{learning_table(learning())}")
+        parts.append(f"## Learning under a bound\n\n{LEARNING}\n\n{learning_table(learning())}")
         print(parts[-1], flush=True)
     if arguments.markdown is not None:
         arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -382,6 +400,10 @@ def main() -> None:
 
 EXPLAINED = (
     "Forward and backward; medians of paired ratios; memory is the most that was allocated at once beyond the inputs."
+)
+LEARNING = (
+    "A table of next-token logits that begins far too large (standard deviation 20) learns a rule over 256 tokens that "
+    "holds nine times in ten. The least loss there is, the entropy of that source, is 0.876."
 )
 
 if __name__ == "__main__":

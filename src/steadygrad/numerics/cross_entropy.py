@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import UsageError
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board
-from .rows import as_rows, pieces, softmax
+from .rows import as_rows, clear_rows_, pieces, softmax
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -117,8 +117,7 @@ class _CrossEntropyRows(Function):
                 gradient *= 1 + 2 * ctx.z_weight * logits_NV[part].to(kind).logsumexp(-1, keepdim=True)
             gradient.scatter_add_(1, labels_N[part, None], gradient.new_full((len(gradient), 1), -1.0))
             torch.mul(gradient, grad_N[part, None], out=gradient_NV[part])
-            # Not a product with zero: the softmax of a row that does not count may be NaN.
-            gradient_NV[part].masked_fill_(~counts_N[part, None], 0)
+            clear_rows_(gradient_NV[part], counts_N[part])
         return gradient_NV, None, None, None
 
 
@@ -142,5 +141,5 @@ class _NormaliserRows(Function):
         for part in pieces(logits_NV):
             gradient = softmax(logits_NV[part], reduction_dtype(logits_NV))
             torch.mul(gradient, grad_N[part, None], out=gradient_NV[part])
-            gradient_NV[part].masked_fill_(~counts_N[part, None], 0)
+            clear_rows_(gradient_NV[part], counts_N[part])
         return gradient_NV, None

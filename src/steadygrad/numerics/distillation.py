@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .divergences import Kind, divergence, student_gradient, teacher_gradient
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board, board
-from .rows import as_rows, pieces, widened
+from .rows import as_rows, clear_rows_, pieces, widened
 
 _KINDS = ("forward", "reverse", "jsd")
 
@@ -130,7 +130,7 @@ class _DivergenceRows(Function):
             for into, slope in ((student_grad, student_gradient), (teacher_grad, teacher_gradient)):
                 if into is not None:
                     torch.mul(slope(how.kind, student, teacher, how.beta, holes), factor, out=into[part])
-                    into[part].masked_fill_(~counts_N[part, None], 0)
+                    clear_rows_(into[part], counts_N[part])
         return student_grad, teacher_grad, None, None, None
 
 

@@ -45,6 +45,14 @@ def widened(piece: Tensor, dtype: torch.dtype, divisor: float = 1.0) -> Tensor:
     return piece * torch.full((1, 1), 1 / divisor, dtype=dtype, device=piece.device)
 
 
+def clear_rows_(matrix_NV: Tensor, counts_N: Tensor) -> None:
+    """Zero the rows that do not count, whatever they hold: a product with zero would keep their NaN."""
+    if matrix_NV.device.type == "cpu" and not torch.compiler.is_compiling():
+        matrix_NV.index_fill_(0, (~counts_N).nonzero()[:, 0], 0)  # touches those rows alone
+    else:
+        matrix_NV.masked_fill_(~counts_N[:, None], 0)  # does not ask the host how many there are
+
+
 def softmax(piece: Tensor, dtype: torch.dtype, log: bool = False) -> Tensor:
     """The softmax over the last dimension, or its logarithm, in `dtype`."""
     function = torch.log_softmax if log else torch.softmax

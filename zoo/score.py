@@ -7,7 +7,9 @@ case and field goes to the JSON file, a table and the misses to the terminal.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib
 import json
 import multiprocessing
 import os
@@ -20,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from steadygrad.clinic.causes import judges
+from steadygrad.clinic.remedies import remedies
 
 from .patients import load_case
 from .tools import SIDE_BY_SIDE, TOOLS
@@ -46,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         parser.error(f"no case matches {options.only!r} in {options.cases}")
     torch.set_num_threads(1)
+    _load_before_forking(paths)
     jobs = [(tool, path) for tool in tools for path in paths]
     with ThreadPoolExecutor(options.jobs) as pool:
         answered = list(pool.map(lambda job: _one(*job, limit=options.limit), jobs))
@@ -57,6 +63,18 @@ def main(arguments: list[str] | None = None) -> int:
         options.json.write_text(json.dumps(_report(rows), indent=1), encoding="utf-8")
     _print(rows, tools)
     return 0
+
+
+def _load_before_forking(paths: list[Path]) -> None:
+    """What nearly every case would load for itself, seconds each time; a child has what its parent had."""
+    modules = ["torch._dynamo", "steadygrad.guard"]
+    if any("hfutil" in path.read_text(encoding="utf-8") for path in paths):
+        modules += ["transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"]
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    judges()
+    remedies()
 
 
 def _one(tool: str, path: Path, *, limit: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ each tensor, its largest magnitude, left on the device as a scalar and read by t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -72,7 +73,8 @@ class Tracer:
         """Trace everything inside. Eager: a compiled model is replayed uncompiled."""
         with ExitStack() as stack:
             stack.enter_context(self._around_modules())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # where it was never loaded nothing is compiled, and loading it is slow
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_Dispatch(self))
             stack.enter_context(_Calls(self))
             yield self

@@ -79,6 +79,8 @@ def room_of(series: str) -> tuple[str, str]:
             return "clinic/causes", OTHER
         case "RX":
             return "clinic/remedies", OTHER
+        case "CK":
+            return "checkup/scanning/rules", OTHER
         case _:
             return "checkup/rules", OTHER
 
@@ -101,11 +103,14 @@ def write_rule(series: str, name: str, summary: str, home: Path = HOME) -> Path:
     if not slug or '"' in summary or "\n" in summary:
         raise SystemExit("A rule needs a name of letters and a summary of one sentence without double quotes.")
     room, body = room_of(series)
-    path = home / room / f"{slug}.py"
-    if path.exists():
-        raise SystemExit(f"{path} is there already.")
+    code_of = next_code(series, home)
+    # Outside of watch/ a file is found by the code in its name.
+    path = home / room / (f"{slug}.py" if series.startswith("SY") else f"{code_of.lower()}_{slug}.py")
+    there = sorted((home / room).glob(f"*{slug}.py")) if (home / room).is_dir() else []
+    if there:
+        raise SystemExit(f"{there[0]} is there already.")
     page = "\n\n".join(f"{heading}" for heading in HEADINGS)
-    code = body.format(code=next_code(series, home), slug=slug, summary=summary)
+    code = body.format(code=code_of, slug=slug, summary=summary)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'"""{summary}\n\n{page}\n"""\n\nfrom __future__ import annotations\n{code}', encoding="utf-8")
     return path

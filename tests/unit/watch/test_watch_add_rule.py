@@ -33,14 +33,20 @@ def test_the_next_code_comes_after_the_highest_there_is(tool: ModuleType, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("series", "room"),
-    [("SY1", "watch/detectors"), ("SY4", "watch/vitals"), ("DX1", "clinic/causes"), ("PF2", "checkup/rules")],
+    ("series", "file"),
+    [
+        ("SY1", "watch/detectors/dead_units.py"),
+        ("SY4", "watch/vitals/dead_units.py"),
+        ("DX1", "clinic/causes/dx101_dead_units.py"),
+        ("PF2", "checkup/rules/pf201_dead_units.py"),
+        ("CK1", "checkup/scanning/rules/ck101_dead_units.py"),
+    ],
 )
 def test_the_file_is_a_rule_in_its_room_with_all_headings(
-    tool: ModuleType, tmp_path: Path, series: str, room: str
+    tool: ModuleType, tmp_path: Path, series: str, file: str
 ) -> None:
     path = tool.write_rule(series, "Dead units!", "Units that are never active", tmp_path)
-    assert path == tmp_path / room / "dead_units.py"
+    assert path == tmp_path / file
     page = rules._page_of(path)
     assert page is not None
     assert (page.slug, page.summary) == ("dead_units", "Units that are never active.")

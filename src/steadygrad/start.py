@@ -56,7 +56,7 @@ def start_engine(
     council = convene(
         model, parameters, {
             "policy": policy, "accumulate": accumulate, "precision": precision, "max_grad_norm": max_grad_norm,
-            "parameters": names, "run_dir": None if run_dir is None else str(run_dir), "resume": resume,
+            "parameters": names, "keeps a journal": run_dir is not None, "resume": resume,
             "checkpoint_every": checkpoint_every, "diagnose": diagnose, "capsule": capsule,
         }, outside=outside, num_micro=1 if outside else accumulate, clips=max_grad_norm is not None,
     )  # fmt: skip

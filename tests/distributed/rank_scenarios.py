@@ -136,6 +136,24 @@ def one_is_slow(rank: int, world: int, folder: Path) -> Any:
 
 
 @scenario
+def one_is_stuck(rank: int, world: int, folder: Path) -> Any:
+    """The last rank stops answering, alive, until the others have given up."""
+    ranks = ranks_of(world)
+    for step in range(3):
+        if rank == world - 1 and step == 2:
+            while not (folder / "gave_up").exists():
+                time.sleep(0.05)
+            return None
+        try:
+            ranks.begin(step, step, [{"loss": torch.tensor(1.0)}])
+            ranks.finish(1)
+        except sg.SteadyError:
+            (folder / "gave_up").touch()
+            raise
+    return "nobody noticed"
+
+
+@scenario
 def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
     ranks_words.CHECK_IN_S = 0.5
     if rank == 1:

@@ -69,6 +69,15 @@ def test_a_slow_rank_is_waited_for(run_ranks: RunRanks) -> None:
     assert [ended.returned for ended in run_ranks("one_is_slow", 2)] == [[[0.5]], [[0.5]]]
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_stuck_is_given_up_after_the_process_groups_own_timeout(run_ranks: RunRanks) -> None:
+    left, stuck = run_ranks("one_is_stuck", 2, timeout=15)
+    assert stuck.status == 0
+    assert left.status == 24, left.log
+    assert "lost the other ranks at batch 2, step 2" in left.message
+    assert "rank 1 said nothing, so it was killed or is stuck" in left.message
+
+
 def test_a_guard_that_one_rank_never_makes_is_one_sentence_and_no_hang(run_ranks: RunRanks) -> None:
     idle, waiting = run_ranks("one_never_makes_a_guard", 2)
     assert idle.status == 0

@@ -454,6 +454,7 @@ class Engine:
     def abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
         window, self.window = self.window, Window()
+        self.council.abandon()
         with self.shield("forward_state", None):
             self.program.forget()
             if (entry := window.entry or self._before_forward) is not None:

@@ -105,6 +105,9 @@ class Alone:
     def leaving(self, error: BaseException) -> BaseException:
         return error
 
+    def abandon(self) -> None:
+        """The step under way ends here: what was begun is let go."""
+
     def broken(self, fault: Exception, *, early: bool = False) -> None:
         """The guard itself failed. Alone it stands down and the loop goes on."""
 
@@ -291,6 +294,10 @@ class Council(Alone):
             if loaded is not None and loaded[0] > min(told):
                 loaded = store.load_newest(at_most=min(told))
 
+    def abandon(self) -> None:
+        self._begun = False
+        self._ranks.abandon()
+
     def closing(self, batches: int) -> None:
         """Leave a word for a rank that has more batches than this one and would wait for it. Does not wait."""
         self._ranks.say(f"rank {self.rank} closed its guard after {batches} batches")
@@ -323,8 +330,7 @@ class Council(Alone):
 
     def leaving(self, error: BaseException) -> BaseException:
         """This rank is about to stop with `error`: leave a word, so that the others can say why they stopped."""
-        self._begun = False
-        self._ranks.abandon()
+        self.abandon()
         first = next(iter(str(error).splitlines()), "")
         self._ranks.say(f"rank {self.rank} stopped: {type(error).__name__}: {first}"[:500])
         if _is_lost_connection(error):

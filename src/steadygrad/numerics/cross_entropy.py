@@ -115,7 +115,9 @@ class _CrossEntropyRows(Function):
             gradient = softmax(logits_NV[part], kind)
             if ctx.z_weight:
                 gradient *= 1 + 2 * ctx.z_weight * logits_NV[part].to(kind).logsumexp(-1, keepdim=True)
-            gradient.scatter_add_(1, labels_N[part, None], gradient.new_full((len(gradient), 1), -1.0))
+            # Not scatter_add_, which refuses torch's deterministic mode on a GPU.
+            own = labels_N[part, None]
+            gradient.scatter_(1, own, gradient.gather(1, own) - 1)
             torch.mul(gradient, grad_N[part, None], out=gradient_NV[part])
             clear_rows_(gradient_NV[part], counts_N[part])
         return gradient_NV, None, None, None

@@ -114,7 +114,7 @@ def policy_gradient_loss(
     policy = _average(policy_T, weights, average)
     kl = torch.zeros_like(policy) if ref_logp is None else _average(kl_T, weights, average)
     with torch.no_grad():
-        share = mean_and_weight(clipped.to(kind), counts)[0]
+        share = (clipped & counts).sum() / counts.sum().clamp(min=1)
         moved = torch.where(counts, log_ratio, 0).abs()
         largest = moved.amax() if moved.numel() else moved.sum()
     return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, share, largest)
@@ -143,14 +143,13 @@ class _PolicyTokens(Function):
         clipped = held < free
         policy = torch.minimum(free, held).neg_()
         # Above the limit the ratio is a line of slope e^limit; where the clip holds it there is none.
-        slope = log_ratio.clamp(max=limit).exp_().mul_(advantage).neg_().masked_fill_(clipped, 0)
-        sunk = logp <= _LOWEST_LOGP
-        policy_slope = slope.masked_fill_(~counts | sunk, 0)
+        flat = ~counts | (logp <= _LOWEST_LOGP)
+        policy_slope = log_ratio.clamp(max=limit).exp_().mul_(advantage).neg_().masked_fill_(flat | clipped, 0)
         kl, kl_slope = None, None
         if ref_logp is not None:
             distance = ref_logp.clamp(min=_LOWEST_LOGP) - now
             kl = k3(distance, limit)
-            kl_slope = distance.clamp_(max=limit).expm1_().neg_().masked_fill_(~counts | sunk, 0)
+            kl_slope = distance.clamp_(max=limit).expm1_().neg_().masked_fill_(flat, 0)
         ctx.save_for_backward(policy_slope, kl_slope)
         ctx.dtype = logp.dtype
         ctx.mark_non_differentiable(clipped, log_ratio)

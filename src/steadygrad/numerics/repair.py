@@ -30,8 +30,8 @@ def within(scores_RV: Tensor, limit: float) -> bool:
         return True
     if not bool(((highest <= limit) & (highest >= -limit)).all()):
         return False
-    allowed = torch.where(scores_RV == -math.inf, highest[:, None], scores_RV)
-    return bool((allowed.amin(-1) >= -limit).all())
+    # Neither NaN nor +inf is left by now, so this takes forbidden tokens out of the way, and nothing else.
+    return bool((scores_RV.nan_to_num(neginf=0.0).amin(-1) >= -limit).all())
 
 
 def repaired(

@@ -30,8 +30,15 @@ class Consult:
         parts = self._parts
         keep_capsule(
             parts.program, parts.state, parts.books, window, findings, self.max_grad_norm, batch=self.capsule,
-            max_bytes=self._capsule_bytes,
+            max_bytes=self._capsule_bytes, weights_on=self._keeper(findings),
         )  # fmt: skip
+
+    def _keeper(self, findings: Sequence[Finding]) -> int | None:
+        """Of ranks that all have the same weights, the one where it began keeps them; of shards each keeps its own."""
+        parts = self._parts
+        if parts.council.size == 1 or parts.probe.sharded:
+            return None
+        return findings[0].rank if findings else 0
 
     def examine(
         self,

@@ -91,7 +91,7 @@ def test_all_ranks_write_one_incident_with_a_part_of_each_inside(
     run = ended[0].folder / "run"
     [incident] = read_incidents(run)
     assert incident.number == 1
-    assert incident.capsule == "incidents/0001/capsule.safetensors"
+    assert incident.capsule == "incidents/0001/rank1/capsule.safetensors"  # where it began
     folder = run / "incidents" / "0001"
     assert {path.name for path in folder.iterdir()} == {
         "incident.json", "incident-rank1.json", "capsule.json", "capsule.safetensors", "rank1"
@@ -100,7 +100,9 @@ def test_all_ranks_write_one_incident_with_a_part_of_each_inside(
     second = json.loads((folder / "incident-rank1.json").read_text())
     assert second["capsule"] == "incidents/0001/rank1/capsule.safetensors"
     assert second["headline"] == incident.headline
-    monkeypatch.setattr(sys, "argv", ["steady", "replay", str(folder / "rank1"), "--entry", "rank_training:make"])
+    sizes = [(part / "capsule.safetensors").stat().st_size for part in (folder, folder / "rank1")]
+    assert sizes[1] > sizes[0]  # all ranks have the same weights, so they are kept once
+    monkeypatch.setattr(sys, "argv", ["steady", "replay", str(run), "--entry", "rank_training:make"])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 1  # the trouble is there again, in one process

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import CapsuleError, UsageError
 from ..journal import files, read_incidents
+from ..journal.incidents import read_incident
 from ..journal.run_directory import incident_name
 from .manifest import MANIFEST
 
@@ -24,16 +25,27 @@ def find_capsule(target: str | os.PathLike[str]) -> Path:
     if not path.is_dir():
         raise CapsuleError(f"There is no directory {path}, so there is no capsule to replay.")
     if (path / MANIFEST).exists() or path.parent.name == "incidents":
-        return path
+        return _of_its_rank(path)
     numbers = [incident.number for incident in read_incidents(path)]
     folders = [files.inside(path, "incidents", incident_name(number)) for number in numbers]
     for folder in reversed(folders):
-        if (folder / MANIFEST).exists():
-            return folder
+        if (folder / MANIFEST).exists() or (_of_its_rank(folder) / MANIFEST).exists():
+            return _of_its_rank(folder)
     raise CapsuleError(
         f"No incident of {path} has a capsule. A guard with a run_dir keeps one for the first incident of each kind, "
         "unless it was made with capsule='off' or the capsule did not fit on the disk."
     )
+
+
+def _of_its_rank(folder: Path) -> Path:
+    """Of a run of several ranks, the part of the rank where it began: the step of another would come out fine."""
+    path = folder / "incident.json"
+    if not path.exists():
+        return folder
+    findings = read_incident(path).findings
+    rank = findings[0].rank if findings else 0
+    part = files.inside(folder, f"rank{int(rank)}")
+    return part if (part / MANIFEST).exists() else folder
 
 
 def load_entry(words: str) -> Callable[[], Any]:

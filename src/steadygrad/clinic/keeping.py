@@ -27,6 +27,7 @@ from ..act.setup import clean_name
 from ..act.tape import named_tensors_in, tensors_in
 from ..act.training_state import TrainingState, Tree
 from ..errors import CapsuleError, SteadyError
+from ..journal.run_directory import incident_name
 from ..records import Finding
 from .capsule import TENSORS, write_capsule
 
@@ -41,15 +42,23 @@ def keep_capsule(
     *,
     batch: str,
     max_bytes: int,
+    weights_on: int | None = None,
 ) -> None:
-    """Write the capsule of the newest incident beside it. Never raises for a disk or a value that refuses."""
+    """Write the capsule of the newest incident beside it. Never raises for a disk or a value that refuses.
+
+    `weights_on`: the rank that keeps the weights where all ranks have the same ones; None keeps them here.
+    """
     incident = books.incidents[-1]
+    elsewhere = weights_on is not None and weights_on != books.journal.rank
     try:
         folder = books.journal.incident_directory(incident.number)
         if folder is None:
             return
         batches, notes = _kept_batches(program, window)
-        tree, left_out = _fitting(_state_tree(program, state, window), batches if batch == "keep" else [], max_bytes)
+        tree, left_out = _state_tree(program, state, window), list(_WEIGHTS) if elsewhere else []
+        tree = {key: value for key, value in tree.items() if key not in left_out}
+        tree, too_large = _fitting(tree, batches if batch == "keep" else [], max_bytes)
+        left_out += too_large
         size = _bytes_of(tree) + (_bytes_of(batches) if batch == "keep" else 0)
         free = shutil.disk_usage(folder).free
         if size > free // 2:
@@ -64,8 +73,12 @@ def keep_capsule(
         books.journal.event("capsule_not_kept", incident=incident.number, why=str(error)[:500])
         books.show(f"incident {incident.number} has no capsule: {error}", kind="capsule")
         return
-    inside = folder.relative_to(books.journal.path) if books.journal.path is not None else folder
-    books.enter_capsule(f"{inside.as_posix()}/{TENSORS}")
+    rank = weights_on if weights_on is not None else books.journal.rank
+    part = f"rank{rank}/" if rank else ""
+    books.enter_capsule(f"incidents/{incident_name(incident.number)}/{part}{TENSORS}")
+
+
+_WEIGHTS = ("frozen", "parameters", "optimizers")
 
 
 def _state_tree(program: StepProgram, state: TrainingState, window: Window) -> Tree:
@@ -95,7 +108,7 @@ def _fitting(tree: Tree, batches: Sequence[Any], max_bytes: int) -> tuple[Tree, 
     for parts in (("frozen",), ("parameters", "optimizers")):
         if _bytes_of(tree) + _bytes_of(list(batches)) <= max_bytes:
             break
-        if any(_bytes_of(tree[part]) for part in parts):
+        if any(_bytes_of(tree.get(part)) for part in parts):
             tree = {key: value for key, value in tree.items() if key not in parts}
             left_out += parts
     return tree, left_out

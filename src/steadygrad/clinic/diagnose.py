@@ -25,6 +25,7 @@ SILENT_KINDS = (
     "zero_gradient",
     "outside_optimizer",
     "unmoved",
+    "written_unmoved",
     "mis_sized",
     "neutralised",
     "spike",

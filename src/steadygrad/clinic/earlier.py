@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ..act.past import Past
+from ..act.tape import tensors_in
 from ..act.training_state import Tree, copy_tree
 from .between import out_of_range
+from .seen import absmax
 
 if TYPE_CHECKING:
     from .bedside import GuardPatient
@@ -105,7 +107,12 @@ def set_rate(patient: GuardPatient, step: int) -> None:
 
 
 def changed_from_outside(there: Tree, here: Tree) -> bool:
-    """Whether a weight or buffer holds values now that no step gave it, far outside of what it held."""
+    """Whether a weight or buffer holds values now that no step gave it, far outside of what it held.
+
+    Where moments are bad too, an optimizer had its hand in it and it was no change of weights alone.
+    """
+    if any(not math.isfinite(absmax(moment)) for moment in tensors_in(here["optimizers"])):
+        return False
     for part in ("parameters", "buffers"):
         for name, old in there[part].items():
             new = here[part].get(name)

@@ -152,6 +152,7 @@ class _Judge:
 
     def __init__(self, ward: Ward, change: Change, peak: float) -> None:
         self.ward, self.change, self.why = ward, change, ""
+        self.marks: list[tuple[float, ...]] = []
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
@@ -162,6 +163,11 @@ class _Judge:
         self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling
 
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
+        if self.ward.evidence.kind == "written_unmoved":
+            weights = dict(self.ward.patient.model.named_parameters())
+            self.marks.append(
+                tuple(float(weights[n].detach().to(torch.float64).sum()) for n in self.ward.evidence.names)
+            )
         if isinstance(self.change, SkipBatch):
             return self._accepts_skip(seen, at_failure)
         if not seen.finite:
@@ -217,6 +223,9 @@ class _Judge:
     def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
         if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
             self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
+            return False
+        if self.ward.evidence.kind == "written_unmoved" and (len(self.marks) < 2 or self.marks[0] == self.marks[-1]):
+            self.why = "what is written still never changes"
             return False
         return True
 

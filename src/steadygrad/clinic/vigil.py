@@ -87,6 +87,7 @@ class Vigil:
     used: frozenset[str] | None = None
     rows: list[_Row] = field(default_factory=list)
     overflows: int = 0
+    kept: dict[str, tuple[int, int | None, int]] = field(default_factory=dict)
 
     def look(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
         """Judge one more step; a suspicion at once, or None for now."""
@@ -107,6 +108,7 @@ class Vigil:
             or self._no_gradient(patient)
             or self._mis_sized()
             or self._unmoved()
+            or self._never_follows(step, seen)
             or self._grew(self._spike() or self._rising() or self._diverged())
         )
 
@@ -274,6 +276,28 @@ class Vigil:
         low = all(rows[0].seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
         if not low or 2 * len(still) >= len(held) or (ended and not self._improved()):
             return Suspicion(symptom="silent", step=rows[0].step, kind="unmoved", names=still)
+        return None
+
+    def _never_follows(self, step: int, seen: StepSeen) -> Suspicion | None:
+        """Half-precision weights that no optimizer owns (an average of the others) are written and never change.
+
+        Values are read only of tensors that were written since the last step.
+        """
+        frozen = [(n, p) for n, p in self.patient.model.named_parameters() if not p.requires_grad and p.numel()]
+        for name, weight in frozen:
+            if weight.dtype not in (torch.float16, torch.bfloat16):
+                continue
+            version, bits, since = self.kept.get(name, (-1, None, step + 1))
+            if weight._version != version:
+                now = int(weight.detach().contiguous().view(torch.int16).to(torch.int64).sum())
+                same = bits is None or now == bits
+                self.kept[name] = (weight._version, now, since if same else len(self.rows) + PATIENCE**9)
+            elif bits is not None:
+                self.kept[name] = (version, bits, step + 1)  # not written this time: nothing is being followed
+        still = tuple(name for name, (_, _, since) in self.kept.items() if step - since + 1 >= PATIENCE)
+        if still and seen.update_norm > 0:
+            first = self.kept[still[0]][2]
+            return Suspicion(symptom="silent", step=first, kind="written_unmoved", names=still)
         return None
 
     def _improved(self) -> bool:

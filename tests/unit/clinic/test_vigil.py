@@ -204,3 +204,40 @@ def test_a_nan_answered_with_a_loss_of_zero_is_found_and_a_loss_that_is_zero_by_
     assert sighting.suspicion.step == 3
     assert sighting.diagnosis.cause.slug == "stale_momentum"
     assert [trial.remedy.slug for trial in sighting.diagnosis.remedies] == ["true_skip"]
+
+
+class Averaged(nn.Module):
+    """A student, and a teacher that is meant to follow it slowly."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.student = nn.Linear(3, 2)
+        self.teacher = nn.Linear(3, 2).to(dtype).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.student(x) - self.teacher(x.to(self.teacher.weight.dtype)).float()).square().mean()
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            old.mul_(0.9998).add_(new.to(old.dtype), alpha=0.0002)
+
+
+@pytest.mark.parametrize(("dtype", "writes"), [(torch.bfloat16, True), (torch.float32, True), (torch.bfloat16, False)])
+def test_an_average_kept_in_half_precision_that_never_follows_is_told_and_a_frozen_weight_is_not(
+    dtype: torch.dtype, writes: bool, run_case: Any, make_case: Any
+) -> None:
+    torch.manual_seed(0)
+    model = Averaged(dtype)
+    hook = (lambda case, index: case.model.follow()) if writes else None
+    optimizer = torch.optim.Adam(model.student.parameters(), lr=1e-3)
+    batches = [torch.randn(4, 3) for _ in range(7)]
+    sighting = run_case(make_case(model, lambda m, b: m(b), batches, optimizer, before_step=hook))
+    if dtype is torch.float32 or not writes:
+        assert sighting.suspicion is None
+        return
+    assert sighting.diagnosis.cause.slug == "lost_update"
+    assert sighting.diagnosis.origin.module == "teacher"
+    # Only what makes the average move is called a cure.
+    assert {trial.remedy.slug for trial in sighting.diagnosis.remedies} <= {"fp32", "fp32_state"}
+    assert "fp32" in [trial.remedy.slug for trial in sighting.diagnosis.remedies]

@@ -29,6 +29,8 @@ RULE = Rule("DX104", "lost_update", "The update is smaller than half a unit in t
 
 
 def match(e: Evidence) -> Match | None:
+    if e.kind == "written_unmoved":
+        return Match(0.93, f"{len(e.names)} tensors kept in half precision are written in every step and never change")
     if e.kind != "unmoved":
         return None
     return Match(0.93, f"{len(e.names)} tensors received gradients at a rate of {e.rate:.3g} and never changed a bit")

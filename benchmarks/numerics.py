@@ -95,6 +95,7 @@ def measure(pair: Pair, rounds: int) -> dict[str, Any]:
         "plain_ms": statistics.median(times["plain"]),
         "ours_ms": statistics.median(times["ours"]),
         "ratio": statistics.median(ratios),
+        "quartiles": statistics.quantiles(ratios, n=4) if len(ratios) > 3 else [min(ratios), 0.0, max(ratios)],
         "plain_mb": peak_bytes(pair, pair.plain) / 2**20,
         "ours_mb": peak_bytes(pair, pair.ours) / 2**20,
     }
@@ -338,11 +339,15 @@ def learning(steps: int = 400) -> list[dict[str, Any]]:
 
 
 def pair_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| what | plain ms | ours ms | time | plain MB | ours MB | memory |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| what | plain ms | ours ms | time | quartiles | plain MB | ours MB | memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         memory = row["ours_mb"] / row["plain_mb"] if row["plain_mb"] else float("nan")
         lines.append(
             f"| {row['name']} | {row['plain_ms']:.2f} | {row['ours_ms']:.2f} | x{row['ratio']:.2f} | "
+            f"{row['quartiles'][0]:.2f} to {row['quartiles'][2]:.2f} | "
             f"{row['plain_mb']:.1f} | {row['ours_mb']:.1f} | x{memory:.2f} |"
         )
     return "\n".join(lines)

@@ -165,9 +165,8 @@ class _Judge:
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
         if self.ward.evidence.kind == "written_unmoved":
             weights = dict(self.ward.patient.model.named_parameters())
-            self.marks.append(
-                tuple(float(weights[n].detach().to(torch.float64).sum()) for n in self.ward.evidence.names)
-            )
+            written = [weights[name].detach().to(torch.float64) for name in self.ward.evidence.names]
+            self.marks.append(tuple(float(weight.sum()) for weight in written))
         if isinstance(self.change, SkipBatch):
             return self._accepts_skip(seen, at_failure)
         if not seen.finite:
@@ -224,9 +223,10 @@ class _Judge:
         if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
             self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
             return False
-        if self.ward.evidence.kind == "written_unmoved" and (len(self.marks) < 2 or self.marks[0] == self.marks[-1]):
-            self.why = "what is written still never changes"
-            return False
+        if self.ward.evidence.kind == "written_unmoved":
+            moved = len(self.marks) > 1 and all(a != b for a, b in zip(self.marks[0], self.marks[-1], strict=True))
+            self.why = "" if moved else "what is written still never changes"
+            return moved
         return True
 
 

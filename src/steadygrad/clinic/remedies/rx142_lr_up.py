@@ -33,7 +33,7 @@ RULE = Rule("RX142", "lr_up", "Raise the learning rate.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.cause == "lost_update":
+    if ward.cause == "lost_update" and ward.evidence.kind == "unmoved":
         for factor in (10.0, 100.0):
             yield Proposal(
                 code=RULE.code,

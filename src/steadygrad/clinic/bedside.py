@@ -6,6 +6,7 @@ replay and after the last one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,10 +23,11 @@ from ..act.program import PRECISIONS, StepProgram, TheirFault
 from ..act.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
 from ..watch.gradients import GradientProbe, clip_exact
-from .earlier import EarlierPatient, changed_from_outside, state_at
+from .earlier import EarlierPatient, changed_from_outside, fails_by_itself, state_at
 from .keepsake import Keepsake
 from .patient import StepFacts
 from .rows import num_rows
+from .seen import absmax
 
 _SAMPLE_ID_KEYS = ("sample_id", "sample_ids", "example_id", "id", "index", "idx", "indices", "uid")
 
@@ -51,6 +53,7 @@ class GuardPatient:
     ) -> None:
         self._others, self._past = others, past
         self._expected: Tree | None = None
+        self._own_doing = False
         self._earlier: dict[int, EarlierPatient | None] = {}
         self._program = program
         self._forward_state = forward
@@ -106,8 +109,11 @@ class GuardPatient:
         self._program.forget()
 
     def prepare(self) -> None:
-        """What happened between the steps: nothing, unless the state was changed from outside of the guard."""
-        if self._expected is not None:
+        """What happened between the steps: nothing, unless the state was changed from outside of the guard.
+
+        Weights that the step's own forward writes (a start from the first batch) are not that: they are written again.
+        """
+        if self._expected is not None and not self._own_doing:
             self._as_it_was()
 
     def look_back(self) -> None:
@@ -116,7 +122,12 @@ class GuardPatient:
             return
         expected = state_at(self, self._past, self.facts.step)
         self._as_it_was()
-        if expected is not None and changed_from_outside(expected, self._state.live()):
+        if expected is None:
+            return
+        bad_weights = any(not math.isfinite(absmax(weight)) for weight in self._state.live()["parameters"].values())
+        self._own_doing = bad_weights and fails_by_itself(self, expected)
+        self._as_it_was()
+        if self._own_doing or changed_from_outside(expected, self._state.live()):
             self._expected = expected
 
     def _go_back(self, steps: int) -> EarlierPatient | None:
@@ -178,6 +189,7 @@ class GuardPatient:
             finally:
                 self._as_it_was()
                 self._keepsake = self._expected = None
+                self._own_doing = False
                 self._earlier.clear()
 
 

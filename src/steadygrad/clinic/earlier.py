@@ -116,6 +116,26 @@ def changed_from_outside(there: Tree, here: Tree) -> bool:
     for part in ("parameters", "buffers"):
         for name, old in there[part].items():
             new = here[part].get(name)
-            if isinstance(new, Tensor) and new.shape == old.shape and out_of_range(old.to(new.device), new.detach()):
+            if not isinstance(new, Tensor) or new.shape != old.shape:
+                continue
+            # A weight that is NaN was made so by an update more likely than by anybody else.
+            known = part == "buffers" or math.isfinite(absmax(new))
+            if known and out_of_range(old.to(new.device), new.detach()):
                 return True
     return False
+
+
+def fails_by_itself(patient: GuardPatient, before: Tree) -> bool:
+    """Whether the step goes wrong from this state too: then what is different now it wrote itself, in its forward."""
+    patient.put_in_place(before)
+    try:
+        for batch in patient.batches:
+            terms = patient.forward(batch)
+            if not all(math.isfinite(float(term.detach())) for term in terms.values()):
+                return True
+            patient.backward(terms)
+    except Exception:  # whatever the user's code raises there, it says nothing about this state
+        return False
+    return any(
+        not math.isfinite(absmax(p.grad)) for p in patient.model.parameters() if p.grad is not None
+    )  # fmt: skip

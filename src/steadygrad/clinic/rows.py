@@ -20,6 +20,8 @@ from .replay import replay
 from .seen import walk_batch
 
 MAX_REPLAYS = 96
+CANNOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError, Warning)
+"""What user code may raise on fewer rows than it was written for; warnings too, where they are made errors."""
 Select = Callable[[Any, Sequence[int]], Any]
 
 
@@ -93,7 +95,7 @@ class _Subsets:
             return False
         try:
             return not self.sick(replay(self.patient, batches=batches, until=self.until))
-        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
+        except CANNOT_RUN:
             return False
 
     def _run(self, rows: tuple[int, ...]) -> bool | None:
@@ -106,7 +108,7 @@ class _Subsets:
             batches = list(self.patient.batches)
             batches[self.guilty] = select(batches[self.guilty], list(rows))
             seen = replay(self.patient, batches=batches, until=self.until)
-        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError):
+        except CANNOT_RUN:
             return None
         return self.sick(seen)
 

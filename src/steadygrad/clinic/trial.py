@@ -26,7 +26,7 @@ from .ward import Proposal, Ward
 FOLLOW_STEPS = 6
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
-_CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+_CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError, Warning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -122,3 +123,35 @@ def test_memory_that_was_bad_at_the_start_is_told_from_memory_that_went_bad() ->
     assert found.cause is not None
     assert found.cause.slug == "uninitialised"
     assert found.rows == (1,)
+
+
+class StartsFromData(nn.Module):
+    """Sets its scale from the first batch it sees, and writes it into a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.ones(3)), nn.Linear(3, 1)
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            with torch.no_grad():
+                self.scale.copy_(1.0 / x.std(0, correction=0))
+                self.ready.fill_(True)
+        return self.out(x * self.scale)
+
+
+def test_a_weight_that_the_step_itself_wrote_is_traced_to_the_line_that_wrote_it() -> None:
+    model = StartsFromData()
+    batch = torch.randn(6, 3)
+    batch[:, 1] = 2.0
+    guard = sg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b).square().mean())
+    with contextlib.suppress(sg.TrainingHalted):  # whether it goes on is the policy's business
+        guard.step(batch)
+    found = diagnosed(guard)
+    assert found.phase == "forward"
+    assert found.cause is not None
+    assert found.cause.slug == "zero_division"
+    assert found.origin is not None
+    assert "x.std(0" in (found.origin.code_line or "")
+    guard.close()

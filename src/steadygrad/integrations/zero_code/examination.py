@@ -50,6 +50,11 @@ class Examiner:
 
     # -- listening while steps are traced
 
+    @property
+    def tracing(self) -> bool:
+        """Whether the program's own step is being traced."""
+        return self._tracing is not None
+
     def call_begins(self, call: Call) -> None:
         if self._traced_steps and self._tracing is None and self._desk is not None and Tracing.possible(self._desk):
             self._tracing = Tracing(call, self._desk)

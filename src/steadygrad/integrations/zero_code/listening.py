@@ -100,7 +100,7 @@ def _step_hooks(watch: Watch, patches: Patches) -> None:
 def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
     def backward(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Traced by a compiler, or only counted on the meta device, there is no loss to look at.
-        if torch.compiler.is_compiling() or self.device.type == "meta" or watch.busy:
+        if torch.compiler.is_compiling() or self.device.type == "meta" or watch.away or watch.looked_into:
             return original(self, *args, **kwargs)
         watch.backward_begins(self)
         watch.backwards.depth += 1
@@ -112,7 +112,7 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
     patches.around(Tensor, "backward", backward)
 
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or watch.busy:
+        if torch.compiler.is_compiling() or watch.away:
             return original(*args, **kwargs)
         return watch.clipping.clip(original, args, kwargs)
 

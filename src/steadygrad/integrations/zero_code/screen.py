@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .supervise import Ended
 
 _MAX_INCIDENTS = 5
 _MAX_NOTICES = 6
+_FIRST_RANK = re.compile(r"first on rank ([0-9]{1,6})")
 
 
 def outcome(ended: Ended) -> dict[str, Any]:
@@ -168,6 +170,12 @@ def _counted(run: str) -> dict[str, int]:
 
 def _best_told(run: str, incident: Incident) -> Incident:
     told = [incident]
+    first = _FIRST_RANK.search(incident.headline)
+    if first is not None and first[1] != "0":
+        # Its batch is the one to name; the others' were sound.
+        path = Path(run, "incidents", incident_name(incident.number), f"incident-rank{first[1]}.json")
+        with contextlib.suppress(JournalError):
+            return read_incident(path)
     for path in sorted(Path(run, "incidents", incident_name(incident.number)).glob("incident-rank*.json")):
         with contextlib.suppress(JournalError):
             told.append(read_incident(path))

@@ -57,7 +57,9 @@ class Watch:
         self.shield = Shield()
         self.clipping = Clipping(self.shield)
         self.ledger = Ledger(settings, self.shield)
-        self.models = Models(self.shield, away=lambda: self.away, on_call=self._called, on_return=self._returned)
+        self.models = Models(
+            self.shield, away=lambda: self.away or self.looked_into, on_call=self._called, on_return=self._returned
+        )
         self.slices = Slices()
         self.examiner = Examiner(self)
         self.busy = False
@@ -97,8 +99,14 @@ class Watch:
 
     @property
     def away(self) -> bool:
-        """Whether this is not our business: we run the program's code ourselves, or are a forked child."""
-        return self.busy or os.getpid() != self._process
+        """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, or
+        this is a forked child."""
+        return self.busy or bool(self.ledger.guards) or os.getpid() != self._process
+
+    @property
+    def looked_into(self) -> bool:
+        """Whether somebody else (a guard of the program's own) is tracing a step just now."""
+        return bool(torch._C._len_torch_dispatch_stack()) and not self.examiner.tracing
 
     # -- what is heard before an update
 
@@ -123,7 +131,7 @@ class Watch:
 
     def zeroed(self) -> None:
         """Gradients were cleared."""
-        if not self.busy:
+        if not self.away:
             self.models.zeroed()
             self.backwards.zeroed()
 

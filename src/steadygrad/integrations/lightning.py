@@ -79,6 +79,11 @@ class LightningGuard(Callback):
             self._guard = OptimizerGuard(trainer.optimizers, model=pl_module, **chosen)
             return
         configs = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and c.frequency == 1]
+        options = dict(self._options)
+        if trainer.world_size > 1 and options.setdefault("diagnose", "off") != "off":
+            # A replay would go through the module, past the wrapper that the other ranks are waiting in.
+            logger.warning("with several ranks a Lightning trainer's refused steps are not diagnosed")
+            options["diagnose"] = "off"
         self._guard = guard = LoopGuard(
             pl_module,
             trainer.optimizers[0],
@@ -88,7 +93,7 @@ class LightningGuard(Callback):
             accumulate=trainer.accumulate_grad_batches,
             max_grad_norm=_clips_to(trainer),
             precision_shown=str(trainer.precision),
-            **self._options,
+            **options,
         )
         self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step))
         self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule))

@@ -2,7 +2,7 @@
 
 Non-finite losses, gradients, weights and states speak for themselves. The silent troubles need several steps: a
 parameter that never receives a gradient, a weight that never moves, gradients that reach the optimizer with another
-size than the loss gave them, a loss that jumps and stays up. Pure functions over `StepSeen`; no tensor is touched.
+size than the loss gave them, a loss that jumps and stays up. Nearly all of it reads `StepSeen` alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from .patient import Patient
 from .seen import StepSeen, absmax, parameter_names, walk_batch
+from .strays import stray_parameters
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -196,6 +197,9 @@ class Vigil:
         held = {id(p) for o in patient.optimizers for g in o.param_groups for p in g["params"]}
         outside = {name for name, p in patient.model.named_parameters() if p.requires_grad and id(p) not in held}
         starved = [n for n in sorted(outside) if all(self._norm(row, n) > 0 for row in rows)]
+        # What the model itself does not know gathers gradient from step to step, because nobody clears it.
+        strays = [(n, p) for n, p in stray_parameters(patient.model) if id(p) not in held and p.grad is not None]
+        starved += [name for name, p in strays if p.grad is not None and bool((p.grad != 0).any())]
         if starved:
             return Suspicion(symptom="silent", step=rows[0].step, kind="outside_optimizer", names=tuple(starved))
         return None

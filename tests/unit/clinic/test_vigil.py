@@ -241,3 +241,40 @@ def test_an_average_kept_in_half_precision_that_never_follows_is_told_and_a_froz
     # Only what makes the average move is called a cure.
     assert {trial.remedy.slug for trial in sighting.diagnosis.remedies} <= {"fp32", "fp32_state"}
     assert "fp32" in [trial.remedy.slug for trial in sighting.diagnosis.remedies]
+
+
+class ListedLayers(nn.Module):
+    """Hidden layers in a container of one's own choice."""
+
+    def __init__(self, container: Any, *, learns: bool = True) -> None:
+        super().__init__()
+        self.inp, self.out, self.learns = nn.Linear(4, 8), nn.Linear(8, 1), learns
+        self.hidden = container([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.inp(x))
+        for layer in self.hidden.values() if isinstance(self.hidden, dict) else self.hidden:
+            h = torch.relu(layer(h) if self.learns else layer(h).detach()) + h
+        out: torch.Tensor = self.out(h)
+        return out
+
+
+def test_layers_in_a_plain_list_that_no_optimizer_knows_are_told_and_registered_ones_are_not(
+    run_case: Any, make_case: Any
+) -> None:
+    for container, expected in (
+        (list, True),
+        (lambda layers: {str(i): layer for i, layer in enumerate(layers)}, True),
+        (nn.ModuleList, False),
+    ):
+        model = ListedLayers(container)
+        found = run_case(make_case(model, loss_fn, regression(8), torch.optim.AdamW(model.parameters()))).suspicion
+        assert (found is not None and found.kind == "outside_optimizer") is expected
+        if found is not None:
+            assert (found.step, len(found.names)) == (0, 4)
+    kept_for_looking = ListedLayers(list, learns=False)
+    optimizer = torch.optim.AdamW(kept_for_looking.parameters())
+    assert run_case(make_case(kept_for_looking, loss_fn, regression(8), optimizer)).suspicion is None
+    held = ListedLayers(list)
+    everything = [*held.parameters(), *(p for layer in held.hidden for p in layer.parameters())]
+    assert run_case(make_case(held, loss_fn, regression(8), torch.optim.AdamW(everything))).suspicion is None

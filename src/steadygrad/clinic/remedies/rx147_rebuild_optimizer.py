@@ -32,7 +32,12 @@ RULE = Rule("RX147", "rebuild_optimizer", "Give the missing parameters to the op
 
 def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.evidence.kind == "outside_optimizer":
-        names = ward.evidence.names
+        known = {name for name, _ in ward.patient.model.named_parameters()}
+        # One the model does not know is no part of the state that is put back after a trial; and an optimizer that
+        # gets it would still leave it out of every checkpoint.
+        names = tuple(name for name in ward.evidence.names if name in known)
+        if not names:
+            return
         yield Proposal(
             code=RULE.code,
             slug="rebuild_optimizer",

@@ -1,0 +1,35 @@
+"""Parameters that a model uses and does not know: kept in a plain list or dictionary instead of a ModuleList.
+
+`model.parameters()` leaves them out, so no optimizer gets them, `.to(device)` and `state_dict()` miss them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def stray_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Trainable parameters in plain containers of the model's modules, with the way to them as a name."""
+    known = {id(parameter) for parameter in model.parameters()}
+    for owner, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, list | tuple | Mapping):
+                continue
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in items:
+                place = f"{owner}.{attribute}[{key}]" if owner else f"{attribute}[{key}]"
+                for name, parameter in _parameters_of(item):
+                    if parameter.requires_grad and id(parameter) not in known:
+                        known.add(id(parameter))
+                        yield f"{place}.{name}" if name else place, parameter
+
+
+def _parameters_of(item: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(item, nn.Parameter):
+        yield "", item
+    elif isinstance(item, nn.Module):
+        yield from item.named_parameters()

@@ -18,6 +18,7 @@ from ..journal import Journal
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
 from ..watch.history import History, Limits
 from ..watch.judge import judge
+from .flight import Window
 from .ladder import Ledger
 from .policy import Capabilities, Policy, decide
 from .shield import Shield
@@ -169,6 +170,18 @@ class Books:
         with self._shield("journal", None):
             self.journal.incident(incident)
         self.show(f"step {step} raised {incident.headline}", kind="crash")
+
+    def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
+        """Remember micro-batches that were taken out of a window before it was full, because somebody looked."""
+        losses = [float(terms["loss"]) for terms in window.terms]
+        loss = sum(losses) / max(1, len(losses))
+        reading = Reading(step=step, loss=loss, grad_norm=math.nan, batch_key=window.key, refused=True)
+        findings = self.judge(reading)
+        reason = f"left out of an unfinished window: {findings[0].detail if findings else 'it was not finite'}"
+        decision = Decision(step=step, actions=(Action.SKIP,), findings=findings, reason=reason)
+        with self._shield("journal", None):
+            self._enter_incident(reading, decision)
+        return reading, decision
 
     def diagnosis_due(self, wish: str, *, caught: bool = False) -> str | None:
         """How deep to diagnose the newest incident: the first of a kind in full, a few more for their origin.

@@ -277,9 +277,14 @@ class Engine:
 
     def _tidy_window(self) -> None:
         """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
-        kept = self.recovery.good_part(self.window)
-        if len(kept) < len(self.window):
+        window = self.window
+        kept = self.recovery.good_part(window)
+        if len(kept) < len(window):
             self.window = Window()
+            out = window.without({key for _, key in kept})
+            reading, decision = self.books.leave_out(self.step, out)
+            self._call_the_clinic(reading, decision, out)
+            self.books.announce()
             self.run_again(kept)
 
     def settle_pending(self, behind: Sequence[tuple[Any, str]], outcome: Outcome | None = None) -> bool:

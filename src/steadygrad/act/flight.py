@@ -40,6 +40,13 @@ class Window:
         """Its micro-batches with their keys, to be fed again."""
         return list(zip(self.batches, self.keys, strict=True))
 
+    def without(self, keys: set[str]) -> Window:
+        """The window with these micro-batches left out of it, from the same beginning."""
+        kept = [place for place, key in enumerate(self.keys) if key not in keys]
+        return Window(
+            self.entry, [self.batches[i] for i in kept], [self.keys[i] for i in kept], [self.terms[i] for i in kept]
+        )
+
     @property
     def can_run_again(self) -> bool:
         """Whether all of it can be fed again, for a replay or another look."""

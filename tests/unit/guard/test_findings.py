@@ -313,6 +313,26 @@ def test_an_evaluation_in_the_middle_of_a_window_sees_no_bad_micro_batch() -> No
     guard.close()
 
 
+def test_a_micro_batch_left_out_of_an_unfinished_window_is_an_incident_like_any_other() -> None:
+    it = setup()
+    good = batches(7)
+    with make_guard(it.model, it.optimizer, it.loss_fn, accumulate=4, diagnose="auto") as guard:
+        for batch in good[:5]:
+            guard.step(batch)
+        bad = good[5].clone()
+        bad[1, 2] = math.nan
+        guard.step(bad)
+        (incident,) = guard.incidents  # looking settles, and settling takes it out
+        assert (incident.symptom, incident.first_step) == ("nan_loss", 1)
+        assert incident.decision is not None
+        assert "unfinished window" in incident.decision.reason
+        assert incident.diagnosis is not None
+        assert incident.diagnosis.rows == (1,)
+        guard.step(good[6])
+        assert len(guard.incidents) == 1
+        assert guard.summary()["guard_faults"] == {}
+
+
 def test_skip_only_is_what_these_tests_believe_it_is() -> None:
     assert SKIP_ONLY.acts
     assert SKIP_ONLY.escalation == ()

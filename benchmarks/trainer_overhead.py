@@ -6,9 +6,9 @@
 One attached trainer, whose guard looks away in every other block of steps; then the trainer's own NaN filter is on,
 as it is without a guard. So both sides have one model, one thread and one memory, and drift of the machine hits both
 alike. (Two trainers taking turns in two threads gave ratios that moved by several per cent from run to run, more than
-what is measured.) The figure is the median over rounds of attached divided by alone. On a GPU it is wall time with the device
-synchronised at both ends; on a CPU it is the processor time of the whole process, because wall time on a machine that
-others use says more about them. All of the guard is in it: journal, snapshots and vitals.
+what is measured.) The figure is the median over rounds of attached divided by alone. On a GPU it is wall time with
+the device synchronised at both ends; on a CPU it is the processor time of the whole process, because wall time on a
+machine that others use says more about them. All of the guard is in it: journal, snapshots and vitals.
 
 On a CPU the guard's own time is measured too: the time of the thread inside everything that `attach` puts around the
 trainer, less what the trainer's own methods take in there, and less the trainer's own clipping, which the guard's

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..records import Origin
+from ..records import Origin, TensorDigest
 from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
 from .origin import Birth, ancestors, find_birth
@@ -16,7 +17,7 @@ from .replay import replay
 from .seen import StepSeen
 from .specimen import Specimen
 from .trace import Tracer
-from .tracelog import OpRecord, Trace, is_bad
+from .tracelog import OpRecord, Touch, Trace, is_bad
 
 MAX_WATCHED = 24
 _MASKING = frozenset(
@@ -168,7 +169,31 @@ def locate(exam: Examination) -> Origin | None:
         tensor=tensor,
         inputs=exam.specimen.inputs,
         outputs=exam.specimen.outputs,
+        lead_up=leading(exam.trace, record),
     )
+
+
+def leading(trace: Trace, record: OpRecord, *, most: int = 8) -> tuple[TensorDigest, ...]:
+    """What the ops that led to this one made, earliest first, following the largest finite value back each time."""
+    found: list[TensorDigest] = []
+    seen: set[int] = set()
+    while len(found) < most:
+        best: tuple[float, OpRecord, Touch] | None = None
+        for touch in record.reads:
+            before = trace.writers.get(touch.storage, [])[: touch.writes_before]
+            value = trace.value(touch)
+            if before and touch.reading is not None and math.isfinite(value) and (best is None or value > best[0]):
+                best = (value, trace.records[before[-1][0]], touch)
+        if best is None or best[1].ordinal in seen:
+            break
+        value, record, touch = best
+        seen.add(record.ordinal)
+        if not record.view:
+            frame = record.stack.innermost
+            place = [record.op, record.module or "", frame.source if frame is not None else ""]
+            name = "  ".join(part for part in place if part)
+            found.append(TensorDigest(name=name, shape=touch.shape, dtype=touch.dtype, absmax=value))
+    return tuple(reversed(found))
 
 
 def phase_of(record: OpRecord) -> str:

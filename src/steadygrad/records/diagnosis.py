@@ -33,6 +33,9 @@ class Origin:
     tensor: str | None = None
     inputs: tuple[TensorDigest, ...] = ()
     outputs: tuple[TensorDigest, ...] = ()
+    lead_up: tuple[TensorDigest, ...] = ()
+    """What the ops before it made, earliest first, along the largest values: how the numbers grew. Named by op, module
+    and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

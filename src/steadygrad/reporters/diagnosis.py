@@ -49,6 +49,9 @@ def _lines(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             lines.append(("", shown(diagnosis.origin.code_line.strip())))
         if diagnosis.origin.inputs:
             lines.append(("from", "; ".join(_digest(digest) for digest in diagnosis.origin.inputs[:3])))
+        if len(diagnosis.origin.lead_up) > 1:
+            steps = [f"{shown(d.name.split('  ')[0])} {d.absmax:.4g}" for d in diagnosis.origin.lead_up[-5:]]
+            lines.append(("before", " -> ".join(steps)))
     if diagnosis.rows is not None:
         lines.append(("rows", _rows(diagnosis)))
     if diagnosis.cause is None:

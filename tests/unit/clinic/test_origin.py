@@ -191,3 +191,31 @@ def test_the_op_is_caught_in_the_act_in_the_second_micro_batch_too() -> None:
     assert found.origin.op == "reciprocal"
     assert found.cause is not None
     assert found.cause.slug == "zero_division"
+
+
+def test_what_led_up_to_the_origin_is_told_in_order_with_its_sizes(run_case: Any, make_case: Any) -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = self.inner(x) * 30.0
+            wider = wide * wide
+            out: torch.Tensor = wider.exp()
+            return out
+
+    model = Grows()
+    nn.init.constant_(model.inner.weight, 0.25)
+    nn.init.zeros_(model.inner.bias)
+    batches = [{"x": torch.full((3, 4), 0.01)} for _ in range(4)]
+    batches[2]["x"][1] = 1.0
+    case = make_case(
+        model, lambda m, b: m(b["x"]).mean(), batches, torch.optim.SGD(model.parameters(), lr=1e-9)
+    )  # fmt: skip
+    found = run_case(case).diagnosis
+    assert found is not None
+    assert found.origin.op == "exp"
+    led = [(digest.name.split("  ")[0], round(digest.absmax)) for digest in found.origin.lead_up]
+    assert led[-3:] == [("addmm", 1), ("mul", 30), ("mul", 900)]
+    assert "inner" in found.origin.lead_up[-3].name

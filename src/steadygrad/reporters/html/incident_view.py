@@ -74,6 +74,7 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
             "line_number": (origin.source or "").rpartition(":")[2] if ":" in (origin.source or "") else "",
             "stack": origin.stack[:MAX_SHOWN],
             "ordinal": origin.ordinal,
+            "lead_up": [_digest(digest, "in") for digest in origin.lead_up[:MAX_SHOWN]],
             "digests": [
                 *(_digest(digest, "in") for digest in origin.inputs[:MAX_SHOWN]),
                 *(_digest(digest, "out") for digest in origin.outputs[:MAX_SHOWN]),

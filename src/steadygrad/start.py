@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .act import setup
+from .act.books import Books
 from .act.engine import Engine, Manner
 from .act.notify import Notifier
 from .act.parts import assemble
@@ -88,20 +89,20 @@ def start_engine(
         engine.step, engine.batches_seen = found
     if council.rank == 0:
         with parts.shield("checkup", None):
-            _glance(engine, model, optimizers, scaler, scheduler, "" if outside else precision)
+            tell_checkup(parts.books, model, optimizers, scaler, scheduler, "" if outside else precision)
     return engine
 
 
-def _glance(
-    engine: Engine, model: nn.Module, optimizers: Sequence[Optimizer], scaler: Any, scheduler: Any, precision: str
+def tell_checkup(
+    books: Books, model: nn.Module, optimizers: Sequence[Optimizer], scaler: Any, scheduler: Any, precision: str = ""
 ) -> None:
     """What the doctor sees in live objects at no cost. Warnings are shown; all of it is journaled."""
     from .checkup.live import glance
 
     for found in glance(model, list(optimizers), scaler=scaler, scheduler=scheduler, precision=precision, ignore=_TOLD):
-        engine.books.journal.event(
+        books.journal.event(
             "checkup", code=found.code, slug=found.slug, subject=found.subject, detail=found.detail,
             help=str(found.evidence.get("help", "")),
         )  # fmt: skip
         if found.severity is not Severity.NOTE:
-            engine.books.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+            books.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)

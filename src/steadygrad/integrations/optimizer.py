@@ -31,6 +31,7 @@ from ..act.training_state import TrainingState, bad_state
 from ..errors import TrainingHalted
 from ..journal import Journal
 from ..records import Action, Decision, Incident
+from ..start import tell_checkup
 from .desk import Desk, names_of
 from .patching import outside_of_compile, shell_of, wrap_method
 
@@ -89,6 +90,9 @@ class OptimizerGuard:
         self._undo: list[Callable[[], Any]] = []
         setup.claim(self._optimizers, weakref.ref(self))
         self._listen(model, scheduler, scaler)
+        if model is not None and self._council.rank == 0:
+            with self._shield("checkup", None):
+                tell_checkup(self._desks[0].books, model, self._optimizers, scaler, scheduler)
 
     # -- what a user calls
 

@@ -318,3 +318,24 @@ def test_the_view_fits_small_and_large_terminals(long_run: Path, size: tuple[int
         assert app.query_one("#incidents").region.bottom <= size[1]
 
     drive(long_run, scene, size=size)
+
+
+def test_what_arrives_when_the_view_is_closed_finds_nothing_to_draw_on_and_does_not_fall_over(long_run: Path) -> None:
+    seen: list[WatchApp] = []
+
+    async def scene(app: WatchApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app.query_one(OptionList).option_count == 4)
+        seen.append(app)
+        chosen = app.query_one(OptionList)
+        event = OptionList.OptionHighlighted(chosen, chosen.get_option_at_index(0), 0)
+        await app.query_one("#detail").remove()  # the widgets go one by one while messages are still under way
+        app.on_option_list_option_highlighted(event)
+        assert app.story is not None
+        app.draw(app.story)
+
+    drive(long_run, scene)
+    (app,) = seen
+    assert app.story is not None
+    app.draw(app.story)
+    app.complain("the run was moved")
+    app._hand_back(app.draw, app.story)

@@ -7,6 +7,7 @@ new, and nothing is animated: a slow line carries only what changed.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,14 +117,26 @@ class WatchApp(App[None]):
             self._follower.poll()
             story = tell(self._path, self._follower)
         except (SteadyError, OSError) as error:  # a run may be moved or removed at any moment
-            self.call_from_thread(self.complain, str(error))
+            self._hand_back(self.complain, str(error))
         else:
-            self.call_from_thread(self.draw, story)
+            self._hand_back(self.draw, story)
         finally:
             self._reading.release()
 
+    def _hand_back(self, show: Callable[[Any], None], what: Any) -> None:
+        """From the reading thread to the view's own, unless the view has been closed meanwhile."""
+        if not self.is_running:
+            return
+        try:
+            self.call_from_thread(show, what)
+        except RuntimeError:
+            if self.is_running:  # else it was closed between the question and the call
+                raise
+
     def draw(self, story: Story) -> None:
         """Shows the story, if anything in it changed since it was last shown."""
+        if self._undrawable():
+            return
         self.story = story
         self.looks += 1
         now = glance(story, rank=self._rank)
@@ -146,6 +159,8 @@ class WatchApp(App[None]):
 
     def complain(self, sentence: str) -> None:
         """The run cannot be read at this moment; the view stays and tries again."""
+        if self._undrawable():
+            return
         self.query_one("#state", Static).update(Text(shown(sentence), style="red"))
         self._drawn = None
 
@@ -180,11 +195,17 @@ class WatchApp(App[None]):
             self.draw(self.story)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if self._undrawable():
+            return
         number_of = event.option.id
         incidents = self.story.incidents if self.story is not None else []
         chosen = next((incident for incident in incidents if str(incident.number) == number_of), None)
         if chosen is not None:
             self.query_one("#detail", Static).update(detail_of(chosen))
+
+    def _undrawable(self) -> bool:
+        """Whether the widgets are going or gone: a message that was on its way then finds nothing to draw on."""
+        return not (self.is_running and self.query("#state") and self.query("#detail") and self.query("#layers"))
 
     def _draw_incidents(self, story: Story) -> None:
         listed = self.query_one("#incidents", OptionList)

@@ -106,8 +106,14 @@ def _told(incident: Any, index: int) -> Answer:
     origin = diagnosis.origin
     # Weights that an update makes bad show in the step after it; the guard then goes back and catches that update.
     caught = diagnosis.phase == "optimizer" and origin is not None and origin.op is not None
+    return answer_of(diagnosis, index - 1 if caught else index)
+
+
+def answer_of(diagnosis: Any, step: int) -> Answer:
+    """A diagnosis in the words of the scorer."""
+    origin = diagnosis.origin
     return Answer(
-        alarm_step=index - 1 if caught else index,
+        alarm_step=step,
         symptom=diagnosis.symptom,
         phase=diagnosis.phase,
         op=origin.op if origin else None,

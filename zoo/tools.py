@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import protocol
-from .through_guard import guard
+from .through_guard import answer_of, guard
 from .truth import Answer
 
 
@@ -25,19 +25,7 @@ def steadygrad(case: Any) -> Answer:
         return Answer()
     suspicion, diagnosis = sighting.suspicion, sighting.diagnosis
     assert diagnosis is not None
-    origin = diagnosis.origin
-    return Answer(
-        alarm_step=suspicion.step,
-        symptom=diagnosis.symptom,
-        phase=diagnosis.phase,
-        op=origin.op if origin else None,
-        module=origin.module if origin else None,
-        lines=list(origin.stack) if origin else [],
-        rows=list(diagnosis.rows) if diagnosis.rows is not None else None,
-        cause=diagnosis.cause.slug if diagnosis.cause else None,
-        verified=[trial.remedy.slug for trial in diagnosis.remedies],
-        because=diagnosis.because,
-    )
+    return answer_of(diagnosis, suspicion.step)
 
 
 def detect_anomaly(case: Any) -> Answer:

@@ -24,7 +24,7 @@ from ..errors import UsageError
 from ..records import Finding, Incident
 from .loop import LoopGuard
 from .optimizer import OptimizerGuard
-from .patching import wrap_method
+from .patching import Patches, wrap_method
 
 logger = logging.getLogger("steadygrad")
 _NOT_OURS = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy", "FSDPStrategy")
@@ -103,7 +103,10 @@ class LightningGuard(Callback):
             self._undo.append(wrap_method(scaler, "step", self._scaler_step))
             self._undo.append(wrap_method(scaler, "update", self._scaler_update))
         else:
-            self._undo.append(_wrap_on_instance(trainer.optimizers[0], "step", self._optimizer_step))
+            # On the object and not by a subclass: a schedule has already replaced the method there.
+            patches = Patches()
+            patches.around(trainer.optimizers[0], "step", self._optimizer_step)
+            self._undo.append(patches.undo)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if isinstance(self._guard, LoopGuard):
@@ -242,23 +245,3 @@ def _clips_to(trainer: Any) -> float | None:
 def _loss_of(output: Any) -> Tensor | None:
     loss = output.get("loss") if isinstance(output, Mapping) else output
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
-
-
-def _wrap_on_instance(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Like `wrap_method`, for a method that a schedule has already replaced on the object itself."""
-    had = name in vars(thing)
-    original = getattr(thing, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(thing, name, wrapped)
-
-    def undo() -> None:
-        if had:
-            setattr(thing, name, original)
-        else:
-            delattr(thing, name)
-
-    return undo

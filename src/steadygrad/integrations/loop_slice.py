@@ -246,20 +246,15 @@ def _assigned(statements: list[ast.stmt]) -> set[str]:
 
 
 def _reads(statements: list[ast.stmt]) -> set[str]:
-    """Every name that is read anywhere in there. More than needed does no harm: what is made again replaces it."""
-    loads = {node.id for s in statements for node in ast.walk(s)
-             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}  # fmt: skip
-    updated = {s.target.id for statement in statements for s in ast.walk(statement)
-               if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name)}  # fmt: skip
-    first_made: set[str] = set()
-    needed = set(updated)
+    """The names that are read before these lines themselves have made them."""
+    needed: set[str] = set()
+    made: set[str] = set()
     for statement in statements:
-        here = {
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
-        needed |= here - first_made
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in made:
+                needed.add(node.id)
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                needed.add(node.target.id)
         if isinstance(statement, ast.Assign):
-            first_made |= {
-                leaf.id for target in statement.targets for leaf in _leaves(target) if isinstance(leaf, ast.Name)
-            }
-    return needed & (loads | updated)
+            made |= {leaf.id for target in statement.targets for leaf in _leaves(target) if isinstance(leaf, ast.Name)}
+    return needed

@@ -50,16 +50,19 @@ def _become(thing: Any, kind: type) -> None:
 
 
 class Patches:
-    """Functions and methods of other people's modules and classes put aside, and back again."""
+    """Functions, methods and attributes of other people's modules, classes and objects put aside, and back again."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    def around(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """From now on `owner.name(...)` is `around(original, ...)`. A name that is not there is passed over."""
+    def around(self, owner: Any, name: str, around: Callable[..., Any]) -> Any:
+        """From now on `owner.name(...)` is `around(original, ...)`. A name that is not there is passed over.
+
+        Returns the original. Given an object and not its class, others of that class are not touched.
+        """
         original = getattr(owner, name, None)
         if original is None:
-            return
+            return None
         own = name in vars(owner)
 
         @functools.wraps(original)
@@ -77,6 +80,13 @@ class Patches:
                     delattr(owner, name)
 
         self._undo.append(undo)
+        return original
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """`owner.name` is `value` until undone."""
+        own, before = name in vars(owner), vars(owner).get(name)
+        setattr(owner, name, value)
+        self._undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
 
     def also(self, undo: Callable[[], Any]) -> None:
         """Remember something else to undo."""

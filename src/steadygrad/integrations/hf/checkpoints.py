@@ -20,8 +20,8 @@ from ...errors import SteadyError, UsageError
 from ...journal.files import json_bytes, read_json, replace_file
 from ...records.plain import from_plain
 from ...watch.history import History
+from ..patching import Patches
 from .logs import is_finite_metric
-from .patches import Patches
 
 if TYPE_CHECKING:
     from ..loop import LoopGuard
@@ -40,11 +40,11 @@ class CheckpointGate:
         self.refused: list[int] = []
         """The steps whose checkpoint was not written."""
         self.resumed_from: str | None = None
-        patches.wrap(trainer, "_save_checkpoint", self._save)
-        patches.wrap(trainer, "_load_best_model", self._load_best)
-        patches.wrap(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
+        patches.around(trainer, "_save_checkpoint", self._save)
+        patches.around(trainer, "_load_best_model", self._load_best)
+        patches.around(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
         if hasattr(trainer, "_determine_best_metric"):
-            patches.wrap(trainer, "_determine_best_metric", self._judge_metric)
+            patches.around(trainer, "_determine_best_metric", self._judge_metric)
 
     # -- writing
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .patches import Patches
+from ..patching import Patches
 
 if TYPE_CHECKING:
     from ..loop import LoopGuard
@@ -31,9 +31,9 @@ class TruthfulLog:
         self._refused_loss = 0.0
         self._steps = self._refused = 0
         self._all_steps = self._all_refused = 0
-        patches.wrap(trainer, "log", self._log)
+        patches.around(trainer, "log", self._log)
         if hasattr(trainer, "_finalize_training"):
-            patches.wrap(trainer, "_finalize_training", self._finalize)
+            patches.around(trainer, "_finalize_training", self._finalize)
 
     def begin_window(self) -> None:
         """Before a window's first micro-batch: what the sum was. Allocates one number."""

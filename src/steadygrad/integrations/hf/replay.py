@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...act.tape import pristine
-from .patches import Patches
+from ..patching import Patches
 
 ITEMS, WINDOW, SYNC, RNG = "steady.num_items_in_batch", "steady.window", "steady.sync", "steady.rng"
 _RESERVED = (ITEMS, WINDOW, SYNC, RNG)

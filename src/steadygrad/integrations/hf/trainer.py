@@ -19,9 +19,9 @@ from ...act.policy import Policy
 from ...errors import SteadyError, UsageError
 from ...records import Finding, Incident
 from ..loop import LoopGuard
+from ..patching import Patches
 from . import support
 from .checkpoints import CheckpointGate
-from .patches import Patches
 from .replay import Replay
 from .watching import TrainerWatch
 from .wiring import Wiring

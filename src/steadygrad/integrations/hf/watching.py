@@ -13,7 +13,7 @@ from ...act.policy import Capabilities, Policy
 from ...act.shield import Shield
 from ...journal import Journal
 from ...records import Incident, Reading
-from .patches import Patches
+from ..patching import Patches
 
 
 class TrainerWatch:
@@ -31,11 +31,11 @@ class TrainerWatch:
         )  # fmt: skip
         self._losses: list[Tensor] = []
         self._step = 0
-        patches.wrap(trainer, "training_step", self._training_step)
+        patches.around(trainer, "training_step", self._training_step)
         if hasattr(trainer, "_get_grad_norm"):
-            patches.wrap(trainer, "_get_grad_norm", self._norm)
+            patches.around(trainer, "_get_grad_norm", self._norm)
         else:
-            patches.wrap(trainer.accelerator, "clip_grad_norm_", self._norm)
+            patches.around(trainer.accelerator, "clip_grad_norm_", self._norm)
 
     @property
     def incidents(self) -> list[Incident]:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...watch.gradients import clip_exact
 from ..loop import LoopGuard
+from ..patching import Patches
 from . import support
 from .logs import TruthfulLog
-from .patches import Patches
 from .replay import Replay, captured, exact_factor, plain_values, window_size
 
 logger = logging.getLogger("steadygrad")
@@ -37,12 +37,12 @@ class Wiring:
         self._soft: dict[str, Any] = {}
         self._moved: set[str] = set()
         self._num_losses = self._num_backwards = 0
-        patches.wrap(trainer, "training_step", self._training_step)
-        patches.wrap(trainer, "compute_loss", self._compute_loss)
-        patches.wrap(trainer.accelerator, "backward", self._backward)
-        patches.wrap(trainer.accelerator, "clip_grad_norm_", self._clip)
-        patches.wrap(trainer.accelerator, "unscale_gradients", self._unscale)
-        patches.wrap(trainer.optimizer, "step", self._step)
+        patches.around(trainer, "training_step", self._training_step)
+        patches.around(trainer, "compute_loss", self._compute_loss)
+        patches.around(trainer.accelerator, "backward", self._backward)
+        patches.around(trainer.accelerator, "clip_grad_norm_", self._clip)
+        patches.around(trainer.accelerator, "unscale_gradients", self._unscale)
+        patches.around(trainer.optimizer, "step", self._step)
 
     def _looks_away(self) -> bool:
         """While a step is being run again, by the guard or by `steady replay`."""

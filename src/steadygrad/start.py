@@ -50,7 +50,7 @@ def start_engine(
     notify: Any = None,
 ) -> Engine:
     """An engine at its first step, or where a resumed run left off. The options are those of Guard."""
-    notifier = None if notify is None else Notifier(notify, run="" if run_dir is None else str(run_dir))
+    notifier = Notifier(notify, run="" if run_dir is None else str(run_dir))
     names, parameters = setup.guarded_parameters(model, loss_fn, optimizers)
     config = setup.run_config(policy.name, precision_shown or precision, accumulate, tuple(optimizers))
     config["max_grad_norm"] = max_grad_norm

@@ -1,14 +1,17 @@
-"""Telling somebody about an incident: a webhook or a command, from a thread of its own.
+"""Telling somebody about an incident: a webhook, a command or a tracker, from a thread of its own.
 
     notifier = Notifier("https://hooks.example.org/steady")     # POSTs the incident as JSON
     notifier = Notifier("mail -s incident me@example.org")      # runs the command with the JSON on standard input
+    notifier = Notifier(None)                                   # only the trackers that have a run open
     notifier(incident)                                          # returns at once
 
-A message that cannot be delivered is told once, counted, and never stops or slows training.
+An experiment tracker that has a run open in this process is told by its own alerts, whatever the target is (see
+`trackers`). A message that cannot be delivered is told once, counted, and never stops or slows training.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -25,12 +28,15 @@ from urllib.parse import urlsplit
 
 from .. import __version__
 from ..errors import UsageError
-from ..records import Incident, to_plain
+from ..records import Action, Incident, to_plain
+from .trackers import open_trackers
 
 logger = logging.getLogger("steadygrad")
 _TIMEOUT_S = 10.0
 _MAX_WAITING = 64
 Deliver = Callable[[bytes], None]
+Errand = tuple[str, Callable[[], object]]
+"""One delivery that is waiting: to whom, and what to call."""
 
 
 class Notifier:
@@ -38,48 +44,67 @@ class Notifier:
 
     Args:
         target: an http(s) URL that gets a POST; a command, as one string or a list of words, that gets the JSON on
-            standard input and is run without a shell; or a function that gets the payload as a dictionary.
+            standard input and is run without a shell; or a function that gets the payload as a dictionary. With None
+            only trackers that have a run open are told, with False nobody is.
         run: what the payload says of the run, for example its directory.
         tell: called with one sentence when a delivery fails for the first time; the log if not given.
     """
 
     def __init__(
         self,
-        target: str | Sequence[str] | Callable[[dict[str, Any]], object],
+        target: str | Sequence[str] | Callable[[dict[str, Any]], object] | bool | None,
         *,
         run: str = "",
         tell: Callable[[str], object] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self._deliver = _delivery(target, timeout_s)
+        self._deliver = None if target is None or target is False else _delivery(target, timeout_s)
+        self._tells_trackers = target is not False
         self._run = run
         self._tell = tell or logger.warning
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[Errand | None] = queue.Queue(_MAX_WAITING)
         self._idle = threading.Condition()
         self._open = 0
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._told: set[str] = set()
         self.delivered = self.failed = 0
         self._finalizer = weakref.finalize(self, _stop, self._waiting)
 
     def __call__(self, incident: Incident) -> None:
         """Hand one incident over. Encodes on this thread (microseconds), sends on another."""
-        try:
-            payload = json.dumps(self.payload(incident), allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            self._fail(f"it could not be encoded: {error}")
-            return
         if os.getpid() != self._process:
             return  # a forked child: the thread is the parent's
+        for errand in self._errands(incident):
+            self._hand_over(errand)
+
+    def _errands(self, incident: Incident) -> list[Errand]:
+        """Who is to be told, and how. Asks the trackers on this thread, where their open run is known."""
+        errands: list[Errand] = []
+        if (deliver := self._deliver) is not None:
+            try:
+                payload = json.dumps(self.payload(incident), allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                self._fail("notify", f"it could not be encoded: {error}")
+            else:
+                errands.append(("notify", lambda: deliver(payload)))
+        if self._tells_trackers:
+            title, text = f"steadygrad: {incident.symptom}", sentence(incident, self._run)
+            halted = incident.decision is not None and Action.HALT in incident.decision.actions
+            for name, alert in open_trackers().items():
+                errands.append((name, functools.partial(alert, title, text, incident.number, halted)))
+        return errands
+
+    def _hand_over(self, errand: Errand) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="steadygrad-notify", daemon=True)
             self._thread.start()
         with self._idle:
             self._open += 1
         try:
-            self._waiting.put_nowait(payload)
+            self._waiting.put_nowait(errand)
         except queue.Full:
-            self._done(f"{_MAX_WAITING} messages are waiting already")
+            self._done(errand[0], f"{_MAX_WAITING} messages are waiting already")
 
     def payload(self, incident: Incident) -> dict[str, Any]:
         """What is sent: the incident as in incident.json, and a `text` that chat services show."""
@@ -98,29 +123,32 @@ class Notifier:
         self._finalizer()
 
     def _work(self) -> None:
-        while (payload := self._waiting.get()) is not None:
+        while (errand := self._waiting.get()) is not None:
+            receiver, deliver = errand
             try:
-                self._deliver(payload)
+                deliver()
             except Exception as error:
-                # Whatever a network, a command or the user's function does, the loop goes on.
-                self._done(f"{type(error).__name__}: {error}")
+                # Whatever a network, a command, a tracker or the user's function does, the loop goes on.
+                self._done(receiver, f"{type(error).__name__}: {error}")
             else:
-                self._done(None)
+                self._done(receiver, None)
 
-    def _done(self, failure: str | None) -> None:
+    def _done(self, receiver: str, failure: str | None) -> None:
         if failure is None:
             self.delivered += 1
         else:
-            self._fail(failure)
+            self._fail(receiver, failure)
         with self._idle:
             self._open -= 1
             self._idle.notify_all()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, receiver: str, why: str) -> None:
         self.failed += 1
-        if self.failed == 1:
+        if receiver not in self._told:
+            self._told.add(receiver)
+            whose = "a notification" if receiver == "notify" else f"an alert of {receiver}"
             self._tell(
-                f"a notification could not be delivered ({why}). The incident is in the journal; "
+                f"{whose} could not be delivered ({why}). The incident is in the journal; "
                 "further failures are counted and not told."
             )
 
@@ -171,7 +199,7 @@ def _run_command(words: Sequence[str], payload: bytes, timeout_s: float) -> None
         raise RuntimeError(f"{words[0]} exited with {done.returncode}{': ' + said[-1][:200] if said else ''}")
 
 
-def _stop(waiting: queue.Queue[bytes | None]) -> None:
+def _stop(waiting: queue.Queue[Errand | None]) -> None:
     try:
         waiting.put_nowait(None)
     except queue.Full:

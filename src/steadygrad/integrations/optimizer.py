@@ -79,8 +79,8 @@ class OptimizerGuard:
         ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
         self._ring = ring if self._council.all("ring", ring is not None) else None
         self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
-        self._notifier = Notifier(notify, run=str(self._journal.path or "")) if notify is not None else None
-        for desk in self._desks:
+        self._notifier = Notifier(notify, run=str(self._journal.path or ""))
+        for desk in self._desks if self._council.rank == 0 else ():
             desk.books.on_incident = self._notifier
         self._entry: Entry | None = None
         self._refused: set[int] = set()
@@ -128,8 +128,7 @@ class OptimizerGuard:
             self._undo.pop()()
         setup.release(self._optimizers)
         with self._shield("notify", None):
-            if self._notifier is not None:
-                self._notifier.close()
+            self._notifier.close()
         with self._shield("journal", None):
             self._journal.close()
 

@@ -66,8 +66,7 @@ class Ledger:
             self._shield.report_to(self._journal.event)
             for kind, sentence in self.notices.items():
                 self._journal.event("notice", kind=kind, sentence=sentence)
-            if self._settings.notify:
-                self._notifier = Notifier(self._settings.notify, run=str(self._journal.path or ""))
+            self._notifier = Notifier(self._settings.notify or None, run=str(self._journal.path or ""))
         return self._journal
 
     def _open(self, names: list[str], config: dict[str, Any]) -> Journal:

@@ -1,0 +1,1 @@
+"""What several recipes share: the small language model, the console, the pictures."""

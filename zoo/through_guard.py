@@ -6,7 +6,7 @@
 The patients of `patients.py` show what the clinic can do with a loop taken apart; this shows what a user of the guard
 is told. What the guard cannot own is left out and counted: a loop with a scaling, skipping or scrubbing of its own.
 A silent trouble is found when the guard says anything of it (a finding of the vitals); the clinic is asked where the
-guard asks it, which is after a refusal.
+guard asks it: after a refusal, and of what the vitals warn of.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def guard(case: Any) -> Answer:
             if warned is None and _grave(owner.vitals):
                 warned = index
     if owner.incidents:
-        return _told(owner.incidents[0], index)
+        first = owner.incidents[0]
+        # Silent trouble is told by the vitals at once and explained by the clinic a step later.
+        return _told(first, warned if first.symptom == "silent" and warned is not None else index)
     if warned is not None:
         found = _grave(owner.vitals)
         return Answer(alarm_step=warned, symptom="silent", because=f"{found[0].code} {found[0].detail}")

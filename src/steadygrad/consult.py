@@ -61,6 +61,33 @@ class Consult:
             self.max_grad_norm, others, depth=depth, past=past,
         )  # fmt: skip
 
+    def look_into(
+        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str
+    ) -> tuple[Diagnosis, tuple[Finding, ...]] | None:
+        """Find out what is behind silent trouble that the vitals told of, between two steps; None if it is not seen.
+
+        Gives the findings that the diagnosis explains with it. `steps` are the micro-batches of a few good steps from
+        just before; fewer than three show no pattern.
+        """
+        from .clinic.bedside import GuardPatient
+        from .clinic.confirm import ENOUGH_STEPS, look_into
+
+        parts = self._parts
+        if parts.council.size > 1 or len(steps) < ENOUGH_STEPS:
+            return None
+        window, entry = Window(), parts.forward.take()
+        for number, batch in enumerate(steps[0]):
+            window.add(batch, str(number), {}, entry)
+        patient = GuardPatient(
+            program=parts.program, forward=parts.forward, state=parts.state, window=window, step=step,
+            symptom="silent", findings=tuple(findings), history=parts.books.recent, names=self._names,
+            max_grad_norm=self.max_grad_norm, others=steps[1:],
+        )  # fmt: skip
+        try:
+            return look_into(patient, findings, depth=depth)
+        finally:
+            parts.forward.release(entry)
+
     def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None:
         """Find the NaN behind an exception of the user's code in this window; None if there is none."""
         from .clinic.bedside import GuardPatient

@@ -258,11 +258,25 @@ class Vigil:
         Where only a few tensors of a half-precision model stand still (gains near one) and the loss falls, that is
         known and lived with; it is told only at the end and only if nothing was learned.
         """
-        rows = [row for row in self.rows if row.seen.stepped and row.rate > 0]
-        if len(rows) < PATIENCE:
+        still = self.standing_still()
+        if not still:
             return None
+        seen = self._stepped()[0].seen
+        low = all(seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
+        if not low or 2 * len(still) >= len(_reached(seen)) or (ended and not self._improved()):
+            return Suspicion(symptom="silent", step=self._stepped()[0].step, kind="unmoved", names=still)
+        return None
+
+    def _stepped(self) -> list[_Row]:
+        return [row for row in self.rows if row.seen.stepped and row.rate > 0]
+
+    def standing_still(self) -> tuple[str, ...]:
+        """Tensors that a gradient worth the name reached in every step, and that never changed a bit."""
+        rows = self._stepped()
+        if len(rows) < PATIENCE:
+            return ()
         moving = set.intersection(*(set(row.rated) for row in rows))
-        held = [name for name in rows[0].seen.updates if rows[0].seen.entering.get(name, 0.0) > 0]
+        held = _reached(rows[0].seen)
         still = tuple(
             name
             for name in held
@@ -270,17 +284,8 @@ class Vigil:
             and all(row.seen.updates.get(name, 1.0) == 0.0 and row.seen.entering.get(name, 0.0) > 0 for row in rows)
         )
         largest = max((row.seen.entering.get(name, 0.0) for row in rows for name in held), default=0.0)
-        still = tuple(
-            name
-            for name in still
-            if rows[0].seen.entering[name] > NOISE.get(rows[0].seen.dtypes.get(name, ""), 1e-5) * largest
-        )
-        if not still:
-            return None
-        low = all(rows[0].seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
-        if not low or 2 * len(still) >= len(held) or (ended and not self._improved()):
-            return Suspicion(symptom="silent", step=rows[0].step, kind="unmoved", names=still)
-        return None
+        first = rows[0].seen
+        return tuple(n for n in still if first.entering[n] > NOISE.get(first.dtypes.get(n, ""), 1e-5) * largest)
 
     def _never_follows(self, step: int, seen: StepSeen) -> Suspicion | None:
         """Half-precision weights that no optimizer owns (an average of the others) are written and never change.
@@ -372,6 +377,11 @@ def grown_gradients(seen: StepSeen) -> tuple[str, ...]:
     grown = [n for n, size in seen.entering.items() if size > TAMPERED * max(total, 1e-12) and n in seen.gradients]
     # A scale that was never removed lifts all of them alike; a fault lifts one.
     return tuple(grown) if 2 * len(grown) < len(seen.entering) else ()
+
+
+def _reached(seen: StepSeen) -> list[str]:
+    """The parameters that came to the optimizer with a gradient."""
+    return [name for name in seen.updates if seen.entering.get(name, 0.0) > 0]
 
 
 def _owner(name: str) -> str:

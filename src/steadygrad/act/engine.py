@@ -202,14 +202,14 @@ class Engine:
         if self.pending is not None and self.settle_pending(self.window.fed, outcome):
             return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         limits = self.books.limits(self._manner.max_grad_norm)
-        flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
-        if not self.policy.acts:
-            flag = torch.zeros_like(flag)
+        flag = self._readout.never
+        if self.policy.acts:
+            flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
         lr = self._updater.rate(self.books.ledger)
         self._update(gradients, flag, self.books.ledger)
         self.program.update_scale()
         self.program.zero_grad()
-        seat = self._readout.send(row, flag)
+        seat = self._readout.send(row)
         window, self.window = self.window, Window()
         self.pending = Flight(
             self.step, window, outcome, seat, row.layout, limits, lr, self._gate.take_fresh(), attempt
@@ -221,7 +221,7 @@ class Engine:
         update: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         """Read first, commit then. One host read."""
-        values = row.joined().tolist()
+        values = row.numbers().tolist()
         limits = self.books.limits(self._manner.max_grad_norm)
         lr = self._updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=self.step, lr=lr, batch_key=self.window.key, limits=limits)

@@ -30,22 +30,20 @@ class Layout:
 
 @dataclass(slots=True)
 class Row:
-    """One step's numbers, still on the device: `scalars` are the total norm and every micro-batch's terms."""
+    """One step's numbers, still on the device, in the order of the layout. The last place is the flag's, 0 so far."""
 
-    norms: Tensor | None
-    scalars: Tensor
-    scale: Tensor | None
+    values: Tensor
     layout: Layout
 
-    def joined(self, flag: Tensor | None = None) -> Tensor:
-        """All of it as one vector, in the order of the layout, the flag last."""
-        dtype = self.scalars.dtype
-        parts = [self.scalars] if self.norms is None else [self.norms.to(dtype), self.scalars]
-        if self.scale is not None:
-            parts.append(self.scale.to(dtype).reshape(1))
-        if flag is not None:
-            parts.append(flag.to(dtype).reshape(1))
-        return torch.cat(parts) if len(parts) > 1 else self.scalars
+    @property
+    def scalars(self) -> Tensor:
+        """What is judged: the total norm and every micro-batch's terms."""
+        first = len(self.layout.names)
+        return self.values[first : first + 1 + len(self.layout.term_names) * self.layout.num_micro]
+
+    def numbers(self) -> Tensor:
+        """All of it but the flag."""
+        return self.values[:-1]
 
 
 @dataclass(slots=True)
@@ -64,8 +62,10 @@ class Readout:
         self._device = device
         self._layouts: dict[Any, Layout] = {}
         self._limits_key: Any = None
-        self._limits = torch.empty(0)
-        self._zero = torch.zeros((), device=device)
+        self._limits = (torch.empty(0), torch.empty(0))
+        self.never = torch.zeros((), device=device)
+        """The flag of a step that is not to be refused, whatever its numbers."""
+        self._no_flag = torch.zeros(1, device=device)
         self._seats: list[_Seat] = []
         self._turn = 0
 
@@ -79,28 +79,36 @@ class Readout:
         if layout is None:
             names = tuple(self._names[i] for i in indices)
             layout = self._layouts[key] = Layout(names, term_names, len(micros), scale is not None)
-        total = gradients.total if gradients is not None else self._zero
+        total = gradients.total if gradients is not None else self.never
         scalars = [total] + [terms[name] for terms in micros for name in term_names if name in terms]
+        if scale is not None:
+            scalars.append(scale)
         if any(s.device != self._device for s in scalars):
             scalars = [s.to(self._device, non_blocking=True) for s in scalars]
-        if any(s.dtype is not torch.float32 for s in scalars):
-            wide = torch.float64 if any(s.dtype is torch.float64 for s in scalars) else torch.float32
-            scalars = [s.to(wide) for s in scalars]
-        norms = None if gradients is None else gradients.norms
-        return Row(norms, torch.stack(scalars), scale, layout)
+        parts = [s.reshape(1) for s in scalars]
+        parts.append(self._no_flag)
+        if gradients is not None:
+            parts.insert(0, gradients.norms)
+        if any(part.dtype is not torch.float32 for part in parts):
+            wide = torch.float64 if any(part.dtype is torch.float64 for part in parts) else torch.float32
+            parts = [part.to(wide) for part in parts]
+        return Row(torch.cat(parts), layout)
 
     @torch.no_grad()
     def flag(self, row: Row, *, norm_limit: float, loss_limit: float) -> Tensor:
         """float32 scalar on the device: exactly 1.0 if the update must be refused, else exactly 0.0. Does not sync.
 
-        The comparison asks for what is good, because a NaN fails every comparison.
+        It is the last number of the row from here on. What is good is what clamping leaves as it is, because a NaN
+        differs from itself; three kernels, for on a small model launching them is what costs.
         """
-        upper = self._limits_on_device(row, norm_limit, loss_limit)
-        good = ((row.scalars <= upper) & (row.scalars >= -LARGEST)).all()
-        return torch.logical_not(good, out=torch.empty((), dtype=torch.float32, device=self._device))
+        lower, upper = self._limits_on_device(row, norm_limit, loss_limit)
+        scalars = row.scalars
+        bad = torch.ne(torch.clamp(scalars, lower, upper), scalars, out=torch.empty_like(scalars))
+        flag: Tensor = torch.amax(bad, 0, out=row.values[-1])
+        return flag.float()
 
-    def _limits_on_device(self, row: Row, norm_limit: float, loss_limit: float) -> Tensor:
-        """What each scalar is compared with. Sent only when a limit has moved."""
+    def _limits_on_device(self, row: Row, norm_limit: float, loss_limit: float) -> tuple[Tensor, Tensor]:
+        """The least and the most each scalar may be. Sent only when a limit has moved."""
         key = (row.layout, norm_limit, loss_limit)
         if self._limits_key != key:
             width = len(row.layout.term_names)
@@ -108,13 +116,15 @@ class Readout:
             values = [min(norm_limit, LARGEST)] + [LARGEST] * (width * row.layout.num_micro)
             for micro in range(row.layout.num_micro):
                 values[1 + micro * width + place] = min(loss_limit, LARGEST)
-            host = torch.tensor(values, dtype=row.scalars.dtype, pin_memory=self._device.type == "cuda")
-            self._limits, self._limits_key = host.to(self._device, non_blocking=True), key
+            bounds = [[-LARGEST] * len(values), values]
+            host = torch.tensor(bounds, dtype=row.values.dtype, pin_memory=self._device.type == "cuda")
+            lower, upper = host.to(self._device, non_blocking=True).unbind()
+            self._limits, self._limits_key = (lower, upper), key
         return self._limits
 
-    def send(self, row: Row, flag: Tensor) -> _Seat:
+    def send(self, row: Row) -> _Seat:
         """Start the copy to the host. On a GPU it is asynchronous; two seats take turns."""
-        values = row.joined(flag)
+        values = row.values
         if self._device.type != "cuda":
             return _Seat(values, None)
         self._turn ^= 1

@@ -36,7 +36,7 @@ from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finit
 
 Kept = list[tuple[Any, str]]
 _CAREFUL_STEPS = 20
-_SNAPSHOT_SHARE = 0.002
+_SNAPSHOT_SHARE = 0.001
 
 
 class RollBackAgain(Exception):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .pinned import PinnedPool
 
 NOT_AGAIN = object()
 """Stands for a micro-batch of somebody else's loop that only that loop could run."""
@@ -32,6 +34,8 @@ class TapedBatch:
     versions: tuple[int, ...]
     offloaded: bool
     device: torch.device | None = None
+    chunks: Sequence[Tensor] = ()
+    """The pinned memory its copies lie in, to be given back when it is forgotten."""
 
     def fetch(self) -> Any:
         """The batch as it was, on its device."""
@@ -55,17 +59,18 @@ class Tape:
         self._bytes = 0
         self._batches: deque[TapedBatch] = deque()
         self.lost_before = 0
-        self._spare: dict[tuple[Any, ...], list[Tensor]] = {}
+        self._pinned = PinnedPool()
 
     def put(self, step: int, batch: Any, key: str) -> None:
         """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
         tensors = list(tensors_in(batch))
         size = sum(t.numel() * t.element_size() for t in tensors)
         device = next((t.device for t in tensors if t.device.type == "cuda"), None)
-        kept = batch
+        kept, chunks = batch, list[Tensor]()
         if device is not None:
-            kept = _map_tensors(batch, self._to_pinned)
-        taped = TapedBatch(step, key, kept, size, tuple(t._version for t in tensors), device is not None, device)
+            kept = _map_tensors(batch, lambda tensor: self._to_pinned(tensor, chunks))
+        versions = tuple(t._version for t in tensors)
+        taped = TapedBatch(step, key, kept, size, versions, device is not None, device, chunks)
         self._batches.append(taped)
         self._bytes += size
         while self._bytes > self._limit and self._batches:
@@ -86,6 +91,9 @@ class Tape:
     def drop(self, keys: set[str]) -> None:
         """Forget the batches called so, wherever they are: they are never to be run again."""
         if any(taped.key in keys for taped in self._batches):
+            for taped in self._batches:
+                if taped.key in keys:
+                    self._pinned.give_back(taped.chunks)
             self._batches = deque(taped for taped in self._batches if taped.key not in keys)
             self._bytes = sum(taped.size for taped in self._batches)
 
@@ -99,23 +107,22 @@ class Tape:
     def forget_from(self, step: int) -> None:
         """Drop the batches of this step and later ones; a re-run will tape them again."""
         while self._batches and self._batches[-1].step >= step:
-            self._bytes -= self._batches.pop().size
+            taped = self._batches.pop()
+            self._bytes -= taped.size
+            self._pinned.give_back(taped.chunks)
 
     def _pop(self) -> None:
         taped = self._batches.popleft()
         self._bytes -= taped.size
         self.lost_before = taped.step + 1
-        if taped.offloaded:
-            for tensor in tensors_in(taped.batch):
-                if tensor.is_pinned():
-                    self._spare.setdefault((tensor.dtype, tensor.shape), []).append(tensor)
+        self._pinned.give_back(taped.chunks)
 
-    def _to_pinned(self, tensor: Tensor) -> Tensor:
-        """An asynchronous copy in pinned memory, reused where a forgotten batch left some: allocating it is slow."""
+    def _to_pinned(self, tensor: Tensor, chunks: list[Tensor]) -> Tensor:
+        """An asynchronous copy in pinned memory, laid out as the tensor is."""
         if tensor.device.type != "cuda":
             return tensor
-        waiting = self._spare.get((tensor.dtype, tensor.shape))
-        target = waiting.pop() if waiting else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        chunk, target = self._pinned.like(tensor)
+        chunks.append(chunk)
         return target.copy_(tensor.detach(), non_blocking=True)
 
 

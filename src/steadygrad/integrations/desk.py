@@ -50,7 +50,7 @@ class Desk:
         scale = getattr(self.optimizer, "grad_scale", None)
         shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        vector = row.joined()
+        vector = row.numbers()
         if clipped is not None:
             vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
         values: list[float] = vector.tolist()

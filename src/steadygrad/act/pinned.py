@@ -1,0 +1,50 @@
+"""Pinned host memory in pieces: a GPU copies into it without stopping the host.
+
+Allocating it is what costs: each allocation is a call into the driver that may wait for the device. So it is made in
+slabs that double, cut into chunks of one size, and a chunk given back is used again for any tensor that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SMALLEST = 512
+_LARGEST_SLAB = 32 << 20
+
+
+class PinnedPool:
+    """Chunks of pinned memory by size, each a power of two. Never gives memory back to the driver: what is held is
+    bounded by what was in use at one time."""
+
+    def __init__(self, *, pin: bool = True) -> None:
+        self._pin = pin
+        self._spare: dict[int, list[Tensor]] = {}
+        self._made: dict[int, int] = {}
+
+    def like(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """A chunk, and a tensor in it with the shape, dtype and, where it has no gaps, layout of this one."""
+        size = tensor.numel() * tensor.element_size()
+        chunk = self._take(size)
+        flat = chunk[:size].view(tensor.dtype)
+        if tensor.is_contiguous():
+            return chunk, flat.view(tensor.shape)
+        # As torch lays out a copy of it: channels last stays so, what has gaps becomes contiguous.
+        return chunk, flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+
+    def give_back(self, chunks: Sequence[Tensor]) -> None:
+        """These are free again. What a device still has to do with them must be queued before what comes next."""
+        for chunk in chunks:
+            self._spare.setdefault(chunk.numel(), []).append(chunk)
+
+    def _take(self, size: int) -> Tensor:
+        room = max(_SMALLEST, 1 << max(0, size - 1).bit_length())
+        waiting = self._spare.setdefault(room, [])
+        if not waiting:
+            made = self._made.get(room, 0)
+            count = max(1, min(made, _LARGEST_SLAB // room))
+            self._made[room] = made + count
+            waiting.extend(torch.empty((count, room), dtype=torch.uint8, pin_memory=self._pin).unbind())
+        return waiting.pop()

@@ -78,10 +78,11 @@ def main() -> None:
     logging.getLogger("steadygrad").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     from trainer_specimens import plain_trainer
+    from trl_experimental_specimens import ROWS_OF_EXPERIMENTS
     from trl_specimens import ROWS_A_BATCH
 
     lines = [row(COLUMNS), row(["---"] * len(COLUMNS))]
-    for make, size in {plain_trainer: 2, **ROWS_A_BATCH}.items():
+    for make, size in {plain_trainer: 2, **ROWS_A_BATCH, **ROWS_OF_EXPERIMENTS}.items():
         for accumulation in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
                 lines.append(compare(make, size, accumulation, Path(folder)))

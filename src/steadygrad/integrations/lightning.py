@@ -28,7 +28,7 @@ from .patching import Patches, wrap_method
 
 logger = logging.getLogger("steadygrad")
 _NOT_OURS = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy", "FSDPStrategy")
-_FOR_OPTIMIZERS = ("run_dir", "policy")
+_FOR_OPTIMIZERS = ("run_dir", "policy", "notify")
 
 
 class LightningGuard(Callback):

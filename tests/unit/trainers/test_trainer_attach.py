@@ -54,6 +54,14 @@ def test_closing_after_training_gives_the_optimizer_its_own_step_back(tmp_path: 
     assert trainer.optimizer._is_overflow is False
 
 
+def test_a_trainers_incident_is_told_to_whom_notify_names(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    trainer = poisoned(tmp_path)
+    with sg.attach(trainer, diagnose="off", notify=told.append):
+        train(trainer)
+    assert [each["incident"]["first_step"] for each in told] == [BAD]
+
+
 def test_one_guard_works_through_several_calls_of_train(tmp_path: Path) -> None:
     trainer = poisoned(tmp_path)
     guard = sg.attach(trainer, diagnose="off", run_dir=tmp_path / "run")

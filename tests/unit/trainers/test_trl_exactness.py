@@ -15,6 +15,7 @@ from trl_specimens import (
     distillation_trainer,
     dpo_trainer,
     grpo_trainer,
+    kto_trainer,
     reward_trainer,
     rloo_trainer,
     sft_trainer,
@@ -58,6 +59,8 @@ def test_one_poisoned_batch_leaves_no_trace(tmp_path: Path, make: Make, accumula
     [
         (dpo_trainer, 1),
         pytest.param(dpo_trainer, 2, marks=pytest.mark.slow),
+        (kto_trainer, 1),
+        pytest.param(kto_trainer, 2, marks=pytest.mark.slow),
         (reward_trainer, 2),
         pytest.param(reward_trainer, 1, marks=pytest.mark.slow),
         pytest.param(rloo_trainer, 1, marks=pytest.mark.slow),
@@ -71,6 +74,27 @@ def test_the_other_trainers_are_as_exact(tmp_path: Path, make: Make, accumulatio
     assert guard.summary()["skipped"] == 1
     assert guard.summary()["guard_faults"] == {}
     assert differences(state_of(trainer), state_of(reference)) == []
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_reference_model_that_follows_the_weights_counts_landed_updates_only(tmp_path: Path, every: int) -> None:
+    """Synced every two steps, the refused one would also put off every later sync."""
+
+    def make(folder: Path, rows: Any, **arguments: Any) -> Trainer:
+        options = {"sync_ref_model": True, "ref_model_sync_steps": every, "ref_model_mixup_alpha": 0.5}
+        return dpo_trainer(folder, rows, **options, **arguments)
+
+    rows, without = batches(STEPS, bad=BAD, size=2)
+    trainer = make(tmp_path / "guarded", rows, max_steps=STEPS)
+    guard = sg.attach(trainer, diagnose="off")
+    train(trainer)
+    reference = train(make(tmp_path / "plain", without, max_steps=STEPS, stop_at=STEPS - 1))
+    assert guard.summary()["skipped"] == 1
+    mine, theirs = dict(trainer.ref_model.named_parameters()), dict(reference.ref_model.named_parameters())
+    assert differences(mine, theirs) == []
+    assert differences(state_of(trainer), state_of(reference)) == []
+    start = dict(dpo_trainer(tmp_path / "new", rows).ref_model.named_parameters())
+    assert differences(mine, start) != []  # it did follow
 
 
 @pytest.mark.parametrize("make", [sft_trainer, grpo_trainer])

@@ -1,4 +1,4 @@
-"""TRL's trainers over the tiny model: supervised, GRPO, RLOO, DPO, reward and distillation."""
+"""TRL's trainers over the tiny model: supervised, GRPO, RLOO, DPO, KTO, reward and distillation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from trainer_specimens import BAD_TOKEN, QUIET, StopAt, break_at_bad_token, tiny_config, tiny_model, tiny_tokenizer
 from trainer_specimens import token_rows as token_rows
-from transformers import GPT2ForSequenceClassification, Trainer
+from transformers import GPT2ForSequenceClassification, PreTrainedTokenizerFast, Trainer
 from trl import (
     DistillationConfig,
     DistillationTrainer,
@@ -19,6 +19,8 @@ from trl import (
     DPOTrainer,
     GRPOConfig,
     GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
     RewardConfig,
     RewardTrainer,
     RLOOConfig,
@@ -44,7 +46,7 @@ def sft_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **argumen
         model=arguments.pop("model", None) or tiny_model(),
         args=SFTConfig(output_dir=str(path), **(IN_ORDER | arguments)),
         train_dataset=Dataset.from_dict({"input_ids": [list(row) for row in rows]}),
-        **_common(stop_at),
+        **common(stop_at),
     )
 
 
@@ -54,7 +56,7 @@ def grpo_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **argume
         reward_funcs=even_words,
         args=GRPOConfig(output_dir=str(path), **(SAMPLED | arguments)),
         train_dataset=Dataset.from_dict({"prompt": words(rows)}),
-        **_common(stop_at),
+        **common(stop_at),
     )
 
 
@@ -64,7 +66,7 @@ def rloo_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **argume
         reward_funcs=even_words,
         args=RLOOConfig(output_dir=str(path), beta=0.0, **(SAMPLED | arguments)),
         train_dataset=Dataset.from_dict({"prompt": words(rows)}),
-        **_common(stop_at),
+        **common(stop_at),
     )
 
 
@@ -73,8 +75,24 @@ def dpo_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **argumen
         model=tiny_model(),
         ref_model=tiny_model(dropout=0.0),
         args=DPOConfig(output_dir=str(path), **(IN_ORDER | arguments)),
-        train_dataset=Dataset.from_dict(_pairs(rows)),
-        **_common(stop_at),
+        train_dataset=Dataset.from_dict(pairs(rows)),
+        **common(stop_at),
+    )
+
+
+def kto_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **arguments: Any) -> Trainer:
+    """Its KL term pairs each prompt with the next answer of the same batch, so a batch stands for itself."""
+    single = {
+        "prompt": words([row[:4] for row in rows]),
+        "completion": words([row[4:] for row in rows]),
+        "label": [row[3] % 2 == 0 for row in rows],
+    }
+    return KTOTrainer(
+        model=tiny_model(),
+        ref_model=tiny_model(dropout=0.0),
+        args=KTOConfig(output_dir=str(path), **(IN_ORDER | arguments)),
+        train_dataset=Dataset.from_dict(single),
+        **common(stop_at),
     )
 
 
@@ -82,15 +100,15 @@ def reward_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, **argu
     torch.manual_seed(0)
     model = GPT2ForSequenceClassification(tiny_config(num_labels=1))
     break_at_bad_token(model)
-    pairs = _pairs(rows)
+    both = pairs(rows)
     joined = {
-        side: [f"{a} {b}" for a, b in zip(pairs["prompt"], pairs[side], strict=True)] for side in ("chosen", "rejected")
+        side: [f"{a} {b}" for a, b in zip(both["prompt"], both[side], strict=True)] for side in ("chosen", "rejected")
     }
     return RewardTrainer(
         model=model,
         args=RewardConfig(output_dir=str(path), **(IN_ORDER | arguments)),
         train_dataset=Dataset.from_dict(joined),
-        **_common(stop_at),
+        **common(stop_at),
     )
 
 
@@ -101,12 +119,13 @@ def distillation_trainer(path: Path, rows: Rows, *, stop_at: int | None = None, 
         teacher_model=tiny_model(with_grad_only=True, seed=1),
         args=DistillationConfig(output_dir=str(path), **(options | arguments)),
         train_dataset=Dataset.from_dict({"prompt": words(rows)}),
-        **_common(stop_at),
+        **common(stop_at),
     )
 
 
 ROWS_A_BATCH: dict[Callable[..., Trainer], int] = {
-    sft_trainer: 2, dpo_trainer: 2, reward_trainer: 2, grpo_trainer: 1, rloo_trainer: 1, distillation_trainer: 2,
+    sft_trainer: 2, dpo_trainer: 2, kto_trainer: 2, reward_trainer: 2, grpo_trainer: 1, rloo_trainer: 1,
+    distillation_trainer: 2,
 }  # fmt: skip
 
 
@@ -125,7 +144,7 @@ def batches(num: int, *, bad: int, size: int) -> tuple[list[list[int]], list[lis
     return poisoned, token_rows(num * size, without=range(bad * size, (bad + 1) * size))
 
 
-def _pairs(rows: Rows) -> dict[str, list[str]]:
+def pairs(rows: Rows) -> dict[str, list[str]]:
     """Each row as a prompt with a better and a worse answer."""
     return {
         "prompt": words([row[:4] for row in rows]),
@@ -134,5 +153,9 @@ def _pairs(rows: Rows) -> dict[str, list[str]]:
     }
 
 
-def _common(stop_at: int | None) -> dict[str, Any]:
-    return {"processing_class": tiny_tokenizer(), "callbacks": [] if stop_at is None else [StopAt(stop_at)]}
+def common(stop_at: int | None, tokenizer: PreTrainedTokenizerFast | None = None) -> dict[str, Any]:
+    """What every trainer is given: a tokenizer, and where to stop."""
+    return {
+        "processing_class": tokenizer or tiny_tokenizer(),
+        "callbacks": [] if stop_at is None else [StopAt(stop_at)],
+    }

@@ -12,7 +12,7 @@ from torch import nn
 from ...errors import UsageError
 
 _NEEDED = {"transformers": (5, 0), "accelerate": (1, 10)}
-_OPTIONS = ("run_dir", "diagnose", "capsule", "capsule_bytes", "snapshots", "batch_key", "extra_state")
+_OPTIONS = ("run_dir", "diagnose", "capsule", "capsule_bytes", "snapshots", "batch_key", "extra_state", "notify")
 _OTHER_ENGINES = ("MEGATRON_LM", "XLA", "TP")
 # These step inside backward, one parameter at a time: by the time a step can be judged half of it has landed.
 _STEPS_IN_BACKWARD = re.compile("lomo|layerwise")

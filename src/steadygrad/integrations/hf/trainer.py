@@ -22,6 +22,7 @@ from ..loop import LoopGuard
 from ..patching import Patches
 from . import support
 from .checkpoints import CheckpointGate
+from .followers import hold_followers
 from .replay import Replay
 from .watching import TrainerWatch
 from .wiring import Wiring
@@ -35,7 +36,7 @@ class TrainerGuard:
 
     Args:
         trainer: a transformers.Trainer or one built on it (SFT, GRPO, RLOO, DPO, KTO, reward, distillation).
-        run_dir, policy, diagnose, capsule, capsule_bytes, snapshots, batch_key, extra_state: as for `sg.Guard`.
+        run_dir, policy, diagnose, capsule, capsule_bytes, snapshots, batch_key, extra_state, notify: as for `sg.Guard`.
     """
 
     def __init__(self, trainer: Any, *, policy: str | Policy = "balanced", **options: Any) -> None:
@@ -155,6 +156,7 @@ class TrainerGuard:
         )
         self._gate.resume(loop)
         Wiring(trainer, loop, self._replay, self._wired)
+        hold_followers(trainer, loop, self._wired)
 
     def _disconnect(self) -> None:
         self._wired.undo()

@@ -14,11 +14,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..records import Finding, Incident
@@ -79,13 +81,8 @@ class LightningGuard(Callback):
             self._guard = OptimizerGuard(trainer.optimizers, model=pl_module, **chosen)
             return
         configs = [c for c in trainer.lr_scheduler_configs if c.interval == "step" and c.frequency == 1]
-        options = dict(self._options)
-        if trainer.world_size > 1 and options.setdefault("diagnose", "off") != "off":
-            # A replay would go through the module, past the wrapper that the other ranks are waiting in.
-            logger.warning("with several ranks a Lightning trainer's refused steps are not diagnosed")
-            options["diagnose"] = "off"
         self._guard = guard = LoopGuard(
-            pl_module,
+            _wrapped(trainer, pl_module),
             trainer.optimizers[0],
             self._again,
             scheduler=configs[0].scheduler if configs and not configs[0].reduce_on_plateau else None,
@@ -93,7 +90,7 @@ class LightningGuard(Callback):
             accumulate=trainer.accumulate_grad_batches,
             max_grad_norm=_clips_to(trainer),
             precision_shown=str(trainer.precision),
-            **options,
+            **self._options,
         )
         self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step))
         self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule))
@@ -143,7 +140,9 @@ class LightningGuard(Callback):
         if isinstance(guard, LoopGuard) and not guard.busy:
             # training_step given the data iterator itself takes from it: that cannot be done twice.
             once_only = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
-            self._batch = None if once_only else {"args": list(args), "kwargs": kwargs}
+            wrapper = self._trainer.strategy.model
+            reduces = not isinstance(wrapper, DistributedDataParallel) or wrapper.require_backward_grad_sync
+            self._batch = None if once_only else {"args": list(args), "kwargs": kwargs, "reduces": reduces}
             self._output = output
         return output
 
@@ -199,12 +198,18 @@ class LightningGuard(Callback):
         return original(filepath, *args, **kwargs)
 
     def _again(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        """One batch through training_step again, without logging it a second time."""
+        """One batch through training_step again, without logging it a second time.
+
+        The strategy calls it through DDP where there is one, and DDP notes in forward whether the backward to come
+        reduces: of an accumulated window only the last one does.
+        """
         module = self._trainer.lightning_module
+        quiet = not batch["reduces"] and isinstance(model, DistributedDataParallel)
         kept = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
         vars(module)["log"] = vars(module)["log_dict"] = lambda *args, **kwargs: None
         try:
-            output = self._trainer.strategy.training_step(*batch["args"], **batch["kwargs"])
+            with model.no_sync() if quiet else nullcontext():  # type: ignore[operator]
+                output = self._trainer.strategy.training_step(*batch["args"], **batch["kwargs"])
         finally:
             for name in ("log", "log_dict"):
                 vars(module).pop(name)
@@ -235,6 +240,12 @@ def _refuse_strategy(trainer: Any) -> None:
             f"{name} makes or shards the update itself, so there is no moment at which a bad one could be refused "
             "exactly. steadygrad guards Lightning on one device, with DDP and with ModelParallelStrategy (FSDP2)."
         )
+
+
+def _wrapped(trainer: Any, pl_module: nn.Module) -> nn.Module:
+    """What the strategy made of the module: DDP around it, or the module itself, sharded or not."""
+    model = trainer.strategy.model
+    return model if isinstance(model, nn.Module) else pl_module
 
 
 def _clips_to(trainer: Any) -> float | None:

@@ -23,7 +23,6 @@ _TRAINERS = (
     ("lightning.pytorch.trainer.trainer", "Trainer", "fit", "lightning"),
     ("pytorch_lightning.trainer.trainer", "Trainer", "fit", "lightning"),
 )
-_LIGHTNING = ("lightning.", "pytorch_lightning.")
 _MARK = "_steadygrad_attached"
 
 
@@ -109,9 +108,6 @@ def attach_to(watch: Watch, trainer: Any) -> Any:
         "diagnose": settings.diagnose,
         "batch_key": watch.name_of_batch,
     }
-    if type(trainer).__module__.startswith(_LIGHTNING) and int(getattr(trainer, "world_size", 1) or 1) > 1:
-        # Its ranks run a step again through the module and not through DDP, and would wait for each other for ever.
-        wishes["diagnose"] = "off"
     if settings.notify:
         wishes["notify"] = settings.notify
     try:

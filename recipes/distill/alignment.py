@@ -1,8 +1,8 @@
 """Where teacher and student stand at the same byte, and what the teacher says there in the student's tokens.
 
-The student is about to say its next token at some byte of the text. If a token of the teacher ends at that byte too, the
-teacher's distribution over *its* next token is about the same bytes. Each of its tokens begins, in the student's spelling,
-with one token of the student: that one gets its probability. Nothing is thrown away. Comparing only tokens
+The student is about to say its next token at some byte of the text. If a token of the teacher ends at that byte too,
+the teacher's distribution over *its* next token is about the same bytes. Each of its tokens begins, in the student's
+spelling, with one token of the student: that one gets its probability. Nothing is thrown away. Comparing only tokens
 that both vocabularies have would discard the teacher's opinion wherever it says a word that the student has to spell.
 """
 
@@ -35,7 +35,7 @@ class Aligned:
 
 
 class Aligner:
-    """Brings two tokenizers together. `first_piece` is, by teacher token, the student token its spelling begins with."""
+    """Brings two tokenizers together. `first_piece`: by teacher token, the student token that begins its spelling."""
 
     def __init__(self, student: Tokenizer, teacher: Any, *, teacher_begin: int, teacher_vocabulary: int) -> None:
         self._student, self._teacher = student, teacher
@@ -49,7 +49,7 @@ class Aligner:
             )
 
     def align(self, text: str) -> Aligned | None:
-        """The passage as both read it; None where a tokenizer changes the text, so that its bytes cannot be compared."""
+        """The passage as both read it; None where a tokenizer changes the text, so that bytes cannot be compared."""
         student, teacher = encode(self._student, text), encode(self._teacher, text)
         raw = text.encode()
         if not student or b"".join(self._student_bytes[i] for i in student) != raw:

@@ -1,10 +1,10 @@
 """A dense feed-forward layer split into experts, and the router that weighs and chooses among them.
 
-The neurons of a layer act(gate x) * (up x) -> down that matter most are shared: they always work. The others are put into
-groups that listen to the same things. Each group is an expert, and the layer's output is the sum of all. The router picks
-`top_k` experts for a token; one that is not picked adds what it adds on average. What the router was at the beginning is
-kept beside it as the anchor, and a picked expert counts p / p_anchor: exactly 1 as long as the router has not moved. So
-with every expert picked the layer is the dense one to rounding.
+The neurons of a layer act(gate x) * (up x) -> down that matter most are shared: they always work. The others are put
+into groups that listen to the same things. Each group is an expert, and the layer's output is the sum of all. The
+router picks `top_k` experts for a token; one that is not picked adds what it adds on average. What the router was at
+the beginning is kept beside it as the anchor, and a picked expert counts p / p_anchor: exactly 1 as long as the router
+has not moved. So with every expert picked the layer is the dense one to rounding.
 
 Shapes: N tokens, D width of the model, F neurons, E experts.
 """
@@ -21,7 +21,7 @@ _MOST = 4.0
 
 
 class RoutedFeedForward(nn.Module):
-    """In the place of a dense layer. All experts are computed and those not chosen count zero, which is the same sum."""
+    """In the place of a dense layer. All experts are computed, and those not picked count zero: the same sum."""
 
     def __init__(self, dense: nn.Module, *, groups_F: Tensor, router_ED: Tensor, mean_F: Tensor, top_k: int) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class RoutedFeedForward(nn.Module):
         weight = dense.get_submodule("gate_proj").weight
         self.register_buffer("idle", mean_F[order][self.num_shared :].unflatten(0, (experts, -1)).to(weight.dtype))
         self.notes: list[tuple[Tensor, Tensor]] = []
-        """Of the forwards since it was emptied: which experts were picked, as ones, and the router's log p. Whoever asks
-        empties it; a list, so that the graph lives no longer than the one who asked."""
+        """Of the forwards since it was emptied: which experts were picked, as ones, and the router's log p. Whoever
+        asks empties it; a list, so that the graph lives no longer than the one who asked."""
         self.takes_notes = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,15 +50,15 @@ class RoutedFeedForward(nn.Module):
             flat = x.float()
             log_p = self.router(flat).log_softmax(-1)
             log_p_anchor = nn.functional.linear(flat, self.anchor).log_softmax(-1)
-            chosen = torch.zeros_like(log_p).scatter_(-1, log_p.topk(self.top_k, dim=-1).indices, 1.0)
-            weight = chosen * torch.exp((log_p - log_p_anchor).clamp(max=float(torch.tensor(_MOST).log())))
+            picked = torch.zeros_like(log_p).scatter_(-1, log_p.topk(self.top_k, dim=-1).indices, 1.0)
+            weight = picked * torch.exp((log_p - log_p_anchor).clamp(max=float(torch.tensor(_MOST).log())))
         if self.takes_notes:
-            self.notes.append((chosen, log_p))
+            self.notes.append((picked, log_p))
         dense = self.dense
         hidden = dense.act_fn(dense.gate_proj(x)) * dense.up_proj(x)
         shared, routed = hidden.split([self.num_shared, hidden.shape[-1] - self.num_shared], dim=-1)
         experts = routed.unflatten(-1, (-1, self.size)) * weight.to(hidden.dtype).unsqueeze(-1)
-        experts = experts + self.idle.to(hidden.dtype) * (1 - chosen).to(hidden.dtype).unsqueeze(-1)
+        experts = experts + self.idle.to(hidden.dtype) * (1 - picked).to(hidden.dtype).unsqueeze(-1)
         return dense.down_proj(torch.cat([shared, experts.flatten(-2)], dim=-1))
 
 
@@ -80,11 +80,11 @@ def split_into_experts(
 ) -> None:
     """Replace every feed-forward layer by a routed one, in place; freeze everything but the routers.
 
-    The batches (token numbers) show which neurons matter for which inputs. Each router is a least-squares fit of how much
-    every expert adds to the layer's output. Nothing is learnt from what the text says next.
+    The batches (token numbers) show which neurons matter for which inputs. Each router is a least-squares fit of how
+    much every expert adds to the layer's output. Nothing is learnt from what the text says next.
     """
     if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k={top_k} of {experts} experts cannot be chosen")
+        raise ValueError(f"top_k={top_k} of {experts} experts cannot be picked")
     layers = [module for module in model.modules() if hasattr(module, "gate_proj") and hasattr(module, "down_proj")]
     parents = {id(child): (parent, name) for parent in model.modules() for name, child in parent.named_children()}
     inputs = _inputs_of(model, layers, batches)

@@ -45,7 +45,7 @@ class Settings:
 
     # the teacher's experts
     experts: int = 8
-    top_k: int = 4
+    top_k: int = 6
     shared: float = 0.5
     train_routers: bool = True
 

@@ -20,9 +20,9 @@ from .settings import Settings
 from .spelling import load_tokenizer, train_tokenizer
 from .text import read_corpus
 
-_LOOKED_AT = 64
+_LOOKED_AT = 48
 """Passages of the training text that show which neurons belong together."""
-_HEARD = 24
+_HEARD = 16
 """Passages that the teacher is heard on before and after its split."""
 _PROMPT = "The most important thing about reading is"
 
@@ -113,7 +113,8 @@ def prepare(settings: Settings, *, say_so: Say = lambda words: None) -> Workbenc
         speech,
     )
     say_so(
-        f"aligned: {bench.aligned_share:.0%} of the student's positions, {bench.spelled_share:.1%} of the teacher's tokens"
+        f"aligned: {bench.aligned_share:.0%} of the student's positions; it can spell {bench.spelled_share:.1%} of the "
+        "teacher's tokens"
     )
     return bench
 
@@ -143,7 +144,7 @@ def _split_and_hear(teacher: Teacher, seen: Any, heard: Any, settings: Settings,
     words = say(teacher, _PROMPT, tokens=24, device=device)
     if teacher.name != TINY and not routed.bits_per_byte < dense.bits_per_byte + 0.5:
         raise UsageError(
-            f"With {settings.top_k} of {settings.experts} experts the teacher no longer speaks: {routed.bits_per_byte:.2f} "
-            f"bits a byte, {dense.bits_per_byte:.2f} before. Raise --top-k or --shared."
+            f"With {settings.top_k} of {settings.experts} experts the teacher no longer speaks: "
+            f"{routed.bits_per_byte:.2f} bits a byte, {dense.bits_per_byte:.2f} before. Raise --top-k or --shared."
         )
     return Speech(dense, routed, f"{_PROMPT}{words}")

@@ -18,7 +18,7 @@ _ROWS = 128
 
 
 def retell(teacher_NT: Tensor, first_piece_T: Tensor, vocabulary: int) -> Tensor:
-    """log p of each of the student's tokens: the sum over the teacher's tokens that begin with it, in float32.
+    """log p of each of the student's tokens: the sum over the teacher's tokens that begin with it, in float32 or wider.
 
     Tokens of the teacher without a spelling are left out and the rest is normalised. A token of the student that no
     teacher token begins with is -inf: it cannot come. Does not sync with the host; of the size of the teacher's logits
@@ -31,7 +31,8 @@ def retell(teacher_NT: Tensor, first_piece_T: Tensor, vocabulary: int) -> Tensor
 class _Retell(Function):
     @staticmethod
     def forward(ctx: Any, teacher_NT: Tensor, first_T: Tensor, vocabulary: int) -> Tensor:
-        log_p_NS = torch.empty(len(teacher_NT), vocabulary, device=teacher_NT.device)
+        dtype = torch.promote_types(teacher_NT.dtype, torch.float32)
+        log_p_NS = torch.empty(len(teacher_NT), vocabulary, dtype=dtype, device=teacher_NT.device)
         for part in _parts(teacher_NT):
             log_p_NS[part] = _sums(_probabilities(teacher_NT[part], first_T), first_T, vocabulary).log_()
         ctx.save_for_backward(teacher_NT, first_T, log_p_NS)
@@ -56,7 +57,8 @@ def _parts(rows: Tensor) -> list[slice]:
 
 
 def _probabilities(logits: Tensor, first_T: Tensor) -> Tensor:
-    return logits.float().masked_fill(first_T < 0, -math.inf).softmax(-1)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.masked_fill(first_T < 0, -math.inf).softmax(-1)
 
 
 def _sums(p: Tensor, first_T: Tensor, vocabulary: int) -> Tensor:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 pytest.importorskip("tokenizers")
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from recipes.distill.alignment import Aligner
 from recipes.distill.retelling import retell
 from recipes.distill.spelling import encode, token_bytes, train_tokenizer
 from recipes.distill.text import read_corpus
+from tokenizers import Tokenizer, models, pre_tokenizers
+
 from steadygrad import UsageError
 
 PASSAGES = read_corpus(None, max_bytes=200).train[:120]

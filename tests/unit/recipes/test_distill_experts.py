@@ -9,9 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from recipes.distill.experts import balanced_groups, reset_routers, routed_layers, split_into_experts
+from transformers import LlamaConfig, LlamaForCausalLM
 
 IDS = [torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(number)) for number in range(3)]
 

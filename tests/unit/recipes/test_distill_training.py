@@ -15,6 +15,7 @@ from recipes.distill.models import load_student
 from recipes.distill.settings import Settings, make_settings
 from recipes.distill.text import SAMPLE
 from recipes.distill.workbench import Workbench, prepare
+
 from steadygrad.journal import read_incidents, steps_table
 
 TERMS = {"ce", "kd", "anchor", "balance", "entropy"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from steadygrad.clinic.bedside import select_rows
 from steadygrad.clinic.diagnose import diagnose
 from steadygrad.clinic.patient import StepFacts
 from steadygrad.clinic.replay import Change, hides_a_nan, parameters_read, replay
@@ -29,6 +30,12 @@ from .trainers import needs_trainer, plain_case, watched_incidents
 SNAPSHOT_BUDGET = 60_000_000
 # So many batches in a row may a loop's own policy refuse before it is standing still.
 HANDLED_IN_A_ROW = 3
+
+
+def _take(batch: Any, rows: Sequence[int]) -> Any:
+    """The protocol's way to choose rows; of batches it cannot open, the clinic's."""
+    opened = any(True for _ in protocol.tensors(batch))
+    return protocol.take(batch, rows) if opened else select_rows(batch, rows)
 
 
 class CasePatient:
@@ -212,7 +219,7 @@ class _Run:
             dynamic_scale=case.scaler is not None,
             max_grad_norm=case.clip_norm,
             accumulation=case.accumulation,
-            select_rows=case.select_rows or protocol.take,
+            select_rows=case.select_rows or _take,
             owners=frozenset({__file__, protocol.__file__}),
             earlier=earlier,
         )

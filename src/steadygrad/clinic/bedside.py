@@ -23,6 +23,7 @@ from ..act.program import PRECISIONS, StepProgram, TheirFault
 from ..act.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
 from ..watch.gradients import GradientProbe, clip_exact
+from .batches import narrow as narrow
 from .earlier import EarlierPatient, changed_from_outside, fails_by_itself, state_at
 from .keepsake import Keepsake
 from .patient import StepFacts
@@ -235,23 +236,6 @@ def select_rows(batch: Any, rows: Sequence[int]) -> Any:
     """
     size = num_rows(batch)
     return narrow(batch, list(rows), size) if size else batch
-
-
-def narrow(value: Any, rows: list[int], size: int) -> Any:
-    """Whatever is `size` long along its first side, with these rows of it only."""
-    if isinstance(value, Tensor):
-        if value.dim() and value.shape[0] == size:
-            return value[rows]
-        return value[:, rows] if value.dim() > 1 and value.shape[1] == size else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(narrow(item, rows, size) for item in value))
-    if isinstance(value, list | tuple):
-        if len(value) == size and not any(isinstance(item, Tensor) for item in value):
-            return type(value)(value[row] for row in rows)
-        return type(value)(narrow(item, rows, size) for item in value)
-    if isinstance(value, Mapping):
-        return {key: narrow(item, rows, size) for key, item in value.items()}
-    return value
 
 
 def sample_ids_of(batch: Any) -> list[Any] | None:

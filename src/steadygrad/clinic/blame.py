@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..records import Origin
+from .batches import walk_batch
 from .between import huge_state
 from .evidence import FP16_MAX, Evidence
 from .exam import Examination, owner_of
 from .patient import Patient
-from .replay import Change, replay
-from .seen import walk_batch
+from .replay import CANNOT_RUN, Change, replay
+from .seen import absmax
 from .surgery.state import Reverted
 
 OUTLIER = 1e6
 """A batch entry this many times the usual size of its tensor is an outlier."""
+ODD = 20.0
+"""Where a batch alone is out of line, an entry this many times as large as any in other batches is why."""
 OVERFLOWING = frozenset(
     {
         "mm",
@@ -52,7 +56,7 @@ def sound(patient: Patient, change: Change) -> bool | None:
     """Whether loss and gradients are finite with this one change; None where it cannot be run."""
     try:
         seen = replay(patient, change=change, until="backward")
-    except (RuntimeError, ValueError, TypeError):
+    except CANNOT_RUN:
         return None
     finally:
         change.undo(patient)
@@ -110,6 +114,21 @@ def blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin:
 
 def _reads_batch(exam: Examination) -> bool:
     return exam.record is not None and any(exam.trace.label(touch)[0] == "batch" for touch in exam.record.reads)
+
+
+def odd_entry(batch: Any, others: Sequence[Any]) -> tuple[str, tuple[int, ...], float] | None:
+    """The entry of this batch, its rows and the value that lie far beyond all that other batches hold in that place."""
+    usual: dict[str, float] = {}
+    for key, value in (pair for other in others for pair in walk_batch(other)):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            usual[key] = max(usual.get(key, 0.0), absmax(value))
+    for key, value in walk_batch(batch):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and usual.get(key, 0.0) > 0:
+            far = ~(value.detach().abs() <= ODD * usual[key])
+            rows = far.reshape(value.shape[0], -1).any(1)
+            if bool(rows.any()) and not bool(rows.all()):
+                return key, tuple(rows.nonzero().flatten().tolist()), absmax(value)
+    return None
 
 
 def batch_outlier(

@@ -28,12 +28,12 @@ from safetensors.torch import load_file, save_file
 
 from .. import __version__
 from ..act.packing import pack, unpack
+from ..act.tape import named_tensors_in
 from ..errors import CapsuleError, UsageError
 from ..journal.run_directory import redacted
 from ..records.plain import to_plain
 from .manifest import FORMAT, MANIFEST, VERSION, check_seal, read_manifest, seal_of
 from .program import recorded_program
-from .seen import walk_batch
 
 TENSORS = "capsule.safetensors"
 MAX_BYTES = 8 << 30
@@ -171,14 +171,7 @@ def _sha256(path: Path) -> str:
 
 
 def _shapes(batches: Sequence[Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            key: {"shape": list(v.shape), "dtype": str(v.dtype)}
-            for key, v in walk_batch(b)
-            if isinstance(v, torch.Tensor)
-        }
-        for b in batches
-    ]
+    return [{key: {"shape": list(v.shape), "dtype": str(v.dtype)} for key, v in named_tensors_in(b)} for b in batches]
 
 
 def _write_atomically(path: Path, write: Any) -> None:

@@ -139,7 +139,11 @@ class Case:
         return evidence, Origin(phase=phase)
 
     def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
-        if origin is None or self.exam is None or not self.patient.batches:
+        if origin is None or not self.patient.batches:
+            return Rows()
+        if origin.phase == "data" and evidence.batch_outlier is not None:
+            return Rows(rows=evidence.batch_outlier[1])
+        if self.exam is None:
             return Rows()
         if cause == "uninitialised" and origin.phase == "state" and depth == "full":
             # Memory nobody filled does nothing until a sample asks for it, such as the first to use a new token.
@@ -147,8 +151,6 @@ class Case:
         if origin.phase in ("state", "optimizer", "none"):
             return Rows()
         if origin.phase == "data":
-            if evidence.batch_outlier is not None:
-                return Rows(rows=evidence.batch_outlier[1])
             return Rows(rows=bad_batch_rows(self._batch, origin.tensor or "", self.patient.facts.select_rows))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()

@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..records import Origin
 from .between import changes_between_steps
-from .blame import as_state, batch_outlier, blame_batch, blame_state, sound
+from .blame import as_state, batch_outlier, blame_batch, blame_state, odd_entry, sound
 from .evidence import Evidence
 from .exam import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
 from .patient import Patient
-from .replay import Change, replay
+from .replay import CANNOT_RUN, Change, replay
 from .seen import StepSeen, absmax, named_state
 from .silent import (
     common_module,
@@ -25,6 +25,7 @@ from .silent import (
     trace_step,
     underflow_origin,
 )
+from .strays import plain_tensors
 from .surgery.precision import Precision
 from .surgery.scale import Scale
 from .vigil import Suspicion
@@ -146,7 +147,8 @@ def _bad_since_start(patient: Patient, leaf: tuple[str, str]) -> bool:
     if first is None:
         return False
     first.restore()
-    bad = any((k, n) == leaf and not absmax(t) < 1e15 for k, n, t in named_state(first))
+    everything = [*named_state(first), *(("buffer", name, tensor) for name, tensor in plain_tensors(first.model))]
+    bad = any((k, n) == leaf and not absmax(t) < 1e15 for k, n, t in everything)
     patient.restore()
     return bad
 
@@ -173,11 +175,17 @@ def other_batches_are_calm(patient: Patient) -> bool:
             return False
         try:
             seen = replay(patient, batches=batches, until="backward")
-        except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+        except CANNOT_RUN:
             return False
         if seen.loss_finite and not seen.bad_gradients and abs(seen.loss) <= ceiling:
             return True
     return False
+
+
+def _other_batches(patient: Patient) -> list[Any]:
+    following = getattr(patient, "following", None)
+    steps = [following(ahead) for ahead in (1, 2, 3)] if following is not None else []
+    return [batch for batches in steps if batches is not None for batch in batches]
 
 
 def risen(patient: Patient, seen: StepSeen) -> bool:
@@ -205,6 +213,7 @@ def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Ori
         losses=_losses(patient),
         loss_scale=seen.loss_scale,
         dynamic_scale=patient.facts.dynamic_scale,
+        autocast=str(patient.facts.autocast).removeprefix("torch.") if patient.facts.autocast else None,
         changes=changes_between_steps(patient),
         rate=rate,
         entering_ratio=_entering_ratio(patient, seen),
@@ -216,7 +225,7 @@ def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Ori
             alive = gradient_survives_in_float32(patient, names)
             trace = trace_step(patient)
             origin = underflow_origin(patient, trace, names) if alive else cut_origin(trace, names)
-            evidence = replace(evidence, gradient_in_float32=alive)
+            evidence = replace(evidence, gradient_in_float32=alive, dtype="float16" if trace.uses("float16") else "")
         case "spike":
             evidence, origin = _about_spike(patient, evidence)
         case "tampered_gradient":
@@ -254,6 +263,9 @@ def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin
     if outlier is not None:
         return replace(evidence, batch_outlier=outlier), Origin(phase="data", tensor=outlier[0])
     if evidence.risen and other_batches_are_calm(patient):
+        odd = odd_entry(patient.batches[-1], _other_batches(patient))
+        if odd is not None:
+            return replace(evidence, batch_outlier=odd), Origin(phase="data", tensor=odd[0])
         return evidence, Origin(phase="data")  # this batch alone is out of line, and nothing says why
     return evidence, Origin(phase="optimizer")
 

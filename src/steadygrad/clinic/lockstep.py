@@ -11,12 +11,13 @@ would have to change that of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..act.program import StepProgram
@@ -154,8 +155,18 @@ def _follow(patient: GuardPatient, program: StepProgram, council: Alone, leader:
                 terms = None
 
 
+class Cast(Protocol):
+    """Whose parameters understudies play: a guard's program, or a loop's optimizer and models."""
+
+    model: nn.Module
+    parameters: Sequence[Tensor]
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]: ...
+
+
 @contextmanager
-def understudies(program: StepProgram, state: TrainingState) -> Iterator[None]:
+def understudies(program: Cast, state: TrainingState) -> Iterator[None]:
     """Copies of the parameters play their part for the block: an operation may change a parameter's dtype, and torch
     then forgets the hooks by which DDP hears of its gradient. Sharded ones are left alone: nothing operates there."""
     if any(is_sharded(parameter) for parameter in program.parameters):
@@ -181,7 +192,7 @@ def understudies(program: StepProgram, state: TrainingState) -> Iterator[None]:
             optimizer.state.update(kept)
 
 
-def _recast(program: StepProgram, state: TrainingState, others: Mapping[int, Tensor]) -> None:
+def _recast(program: Cast, state: TrainingState, others: Mapping[int, Tensor]) -> None:
     for module in program.model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in others:

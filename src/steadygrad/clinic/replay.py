@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 
+from .batches import walk_batch
 from .patient import Patient
-from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, trainable, walk_batch
+from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, trainable
+from .strays import plain_tensors
 from .trace import Tracer
 
 Tensor = torch.Tensor
+CANNOT_RUN = (Exception,)
+"""What user code may raise on other rows, types or gradients than it was written for: anything. It is an answer."""
 
 
 class Change:
@@ -67,6 +71,7 @@ def replay(
     (prepare or patient.prepare)()
     change.prepared(patient)
     sizes = {(kind, name): absmax(tensor) for kind, name, tensor in named_state(patient)}
+    seen.largest = {name: size for (kind, name), size in sizes.items() if kind == "parameter"}
     # A buffer of infinities is a mask until something turns it into NaN.
     masks = {key for key, size in sizes.items() if key[0] == "buffer" and math.isinf(size)}
     seen.bad_before = [key for key, size in sizes.items() if not math.isfinite(size) and key not in masks]
@@ -213,6 +218,8 @@ def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
     for key, value in walk_batch(batch):
         if isinstance(value, Tensor) and not value.is_sparse:
             tracer.trace.name(value, "batch", key)
+    for name, tensor in plain_tensors(patient.model):
+        tracer.trace.name(tensor, "buffer", name)
 
 
 def parameters_read(patient: Patient) -> frozenset[str]:

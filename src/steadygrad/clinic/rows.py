@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
+from .batches import parts_of, rebuilt, walk_batch
 from .exam import Examination
 from .patient import Patient
-from .replay import replay
-from .seen import walk_batch
+from .replay import CANNOT_RUN, replay
 
 MAX_REPLAYS = 96
-CANNOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError, Warning)
-"""What user code may raise on fewer rows than it was written for; warnings too, where they are made errors."""
 Select = Callable[[Any, Sequence[int]], Any]
 
 
@@ -98,6 +96,15 @@ class _Subsets:
         except CANNOT_RUN:
             return False
 
+    def among_others(self, row: int) -> bool | None:
+        """Whether this row makes a sound batch sick when it takes the place of one of its rows; None if not known."""
+        following = getattr(self.patient, "following", None)
+        others = following(1) if following is not None else None
+        if not others:
+            return None
+        mixed = grafted(others[0], self.patient.batches[self.guilty], row)
+        return None if mixed is None else self._with(mixed)
+
     def _run(self, rows: tuple[int, ...]) -> bool | None:
         if self.left <= 0:
             return None
@@ -105,12 +112,47 @@ class _Subsets:
         select = self.patient.facts.select_rows
         assert select is not None
         try:
-            batches = list(self.patient.batches)
-            batches[self.guilty] = select(batches[self.guilty], list(rows))
+            return self._with(select(self.patient.batches[self.guilty], list(rows)))
+        except CANNOT_RUN:
+            return None
+
+    def _with(self, batch: Any) -> bool | None:
+        """Whether the step is sick with this batch in the place of the guilty one."""
+        batches = list(self.patient.batches)
+        batches[self.guilty] = batch
+        try:
             seen = replay(self.patient, batches=batches, until=self.until)
         except CANNOT_RUN:
             return None
         return self.sick(seen)
+
+
+def grafted(sound: Any, sick: Any, row: int) -> Any:
+    """The sound batch with one row of the sick one in place of its last; None where the two are not alike."""
+    size, other = num_rows(sick), num_rows(sound)
+    if not size or size != other:
+        return None
+    found = _graft(sound, sick, row, size)
+    return None if found is _UNLIKE else found
+
+
+_UNLIKE = object()
+
+
+def _graft(sound: Any, sick: Any, row: int, size: int) -> Any:
+    if type(sound) is not type(sick):
+        return _UNLIKE
+    if isinstance(sound, torch.Tensor):
+        if sound.shape != sick.shape:
+            return _UNLIKE
+        return torch.cat([sound[:-1], sick[row : row + 1]]) if sound.dim() and sound.shape[0] == size else sound
+    ours, theirs = parts_of(sound), parts_of(sick)
+    if ours is None or theirs is None:
+        return sound
+    if [key for key, _ in ours] != [key for key, _ in theirs]:
+        return _UNLIKE
+    parts = [(key, _graft(a, b, row, size)) for (key, a), (_, b) in zip(ours, theirs, strict=True)]
+    return _UNLIKE if any(part is _UNLIKE for _, part in parts) else rebuilt(sound, parts)
 
 
 def find_rows(patient: Patient, exam: Examination) -> Rows:
@@ -142,6 +184,9 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
         # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are sound.
         if hint != everyone or not test.other_batch_is_sound():
             return Rows()
+        # Sick alone may mean only that one row is too few. Among sound rows a guilty one is still guilty.
+        if any(test.among_others(row) is False for row in {0, size // 2, size - 1}):
+            return Rows(coupled=True)
         return Rows(rows=hint, proven=True)
     if not guilty:
         return Rows(coupled=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from ..act.ranks_shards import local_of
+from .batches import walk_batch as walk_batch
 from .patient import Patient
 from .tracelog import Touch
 
@@ -43,6 +43,8 @@ class StepSeen:
     guilty_batch: int | None = None
     loss_scale: float | None = None
     weight_norm: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
+    """The largest magnitude of each parameter before the step."""
     backward_ran: bool = True
     bad_before: list[tuple[str, str]] = field(default_factory=list)
     bad_after: list[tuple[str, str]] = field(default_factory=list)
@@ -121,18 +123,6 @@ def parameter_names(patient: Patient) -> dict[int, str]:
     return {id(parameter): name for name, parameter in patient.model.named_parameters()} | dict(
         patient.facts.parameter_names
     )
-
-
-def walk_batch(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch with its key: `x`, `inputs.mask`, `0`."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from walk_batch(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from walk_batch(item, f"{path}.{index}" if path else str(index))
-    else:
-        yield path, value
 
 
 def trainable(patient: Patient) -> Iterator[tuple[str, Tensor]]:

@@ -11,14 +11,15 @@ import torch
 from ..records import Origin
 from .origin import ancestors
 from .patient import Patient
-from .replay import replay
+from .replay import CANNOT_RUN, replay
 from .surgery.precision import Precision
 from .trace import Tracer
-from .tracelog import OpRecord, Touch, Trace
+from .tracelog import Exit, OpRecord, Touch, Trace
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
-FLAT = frozenset({"round", "floor", "ceil", "sign", "trunc", "heaviside"})
+FLAT = frozenset({"round", "floor", "ceil", "sign", "sgn", "trunc", "heaviside", "bernoulli"})
 CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
+COMPARING = frozenset({"gt", "ge", "lt", "le"})
 _DETACHING = frozenset({"detach", "detach_"})
 
 
@@ -42,6 +43,8 @@ def gradient_survives_in_float32(patient: Patient, names: Sequence[str]) -> bool
     change = Precision(torch.float32)
     try:
         seen = replay(patient, change=change, until="backward")
+    except CANNOT_RUN:
+        return False
     finally:
         change.undo(patient)
     alive = sum(1 for name in names if (g := seen.gradients.get(name)) is not None and g.present and g.norm > 0)
@@ -121,7 +124,10 @@ def cut_origin(trace: Trace, names: Sequence[str]) -> Origin:
     module = common_module(names)
     for visit in trace.visits:
         inside = any(name == visit.name or name.startswith(visit.name + ".") for name in names) or visit.name == ""
-        if visit.stage == "forward" and not visit.grad_enabled and visit.trainable and inside and not visit.recompute:
+        # A pass without gradients beside one with them (a target, a log) cuts nothing off.
+        also = any(v.name == visit.name and v.grad_enabled and v.stage == "forward" for v in trace.visits)
+        off = visit.stage == "forward" and not visit.grad_enabled and not also
+        if off and visit.trainable and inside and not visit.recompute:
             frame = visit.stack.innermost
             return Origin(
                 phase="backward",
@@ -130,27 +136,42 @@ def cut_origin(trace: Trace, names: Sequence[str]) -> Origin:
                 code_line=frame.text if frame else None,
                 stack=tuple(f.source for f in visit.stack.frames),
             )
-    record = _cut(trace, frozenset(names))
-    frame = record.stack.innermost if record is not None else None
+    cut = _cut(trace, frozenset(names))
+    frame = cut.stack.innermost if cut is not None else None
     return Origin(
         phase="backward",
-        op=record.op if record is not None else None,
+        op=cut.op if isinstance(cut, OpRecord) else None,
         module=module,
         source=frame.source if frame else None,
         code_line=frame.text if frame else None,
-        stack=tuple(f.source for f in record.stack.frames) if record is not None else (),
-        ordinal=record.ordinal if record is not None else None,
+        stack=tuple(f.source for f in cut.stack.frames) if cut is not None else (),
+        ordinal=cut.ordinal if isinstance(cut, OpRecord) else None,
     )
 
 
-def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
-    """Follow what the starved parameters feed until an op that passes no gradient on."""
+def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | Exit | None:
+    """Follow what the starved parameters feed until an op that passes no gradient on, or until it leaves the graph."""
     reached = {key for key, (kind, name) in trace.storage_labels.items() if kind == "parameter" and name in names}
     indices: OpRecord | None = None
+    aside: OpRecord | Exit | None = None
+    exits = list(trace.exits)
+    on_the_way = _on_the_way_to_the_loss(trace)
     for record in trace.records:
+        while exits and exits[0].before <= record.ordinal:
+            left = exits.pop(0)
+            if left.storage in reached and left.call == "data":
+                if _goes_on(trace, left.storage, left.before, on_the_way):
+                    return left
+                aside = aside or left
         if record.backward or record.stage != "forward" or not any(t.storage in reached for t in record.reads):
             continue
-        if (record.op == "detach" and record.call in _DETACHING) or record.op in FLAT:
+        if record.op == "detach" and record.call in _DETACHING:
+            # Read for a log, a count or a target it cuts nothing: only where the loss is made of what comes out.
+            if _goes_on(trace, record.reads[0].storage, record.ordinal + 1, on_the_way):
+                return record
+            aside = aside or record
+            continue
+        if record.op in FLAT:
             return record
         if not record.grad_enabled:
             return record
@@ -160,7 +181,24 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | None:
         if record.writes and not floats:
             indices = indices or record
         reached |= {t.storage for t in floats}
-    return indices
+    return indices or aside or next((left for left in trace.exits if left.storage in reached), None)
+
+
+def _on_the_way_to_the_loss(trace: Trace) -> frozenset[int]:
+    """The ops that the last value of forward is made of."""
+    forward = [
+        r for r in trace.records if r.stage == "forward" and not r.backward and any(t.shape == () for t in r.writes)
+    ]
+    if not forward:
+        return frozenset()
+    return frozenset({forward[-1].ordinal, *(r.ordinal for r in ancestors(trace, forward[-1], limit=100_000))})
+
+
+def _goes_on(trace: Trace, storage: int, start: int, on_the_way: frozenset[int]) -> bool:
+    """Whether the next op that reads this memory is one that the loss is made of."""
+    readers = (r for r in trace.records[start:] if not r.view and any(t.storage == storage for t in r.reads))
+    reader = next(readers, None)
+    return reader is not None and reader.ordinal in on_the_way
 
 
 def has_moments_without_spread(patient: Patient) -> float:

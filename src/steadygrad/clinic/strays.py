@@ -1,4 +1,4 @@
-"""Parameters that a model uses and does not know: kept in a plain list or dictionary instead of a ModuleList.
+"""What a model uses and does not know: parameters in a plain list instead of a ModuleList, tensors as plain attributes.
 
 `model.parameters()` leaves them out, so no optimizer gets them, `.to(device)` and `state_dict()` miss them too.
 """
@@ -26,6 +26,14 @@ def stray_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     if parameter.requires_grad and id(parameter) not in known:
                         known.add(id(parameter))
                         yield f"{place}.{name}" if name else place, parameter
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that modules keep as plain attributes: no parameter, no buffer, and read in forward all the same."""
+    for owner, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                yield f"{owner}.{attribute}" if owner else attribute, value
 
 
 def _parameters_of(item: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .frames import Frame, Stack, current_stack
-from .tracelog import ModuleVisit, OpRecord, Touch, Trace, is_plain
+from .tracelog import Exit, ModuleVisit, OpRecord, Touch, Trace, is_plain
 
 Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], None]
 """Called before the op with out=None and after it: (record, func, args, kwargs, out)."""
@@ -112,6 +112,13 @@ class Tracer:
         before = self._call
         self._call = (name, current_stack(owners=self.owners))
         return before
+
+    def left(self, tensor: Any, call: str) -> None:
+        """Note that somebody took a tensor's values out of the graph."""
+        if not self.deaf and self.stage == "forward" and is_plain(tensor) and tensor.requires_grad:
+            where = current_stack(owners=self.owners)
+            key = self.trace.key_of(tensor)
+            self.trace.exits.append(Exit(key, len(self.trace.records), call, self.module, where))
 
     def returned(self, before: tuple[str, Stack | None]) -> None:
         self._call = before
@@ -218,6 +225,15 @@ class Tracer:
         )
 
 
+EXITS = frozenset({"numpy", "tolist", "item", "__array__", "__float__"})
+"""Calls that hand a tensor's values to Python: no gradient comes back from there."""
+
+
+def reads_data(func: Any) -> bool:
+    """Whether this call is the `.data` of a tensor."""
+    return getattr(func, "__name__", "") == "__get__" and getattr(func, "__self__", None) is torch.Tensor.data
+
+
 def _site(stack: Stack) -> Frame | None:
     return stack.frames[0] if stack.frames else None
 
@@ -267,6 +283,8 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if args and (name in EXITS or reads_data(func)):
+            self.tracer.left(args[0], name if name in EXITS else "data")
         if name == "__get__" or name == "__set__" or name == "backward":
             return func(*args, **(kwargs or {}))
         before = self.tracer.called(name)

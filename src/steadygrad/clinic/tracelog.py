@@ -66,12 +66,25 @@ class ModuleVisit:
     recompute: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A tensor's values taken out of the graph without an op: `.data`, `.numpy()`, `.tolist()`."""
+
+    storage: Key
+    before: int
+    """How many ops had run by then."""
+    call: str
+    module: str | None
+    stack: Stack
+
+
 @dataclass(slots=True)
 class Trace:
     """What one replay left behind: plain data once `finish` has run."""
 
     records: list[OpRecord] = field(default_factory=list)
     visits: list[ModuleVisit] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
     labels: dict[tuple[Key, int], tuple[str, str]] = field(default_factory=dict)
     storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
@@ -95,6 +108,10 @@ class Trace:
     def value(self, touch: Touch) -> float:
         """Largest magnitude of the tensor then: NaN if it held a NaN, inf if an infinity and no NaN."""
         return self.values[touch.reading] if touch.reading is not None else 0.0
+
+    def uses(self, dtype: str) -> bool:
+        """Whether any op wrote a tensor of this type."""
+        return any(touch.dtype == dtype for record in self.records for touch in record.writes)
 
     def label(self, touch: Touch) -> tuple[str, str]:
         """(kind, name) of the leaf the storage belongs to; kind is "constant" for what nobody named."""

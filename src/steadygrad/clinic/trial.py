@@ -15,9 +15,9 @@ import torch
 
 from ..records import Remedy, Trial
 from .patient import Patient
-from .replay import Change, replay
+from .replay import CANNOT_RUN, Change, replay
 from .rows import num_rows
-from .seen import StepSeen, trainable
+from .seen import StepSeen, absmax, trainable
 from .surgery.batch import MAX_SKIPS, DropRows, SkipBatch
 from .surgery.precision import Precision
 from .vigil import SIZE_MISMATCH
@@ -26,7 +26,6 @@ from .ward import Proposal, Ward
 FOLLOW_STEPS = 6
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
-_CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError, Warning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
     try:
         change = proposal.make()
         finite, steps, verdict = _run(ward, proposal, change, peak)
-    except _CANNOT_RUN as error:
+    except CANNOT_RUN as error:
         return Trial(
             remedy=remedy, finite=False, verdict=f"cannot be tried here: {type(error).__name__}: {error}"[:200]
         )
@@ -173,7 +172,9 @@ class _Judge:
             self.why = _what_is_bad(seen)
             return False
         if self.ward.evidence.kind == "spike":
-            return self._calm(seen)
+            # A batch that is out of line has its own loss whatever is done; what counts is the steps after it.
+            given = at_failure and self.ward.evidence.phase == "data" and not isinstance(self.change, DropRows)
+            return given or self._calm(seen)
         return not (at_failure and self.ward.silent) or self._cured(seen)
 
     def _accepts_skip(self, seen: StepSeen, at_failure: bool) -> bool:
@@ -189,10 +190,22 @@ class _Judge:
         return not (at_failure and self.ward.silent) or self._cured(seen)
 
     def _calm(self, seen: StepSeen) -> bool:
+        if self._still_out_of_range():
+            self.why = "the weight is still far out of range"
+            return False
         if not math.isfinite(seen.loss) or (self.ceiling and abs(seen.loss) > self.calm):
             self.why = f"the loss still rises to {seen.loss:.3g}"
             return False
         return True
+
+    def _still_out_of_range(self) -> bool:
+        """Whether a weight that somebody changed is as far out as it was: a loss that bears it is no cure."""
+        evidence = self.ward.evidence
+        changed = [c for c in evidence.changes if c.kind == "parameter" and c.out_of_range]
+        if evidence.phase != "state" or not changed:
+            return False
+        weights = dict(self.ward.patient.model.named_parameters())
+        return any(not absmax(weights[c.name]) <= 100 * max(c.absmax_before, 1e-8) for c in changed)
 
     def _cured(self, seen: StepSeen) -> bool:
         names = self.ward.evidence.names
@@ -257,7 +270,7 @@ def float64_reference(ward: Ward) -> Reference | None:
     change = Precision(torch.float64)
     try:
         seen, gradient = _measure(ward, change, healthy=True)
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return None
     finally:
         change.undo(ward.patient)
@@ -296,7 +309,7 @@ def _distance(ward: Ward, proposal: Proposal, reference: Reference) -> tuple[flo
     change = proposal.make()
     try:
         seen, gradient = _measure(ward, Change() if isinstance(change, DropRows) else change, healthy=True)
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return None, None
     finally:
         change.undo(ward.patient)

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from .batches import walk_batch
 from .patient import Patient
-from .seen import StepSeen, absmax, parameter_names, walk_batch
+from .seen import StepSeen, absmax, parameter_names
 from .strays import stray_parameters
 
 PATIENCE = 3
@@ -35,6 +36,8 @@ NOISE = {"float16": 1e-4, "bfloat16": 1e-3}
 normalisation) there is nothing to learn. Elsewhere 1e-5."""
 OUTLIER = 1e3
 """A batch entry this many times as large as any before it is an outlier, whatever the old batches say."""
+THROWN = 1e6
+"""A weight this many times as large as the last update can have left it was changed by somebody else."""
 RISEN = 2.0
 """An earlier batch whose loss has grown by this much on the weights of now has been harmed."""
 SCALER_PATIENCE = 12
@@ -105,6 +108,7 @@ class Vigil:
             self._neutralised(step, seen)
             or self._hidden(step, seen)
             or self._non_finite(step, seen, patient)
+            or self._thrown(step, seen)
             or self._outside_optimizer(patient)
             or self._no_gradient(patient)
             or self._mis_sized()
@@ -144,6 +148,21 @@ class Vigil:
                 symptom="nan_state", step=step, kind="non_finite", names=tuple(n for _, n in seen.bad_before)
             )
         return None
+
+    def _thrown(self, step: int, seen: StepSeen) -> Suspicion | None:
+        """A weight that the last update left small and that is astronomic now: nobody computed that.
+
+        The loss need not show it: a bounded function swallows it.
+        """
+        before = self.rows[-2].seen if len(self.rows) > 1 else None
+        if before is None or not before.stepped:
+            return None
+        names = tuple(
+            name
+            for name, size in seen.largest.items()
+            if name in before.largest and size > THROWN * max(before.largest[name] + before.updates.get(name, 0.0), 1.0)
+        )
+        return Suspicion(symptom="spike", step=step, kind="spike", names=names) if names else None
 
     def _neutralised(self, step: int, seen: StepSeen) -> Suspicion | None:
         """The gradient was bad, somebody made it harmless, and the weights moved all the same."""

@@ -33,7 +33,12 @@ RULE = Rule("RX111", "drop_rows", "Leave the guilty rows out of this batch.")
 
 def propose(ward: Ward) -> Iterator[Proposal]:
     rows = ward.rows.rows
-    if ward.silent or not rows or ward.patient.facts.select_rows is None or not ward.patient.batches:
+    if (
+        (ward.silent and ward.evidence.phase != "data")
+        or not rows
+        or ward.patient.facts.select_rows is None
+        or not ward.patient.batches
+    ):
         return
     if len(rows) < num_rows(ward.patient.batches[-1]):
         yield Proposal(

@@ -33,7 +33,7 @@ RULE = Rule("RX141", "lr_down", "Lower the learning rate.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.cause != "lr_divergence" and ward.evidence.kind != "spike":
+    if ward.evidence.phase == "data" or (ward.cause != "lr_divergence" and ward.evidence.kind != "spike"):
         return
     usual = ward.usual_rate
     rewind = ward.evidence.kind != "spike" or ward.evidence.risen

@@ -37,7 +37,8 @@ EARLY = 32
 
 def propose(ward: Ward) -> Iterator[Proposal]:
     step = ward.patient.facts.step
-    if (ward.cause == "lr_divergence" or ward.evidence.kind == "spike") and step <= EARLY:
+    spike = ward.evidence.kind == "spike" and ward.evidence.phase != "data"
+    if (ward.cause == "lr_divergence" or spike) and step <= EARLY:
         yield Proposal(
             code=RULE.code,
             slug="warmup",

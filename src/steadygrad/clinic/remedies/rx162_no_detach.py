@@ -25,14 +25,17 @@ from collections.abc import Iterator
 
 from ...rules import Rule
 from ..replay import Change
-from ..silent import CHOOSING, FLAT
+from ..silent import CHOOSING, COMPARING, FLAT
 from ..surgery.calls import CallSurgery
 from ..surgery.gradients import KeepGradients
+from ..surgery.rejoin import Rejoin
 from ..ward import Proposal, Ward
 
 RULE = Rule(
     "RX162", "no_detach", "Remove the detach, or the scope without gradients, between the parameters and the loss."
 )
+
+_EXITS = (".data", ".numpy(", ".tolist(", ".item(")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
@@ -40,14 +43,22 @@ def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.evidence.kind != "zero_gradient" or origin is None or not origin.stack:
         return
     file, _, line = origin.stack[0].rpartition(":")
-    if "detach" in (origin.code_line or ""):
+    leaves = [word for word in _EXITS if word in (origin.code_line or "")]
+    if leaves:
+
+        def rejoined() -> Change:
+            return Rejoin((file, int(line)), ward.patient.facts.owners)
+
+        change = f"what {leaves[0].strip('.(')} takes out of the graph stays in it"
+        yield Proposal(code=RULE.code, slug="no_detach", change=change, make=rejoined)
+    elif "detach" in (origin.code_line or ""):
 
         def attached() -> Change:
             site = (file, int(line))
             return CallSurgery(site, "detach", lambda func, args, kwargs: args[0], ward.patient.facts.owners)
 
         yield Proposal(code=RULE.code, slug="no_detach", change="the tensor is not detached", make=attached)
-    elif origin.module is not None and origin.op not in FLAT | CHOOSING:
+    elif origin.module is not None and origin.op not in FLAT | CHOOSING | COMPARING:
         name = origin.module
         change = f"{name or 'the model'} runs with gradients on"
         yield Proposal(code=RULE.code, slug="no_detach", change=change, make=lambda: KeepGradients(name))

@@ -28,9 +28,10 @@ from typing import Any
 
 from ...rules import Rule
 from ..replay import Change
-from ..silent import CHOOSING, FLAT
+from ..silent import CHOOSING, COMPARING, FLAT
 from ..surgery.calls import CallSurgery
 from ..surgery.gradients import PassChoice
+from ..surgery.rejoin import PassComparison
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX163", "straight_through", "Let the gradient pass a rounding or a choice as if it were soft.")
@@ -47,8 +48,10 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         return args[0] + (func(*args, **kwargs) - args[0]).detach()
 
     def make() -> Change:
+        if name in COMPARING:
+            return PassComparison(site, name, owners)
         return CallSurgery(site, name, passing, owners) if name in FLAT else PassChoice(site, name, owners)
 
-    if name in FLAT | CHOOSING:
-        change = f"the gradient passes {name} " + ("unchanged" if name in FLAT else "as if the choice were soft")
+    if name in FLAT | CHOOSING | COMPARING:
+        change = f"the gradient passes {name} " + ("as if the choice were soft" if name in CHOOSING else "unchanged")
         yield Proposal(code=RULE.code, slug="straight_through", change=change, make=make)

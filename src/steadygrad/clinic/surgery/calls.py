@@ -32,23 +32,17 @@ class CallSurgery(Change):
             yield
 
 
-class _Operating(TorchFunctionMode):
-    def __init__(self, surgery: CallSurgery) -> None:
-        super().__init__()
-        self.surgery = surgery
+class StaysInBackward(TorchFunctionMode):
+    """A function mode that is still in place while `backward` runs: a checkpoint recomputes under it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "backward" and args and isinstance(args[0], torch.Tensor):
-            return self._backward(args, kwargs)
-        if name == self.surgery.name:
-            stack = current_stack(owners=self.surgery.owners)
-            frame = stack.frames[0] if stack.frames else None
-            if frame is not None and (frame.file, frame.line) == self.surgery.site:
-                self.surgery.num_operated += 1
-                return self.surgery.operate(func, args, kwargs)
-        return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "backward" and args and isinstance(args[0], torch.Tensor):
+            return self._backward(args, kwargs or {})
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What becomes of any other call."""
+        raise NotImplementedError
 
     def _backward(self, args: Any, kwargs: Any) -> Any:
         """Backward with this mode still in place, so that a recomputing checkpoint meets the changed line too."""
@@ -68,6 +62,21 @@ class _Operating(TorchFunctionMode):
                 accumulate_grad=True,
             )
         return None
+
+
+class _Operating(StaysInBackward):
+    def __init__(self, surgery: CallSurgery) -> None:
+        super().__init__()
+        self.surgery = surgery
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if getattr(func, "__name__", "") == self.surgery.name:
+            stack = current_stack(owners=self.surgery.owners)
+            frame = stack.frames[0] if stack.frames else None
+            if frame is not None and (frame.file, frame.line) == self.surgery.site:
+                self.surgery.num_operated += 1
+                return self.surgery.operate(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def tiny(tensor: torch.Tensor) -> float:

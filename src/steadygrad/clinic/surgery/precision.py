@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch.amp.autocast_mode import autocast
-from torch.utils._pytree import tree_map
 
+from ..batches import map_batch
 from ..patient import Patient
 from ..replay import Change
+from .calls import StaysInBackward
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -19,20 +20,27 @@ _HALF = (torch.float16, torch.bfloat16)
 class Precision(Change):
     """Run everything in `dtype`. float32 and float64 switch autocast off; bfloat16 takes float16's place.
 
-    float64 widens every floating tensor: the reference that other results are measured against.
+    float64 widens every floating tensor: the reference that other results are measured against. Casts that the
+    user's code spells out go along, or they would meet weights of another type.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def wants_cast(self, dtype: torch.dtype) -> bool:
+        """Whether a cast to this type in the user's code goes to ours instead. 8-bit floats stay: they are meant."""
+        return self.wants(dtype) and dtype.itemsize > 1
+
     def wants(self, dtype: torch.dtype) -> bool:
         if self.dtype is torch.float64:
             return dtype.is_floating_point
         return dtype in _HALF if self.dtype is torch.float32 else dtype is torch.float16
 
-    def around(self) -> Any:
-        return overridden_autocast(self.dtype)
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with overridden_autocast(self.dtype), _Casts(self):
+            yield
 
     def prepared(self, patient: Patient) -> None:
         # The original storages are kept: undo puts the very same ones back under their parameters.
@@ -51,16 +59,41 @@ class Precision(Change):
                         state[key] = value.to(self.dtype)
 
     def batch(self, patient: Patient, batch: Any) -> Any:
-        return tree_map(
-            lambda item: item.to(self.dtype) if isinstance(item, torch.Tensor) and self.wants(item.dtype) else item,
-            batch,
-        )
+        def widened(item: Any) -> Any:
+            return item.to(self.dtype) if isinstance(item, torch.Tensor) and self.wants(item.dtype) else item
+
+        return map_batch(batch, widened)
 
     def undo(self, patient: Patient) -> None:
         for tensor, data in reversed(self._weights):
             tensor.grad = None
             tensor.data = data
         self._weights.clear()
+
+
+# What a method without arguments casts to, and calls in which a type says how to read bits.
+_CASTING = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
+_READ_BITS = frozenset({"view", "view_dtype", "frombuffer", "from_file"})
+
+
+class _Casts(StaysInBackward):
+    """Casts and constructors that the user's code asks for by name (`.half()`, `.to(torch.bfloat16)`, `dtype=`)."""
+
+    def __init__(self, change: Precision) -> None:
+        super().__init__()
+        self.change = change
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _CASTING and len(args) == 1 and isinstance(args[0], torch.Tensor):
+            wanted = self.change.wants_cast(_CASTING[name])
+            return args[0].to(self.change.dtype) if wanted else func(*args, **kwargs)
+        if name in _READ_BITS:
+            return func(*args, **kwargs)
+        return func(*(self._other(item) for item in args), **{key: self._other(item) for key, item in kwargs.items()})
+
+    def _other(self, item: Any) -> Any:
+        return self.change.dtype if isinstance(item, torch.dtype) and self.change.wants_cast(item) else item
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from ..patient import Patient
 from ..replay import Change
 from ..seen import named_state
+from ..strays import plain_tensors
 
 
 class Reverted(Change):
@@ -67,7 +68,8 @@ class Initialise(Change):
         if self._done:
             return
         self._done = True
-        for kind, name, tensor in named_state(patient):
+        plain = (("buffer", name, tensor) for name, tensor in plain_tensors(patient.model))
+        for kind, name, tensor in (*named_state(patient), *plain):
             if (kind, name) != self.wanted:
                 continue
             random = torch.Generator().manual_seed(0)

@@ -1,0 +1,101 @@
+"""Values that leave the graph at one line brought back into it, and comparisons that pass a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..frames import current_stack
+from ..replay import Change
+from ..trace import EXITS, reads_data
+
+_MAKERS = frozenset({"tensor", "as_tensor", "asarray"})
+_CASTS = frozenset({"float", "to", "double", "half", "bfloat16", "type", "type_as", "mul", "__mul__", "__rmul__"})
+
+
+class Rejoin(Change):
+    """What is taken out of the graph at this line (`.data`, `.numpy()`, `.tolist()`) keeps its gradient.
+
+    The same memory, or a tensor made of the very same numbers, stands for the tensor that was taken.
+    """
+
+    def __init__(self, site: tuple[str, int], owners: frozenset[str]) -> None:
+        self.site, self.owners = site, owners
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with _Rejoining(self):
+            yield
+
+
+class _Rejoining(TorchFunctionMode):
+    def __init__(self, change: Rejoin) -> None:
+        super().__init__()
+        self.change = change
+        self.taken: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        leaves = name in EXITS or name == "detach" or reads_data(func)
+        if leaves and args and isinstance(args[0], torch.Tensor):
+            if args[0].requires_grad and _at(self.change):
+                self.taken.append(args[0])
+            return func(*args, **kwargs)
+        if self.taken and name not in ("__get__", "__set__", "backward"):
+            args = tuple(self._back(item) for item in args)
+        out = func(*args, **kwargs)
+        return self._same_numbers(out) if name in _MAKERS and self.taken else out
+
+    def _back(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and not item.requires_grad and item.is_floating_point():
+            for tensor in self.taken:
+                if tensor.data_ptr() == item.data_ptr() and tensor.shape == item.shape and tensor.dtype == item.dtype:
+                    return tensor
+        return item
+
+    def _same_numbers(self, out: Any) -> Any:
+        for tensor in self.taken:
+            if isinstance(out, torch.Tensor) and out.shape == tensor.shape and torch.equal(out, tensor.to(out.dtype)):
+                return tensor.to(out.dtype)
+        return out
+
+
+class PassComparison(Change):
+    """What a comparison at this line decides keeps its value and takes the derivative of what was compared."""
+
+    def __init__(self, site: tuple[str, int], name: str, owners: frozenset[str]) -> None:
+        self.site, self.name, self.owners = site, name, owners
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with _Comparing(self):
+            yield
+
+
+class _Comparing(TorchFunctionMode):
+    def __init__(self, change: PassComparison) -> None:
+        super().__init__()
+        self.change = change
+        self.decided: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name.strip("_") == self.change.name and args and isinstance(args[0], torch.Tensor) and _at(self.change):
+            sign = 1.0 if self.change.name in ("gt", "ge") else -1.0
+            self.decided.append((out, sign * args[0]))
+        elif name in _CASTS and isinstance(out, torch.Tensor) and out.is_floating_point():
+            for choice, score in self.decided:
+                if any(item is choice for item in args) and out.shape == score.shape:
+                    return out + (score - score.detach()).to(out.dtype)
+        return out
+
+
+def _at(change: Rejoin | PassComparison) -> bool:
+    frame = current_stack(owners=change.owners).innermost
+    return frame is not None and (frame.file, frame.line) == change.site

@@ -251,3 +251,74 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
         kept: list[Tensor] = [t for snapshot in ring._ring for t in snapshot.tree["parameters"].values()]
         assert kept
         assert all(t.device.type == "cpu" and t.is_pinned() for t in kept)
+
+
+# -- the recorded seal: played or launched one by one, the same kernels with the same bits
+
+
+def sealed_by(guard: sg.Guard) -> list[Any]:
+    return list(guard._engine._sealer._kept.values())
+
+
+@pytest.mark.parametrize("clip", ["exact", "folded"])
+def test_the_seal_is_recorded_and_a_recorded_run_has_the_bits_of_one_that_is_not(
+    clip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [*data(8), nan_batch(), *data(6), nan_batch(), *data(3)]
+
+    def run() -> tuple[dict[str, Any], list[Any], list[tuple[int, float]]]:
+        model, optimizer = make()
+        with sg.Guard(model, optimizer, loss_fn, max_grad_norm=0.1, clip=clip, policy=SKIP_ONLY, diagnose="off") as it:
+            for batch in batches:
+                it.step(batch)
+            it.settle()
+            return bits(model, optimizer), sealed_by(it), [(r.step, r.grad_norm) for r in it._books.recent]
+
+    recorded, seals, steps = run()
+    assert any(seal._graph is not None for seal in seals)
+    monkeypatch.setattr("steadygrad.act.seal._RECORD_AFTER", 10_000)
+    launched, seals, steps_too = run()
+    assert all(seal._graph is None for seal in seals)
+    assert recorded.keys() == launched.keys()
+    assert all(torch.equal(recorded[name], launched[name]) for name in recorded)
+    assert [number for number, _ in steps] == [number for number, _ in steps_too]
+    good = [(a[1], b[1]) for a, b in zip(steps, steps_too, strict=True) if math.isfinite(a[1])]
+    assert all(a == b for a, b in good)
+
+
+def test_limits_that_move_reach_a_recorded_seal() -> None:
+    """A spike far above what was normal is refused on the device, long after the seal was recorded."""
+    model, optimizer = make()
+    policy = SKIP_ONLY.but(spike_min_samples=8)
+    with sg.Guard(model, optimizer, loss_fn, max_grad_norm=0.01, policy=policy, diagnose="off") as guard:
+        for batch in data(40):
+            guard.step(batch)
+        outcome = guard.step(data(1)[0] * 1e4)
+        guard.step(data(1)[0])
+        assert any(seal._graph is not None for seal in sealed_by(guard))
+        assert not outcome.applied
+        assert guard.summary()["skipped"] == 1
+
+
+def test_several_layouts_are_recorded_apart() -> None:
+    """Terms that come and go make rows of another shape; each has its own place and its own limits."""
+
+    def terms(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+        loss = loss_fn(model, batch)
+        return {"loss": loss, "extra": loss.detach() * 2} if batch[0, 0] > 0 else {"loss": loss}
+
+    model, optimizer = make()
+    reference, their_optimizer = make()
+    batches = data(24)
+    with sg.Guard(model, optimizer, terms, max_grad_norm=1.0, policy=SKIP_ONLY, diagnose="off") as guard:
+        for batch in batches:
+            guard.step(batch)
+        guard.settle()
+        assert len([seal for seal in sealed_by(guard) if seal._graph is not None]) == 2
+    for batch in batches:
+        loss_fn(reference, batch).backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        their_optimizer.step()
+        their_optimizer.zero_grad()
+    ours, plain = bits(model, optimizer), bits(reference, their_optimizer)
+    assert all(torch.equal(ours[name], plain[name]) for name in plain)

@@ -91,6 +91,7 @@ class Engine:
         self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
         self._clerk, self._mode, self._probe, self._readout = parts.clerk, parts.mode, parts.probe, parts.readout
         self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
+        self._sealer = parts.sealer
         self._clinic, self._manner, self._run_path = clinic, manner, run_path
         self.council = parts.council
         verbs = Verbs(
@@ -155,7 +156,7 @@ class Engine:
         if not fills:
             return Outcome(step=self.step, accumulating=True)
         outcome = Outcome(step=self.step, settle=self.settle_for_readers)
-        gradients, row = self.measure()
+        gradients, row = self.measure(in_place=late)
         commit = self._commit_late if late else self._commit_now
         commit(outcome, gradients, row, attempt)
         return outcome
@@ -177,7 +178,7 @@ class Engine:
         if self.pending is not None or len(self.window):
             self._mode.note()
 
-    def measure(self) -> tuple[Gradients | None, Row]:
+    def measure(self, *, in_place: bool = False) -> tuple[Gradients | None, Row]:
         """The window's numbers, unscaled and unclipped, still on the device. Does not sync."""
         scale = self.program.scaler._scale if self.program.scaler is not None else None
         if not self._manner.outside:
@@ -187,7 +188,7 @@ class Engine:
             # The loop unscales in its own time; doing it here would make it fail there.
             factor = self.program.inverse_scale()
             gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
-        return gradients, self._readout.pack(gradients, self.window.terms, scale)
+        return gradients, self._readout.pack(gradients, self.window.terms, scale, in_place=in_place)
 
     # -- commit
 
@@ -202,17 +203,15 @@ class Engine:
         if self.pending is not None and self.settle_pending(self.window.fed, outcome):
             return  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         limits = self.books.limits(self._manner.max_grad_norm)
-        flag = self._readout.never
-        if self.policy.acts:
-            flag = self._readout.flag(row, norm_limit=limits.grad_norm, loss_limit=limits.loss)
-        lr = self._updater.rate(self.books.ledger)
-        self._update(gradients, flag, self.books.ledger)
+        lr, force = self._updater.rate(self.books.ledger), self.books.ledger
+        rule = self._updater.rule(force, on_device=True) if gradients is not None else None
+        sealed = self._sealer.seal(row, limits, refuses=self.policy.acts, rule=rule)
+        self._update(gradients, sealed.flag, force, factor=sealed.factor)
         self.program.update_scale()
         self.program.zero_grad()
-        seat = self._readout.send(row)
         window, self.window = self.window, Window()
         self.pending = Flight(
-            self.step, window, outcome, seat, row.layout, limits, lr, self._gate.take_fresh(), attempt
+            self.step, window, outcome, sealed.seat, row.layout, limits, lr, self._gate.take_fresh(), attempt
         )  # fmt: skip
         self.step += 1
 
@@ -252,12 +251,12 @@ class Engine:
 
     def _update(
         self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger,
-        update: Callable[[], Any] | None = None,
+        update: Callable[[], Any] | None = None, factor: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.recovery.before_update()
         self._clerk.before_update()
         if update is None:
-            self._updater(gradients, flag, force)
+            self._updater(gradients, flag, force, factor)
         else:
             self._updater.outside(update, force)
         self._before_forward, self.landed = None, True
@@ -291,7 +290,7 @@ class Engine:
         """Judge the step in flight. True if it was bad: then all `behind` it has been run again, `outcome` theirs."""
         flight, self.pending = self.pending, None
         assert flight is not None
-        values = self._readout.receive(flight.seat)
+        values = flight.seat.values()
         reading = reading_of(
             values, flight.layout, step=flight.step, lr=flight.lr, batch_key=flight.window.key, limits=flight.limits,
             refused=values[-1] != 0.0,
@@ -477,7 +476,7 @@ class Engine:
         entry, self.window = self.window.entry or self._before_forward, Window()
         self.program.forget()
         with self.shield("standing_down", None):
-            if flight is not None and self._readout.receive(flight.seat)[-1] != 0.0:
+            if flight is not None and flight.seat.values()[-1] != 0.0:
                 self._gate.forget_fresh(flight.fresh)
                 entry = flight.window.entry
             elif flight is not None:

@@ -20,6 +20,7 @@ from .policy import Policy
 from .program import StepProgram
 from .ranks_council import Alone
 from .readout import Readout
+from .seal import Sealer
 from .shield import Shield
 from .step_mode import StepMode
 from .training_state import TrainingState
@@ -41,6 +42,7 @@ class Parts:
     updater: Updater
     probe: GradientProbe
     readout: Readout
+    sealer: Sealer
     shield: Shield
     books: Books
     clerk: Clerk
@@ -98,6 +100,7 @@ def assemble(
         ),
         probe=GradientProbe(parameters),
         readout=Readout(names, device),
+        sealer=Sealer(device),
         shield=shield,
         books=books,
         clerk=Clerk(books, shield, model, optimizers),

@@ -391,10 +391,14 @@ class without_reducing:  # reads as words: `with without_reducing(model):`
     def __enter__(self) -> None:
         for module in self._model.modules():
             if isinstance(module, nn.parallel.DistributedDataParallel):
+                # A forward that does not reduce is noted, and the next one would not send buffers round: on this rank.
+                noted = module.require_forward_param_sync
+                self._stack.callback(setattr, module, "require_forward_param_sync", noted)
                 self._stack.enter_context(module.no_sync())
-                # Nor are buffers sent round: a replay may change their dtype on one rank.
-                self._stack.callback(setattr, module, "forward_sync_buffers", module.forward_sync_buffers)
-                module.forward_sync_buffers = False
+                # Nor are buffers sent round now: a replay may change their dtype on one rank.
+                name = "forward_sync_buffers" if hasattr(module, "forward_sync_buffers") else "broadcast_buffers"
+                self._stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, False)
             elif hasattr(module, "set_requires_gradient_sync"):
                 module.set_requires_gradient_sync(False, recurse=False)  # type: ignore[operator]
                 self._stack.callback(module.set_requires_gradient_sync, True, recurse=False)  # type: ignore[arg-type]

@@ -34,6 +34,10 @@ class Row:
 
     values: Tensor
     layout: Layout
+    plain_total: bool = True
+    """Whether the total norm stands here as it was computed, and not widened."""
+    stays: bool = False
+    """Whether the next row of this layout will be put into the same place."""
 
     @property
     def scalars(self) -> Tensor:
@@ -46,32 +50,25 @@ class Row:
         return self.values[:-1]
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A pinned place for one row on its way to the host."""
-
-    host: Tensor
-    event: Any
-
-
 class Readout:
-    """Packs rows and brings them to the host."""
+    """Packs rows."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._names = tuple(names)
         self._device = device
         self._layouts: dict[Any, Layout] = {}
-        self._limits_key: Any = None
-        self._limits = (torch.empty(0), torch.empty(0))
-        self.never = torch.zeros((), device=device)
-        """The flag of a step that is not to be refused, whatever its numbers."""
+        self._places: dict[Layout, Row] = {}
+        self._none = torch.zeros((), device=device)
         self._no_flag = torch.zeros(1, device=device)
-        self._seats: list[_Seat] = []
-        self._turn = 0
 
     @torch.no_grad()
-    def pack(self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None) -> Row:
-        """One device vector of everything the host wants to know of this step. Does not sync."""
+    def pack(
+        self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None, *, in_place: bool = False
+    ) -> Row:
+        """One device vector of everything the host wants to know of this step. Does not sync.
+
+        With `in_place`, on a GPU, over the last row of the same layout; the work on that one must be queued already.
+        """
         term_names = tuple(micros[0])
         indices = gradients.indices if gradients is not None else ()
         key = (indices, term_names, len(micros), scale is not None)
@@ -79,7 +76,7 @@ class Readout:
         if layout is None:
             names = tuple(self._names[i] for i in indices)
             layout = self._layouts[key] = Layout(names, term_names, len(micros), scale is not None)
-        total = gradients.total if gradients is not None else self.never
+        total = gradients.total if gradients is not None else self._none
         scalars = [total] + [terms[name] for terms in micros for name in term_names if name in terms]
         if scale is not None:
             scalars.append(scale)
@@ -92,57 +89,17 @@ class Readout:
         if any(part.dtype is not torch.float32 for part in parts):
             wide = torch.float64 if any(part.dtype is torch.float64 for part in parts) else torch.float32
             parts = [part.to(wide) for part in parts]
-        return Row(torch.cat(parts), layout)
+        if in_place and self._device.type == "cuda" and parts[0].dtype is torch.float32:
+            return self._in_place(parts, layout, total)
+        return Row(torch.cat(parts), layout, total.dtype is parts[0].dtype)
 
-    @torch.no_grad()
-    def flag(self, row: Row, *, norm_limit: float, loss_limit: float) -> Tensor:
-        """float32 scalar on the device: exactly 1.0 if the update must be refused, else exactly 0.0. Does not sync.
-
-        It is the last number of the row from here on. What is good is what clamping leaves as it is, because a NaN
-        differs from itself; three kernels, for on a small model launching them is what costs.
-        """
-        lower, upper = self._limits_on_device(row, norm_limit, loss_limit)
-        scalars = row.scalars
-        bad = torch.ne(torch.clamp(scalars, lower, upper), scalars, out=torch.empty_like(scalars))
-        flag: Tensor = torch.amax(bad, 0, out=row.values[-1])
-        return flag.float()
-
-    def _limits_on_device(self, row: Row, norm_limit: float, loss_limit: float) -> tuple[Tensor, Tensor]:
-        """The least and the most each scalar may be. Sent only when a limit has moved."""
-        key = (row.layout, norm_limit, loss_limit)
-        if self._limits_key != key:
-            width = len(row.layout.term_names)
-            place = row.layout.term_names.index("loss")
-            values = [min(norm_limit, LARGEST)] + [LARGEST] * (width * row.layout.num_micro)
-            for micro in range(row.layout.num_micro):
-                values[1 + micro * width + place] = min(loss_limit, LARGEST)
-            bounds = [[-LARGEST] * len(values), values]
-            host = torch.tensor(bounds, dtype=row.values.dtype, pin_memory=self._device.type == "cuda")
-            lower, upper = host.to(self._device, non_blocking=True).unbind()
-            self._limits, self._limits_key = (lower, upper), key
-        return self._limits
-
-    def send(self, row: Row) -> _Seat:
-        """Start the copy to the host. On a GPU it is asynchronous; two seats take turns."""
-        values = row.values
-        if self._device.type != "cuda":
-            return _Seat(values, None)
-        self._turn ^= 1
-        while len(self._seats) < 2:
-            self._seats.append(_Seat(torch.empty(0, pin_memory=True), torch.cuda.Event()))  # type: ignore[no-untyped-call]
-        seat = self._seats[self._turn]
-        if seat.host.numel() != values.numel() or seat.host.dtype is not values.dtype:
-            seat.host = torch.empty(values.numel(), dtype=values.dtype, pin_memory=True)
-        seat.host.copy_(values, non_blocking=True)
-        seat.event.record()
-        return seat
-
-    def receive(self, seat: _Seat) -> list[float]:
-        """The row on the host; waits for its copy, not for the device's later work."""
-        if seat.event is not None:
-            seat.event.synchronize()
-        values: list[float] = seat.host.tolist()
-        return values
+    def _in_place(self, parts: list[Tensor], layout: Layout, total: Tensor) -> Row:
+        row = self._places.get(layout)
+        if row is None:
+            row = self._places[layout] = Row(torch.cat(parts), layout, total.dtype is torch.float32, stays=True)
+        else:
+            torch.cat(parts, out=row.values)
+        return row
 
 
 def must_refuse(reading: Reading) -> bool:

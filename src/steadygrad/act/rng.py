@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,44 @@ class _NumpyRng:
         return ctypes.string_at(generator.ctypes.state_address, self.MT19937_BYTES)
 
 
+class _PythonRng:
+    """python's global state. Taking it makes a tuple of 625 numbers, so an unchanged one is recognised by its raw
+    bytes. Where they lie is CPython's own business: it is checked once, and where it is not as expected the state is
+    always taken afresh."""
+
+    RAW = struct.Struct("i624I")
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._state: tuple[Any, ...] | None = None
+        self._known: Any = None
+
+    def take(self) -> tuple[Any, ...]:
+        generator: Any = getattr(random.getstate, "__self__", None)
+        raw = self._raw(generator) if generator is self._known is not None else b""
+        if raw and raw == self._bytes and self._state is not None and generator.gauss_next is self._state[2]:
+            return self._state
+        state = random.getstate()
+        if self._known is None:
+            self._known = generator if self._is_as_expected(generator, state) else False
+            raw = self._raw(generator) if self._known is generator else b""
+        self._bytes, self._state = raw, state
+        return state
+
+    def _raw(self, generator: Any) -> bytes:
+        return ctypes.string_at(id(generator) + object.__basicsize__, self.RAW.size)
+
+    def _is_as_expected(self, generator: Any, state: tuple[Any, ...]) -> bool:
+        if sys.implementation.name != "cpython" or type(generator) is not random.Random:
+            return False
+        if random.Random.__basicsize__ < object.__basicsize__ + self.RAW.size:
+            return False
+        index, *words = self.RAW.unpack(self._raw(generator))
+        return bool((*words, index) == state[1])
+
+
 _numpy = _NumpyRng()
+_python = _PythonRng()
 
 
 def take_rng() -> RngState:
@@ -63,7 +101,7 @@ def take_rng() -> RngState:
     cuda: tuple[torch.Tensor, ...] = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = tuple(generator.get_state() for generator in torch.cuda.default_generators)
-    return RngState(torch.get_rng_state(), cuda, random.getstate(), _numpy.take())
+    return RngState(torch.default_generator.get_state(), cuda, _python.take(), _numpy.take())
 
 
 def put_rng(state: RngState) -> None:

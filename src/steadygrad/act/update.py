@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..watch.gradients import GradientProbe, Gradients, clip_exact, fold_divisor
+from ..watch.gradients import ClipRule, GradientProbe, Gradients, clip_exact
 from .forward_state import Entry, ForwardState
 from .gate import DeviceGate, parameters_of, why_not_on_device
 from .ladder import Ledger
@@ -36,10 +36,18 @@ class Updater:
         self._scaler = scaler
         self._refuses = refuses
 
-    def __call__(self, gradients: Gradients | None, flag: Tensor | None, force: Ledger) -> None:
+    def rule(self, force: Ledger, *, on_device: bool) -> ClipRule | None:
+        """How gradients are clipped with what is in force; None if they are not."""
+        if self.max_grad_norm is None:
+            return None
+        return ClipRule(self.max_grad_norm * force.clip_factor, self._folds and on_device)
+
+    def __call__(
+        self, gradients: Gradients | None, flag: Tensor | None, force: Ledger, factor: Tensor | None = None
+    ) -> None:
         """Clip and step with what the ledger `force` has in force. With a flag the optimizers decide on the device
-        whether to. Does not sync."""
-        divisor = self._clip(gradients, flag, force)
+        whether to. `factor` is the clip rule's for these gradients, if it is known already. Does not sync."""
+        divisor = self._clip(gradients, flag, force, factor)
         with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
             if self._scaler is not None and not self._refuses:
                 # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
@@ -60,13 +68,15 @@ class Updater:
         with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
             update()
 
-    def _clip(self, gradients: Gradients | None, flag: Tensor | None, force: Ledger) -> Tensor | None:
-        if self.max_grad_norm is None or gradients is None:
+    def _clip(
+        self, gradients: Gradients | None, flag: Tensor | None, force: Ledger, factor: Tensor | None
+    ) -> Tensor | None:
+        rule = self.rule(force, on_device=flag is not None)
+        if rule is None or gradients is None:
             return None
-        max_norm = self.max_grad_norm * force.clip_factor
-        if self._folds and flag is not None:
-            return fold_divisor(gradients.total, max_norm)
-        clip_exact(gradients, max_norm)
+        if rule.folded:
+            return rule.factor(gradients.total) if factor is None else factor
+        clip_exact(gradients, rule.max_norm, factor)
         return None
 
     def rate(self, ledger: Ledger) -> float:

@@ -133,20 +133,35 @@ def _measure_parts(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     return _measure_groups(indices, parts)
 
 
+@dataclass(frozen=True, slots=True)
+class ClipRule:
+    """How gradients are clipped: to which norm, and whether inside the fused optimizer."""
+
+    max_norm: float
+    folded: bool = False
+
+    @torch.no_grad()
+    def factor(self, total: Tensor) -> Tensor:
+        """What gradients of this total norm are multiplied with, by the arithmetic of
+        `torch.nn.utils.clip_grad_norm_`, to the bit; or for a folded one what the optimizer must divide them by (its
+        `grad_scale`). Does not sync."""
+        if self.folded:
+            return torch.clamp((total.float() + 1e-6) / self.max_norm, min=1.0)
+        return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
+
+
 @torch.no_grad()
-def clip_exact(gradients: Gradients, max_norm: float) -> None:
-    """Scale gradients in place with the arithmetic of `torch.nn.utils.clip_grad_norm_`, to the bit. Does not sync."""
-    coefficient = torch.clamp(max_norm / (gradients.total + 1e-6), max=1.0)
+def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = None) -> None:
+    """Scale gradients in place as `torch.nn.utils.clip_grad_norm_` does, to the bit. Does not sync.
+
+    `factor` is that of the rule for this norm, if somebody has worked it out already.
+    """
+    factor = ClipRule(max_norm).factor(gradients.total) if factor is None else factor
     if gradients.alike:
-        torch._foreach_mul_(gradients.tensors, coefficient)
+        torch._foreach_mul_(gradients.tensors, factor)
         return
     for (device, _), ((group,), _) in _group_tensors_by_device_and_dtype([gradients.tensors]).items():  # type: ignore[list-item]
-        torch._foreach_mul_([t for t in group if t is not None], coefficient.to(device))
-
-
-def fold_divisor(total: Tensor, max_norm: float) -> Tensor:
-    """What a fused optimizer must divide gradients by to clip them (its `grad_scale`). Does not sync."""
-    return torch.clamp((total.float() + 1e-6) / max_norm, min=1.0)
+        torch._foreach_mul_([t for t in group if t is not None], factor.to(device))
 
 
 def finite_gradients(gradients: Gradients) -> bool:

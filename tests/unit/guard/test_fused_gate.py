@@ -13,6 +13,8 @@ from torch import Tensor, nn, optim
 
 from steadygrad.act import gate as gate_room
 from steadygrad.act.readout import Readout
+from steadygrad.act.seal import Sealer
+from steadygrad.watch.history import Limits
 
 
 def network() -> nn.Module:
@@ -127,10 +129,11 @@ def test_the_flag_stays_one_however_many_things_are_wrong() -> None:
     readout = Readout(["a", "b", "c"], torch.device("cpu"))
     nan = torch.tensor(math.nan)
     row = readout.pack(GradientProbe(parameters).measure(), [{"loss": nan, "term": nan}] * 3, None)
-    flag = readout.flag(row, norm_limit=1.0, loss_limit=1.0)
+    sealed = Sealer(torch.device("cpu")).seal(row, Limits(1.0, 1.0), refuses=True, rule=None)
+    flag = sealed.flag
     assert flag.dtype is torch.float32
     assert flag.dim() == 0
-    assert float(flag) == 1.0
+    assert float(flag) == sealed.seat.values()[-1] == 1.0
 
 
 @pytest.mark.parametrize("then", ["good", "nan"])

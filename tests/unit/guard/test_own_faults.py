@@ -17,7 +17,7 @@ from specimens import SKIP_ONLY, batches, differing, make_guard, run_plain, setu
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.act import books, clerk, fallback, forward_state, gate, recovery, snapshots, tape
+from steadygrad.act import books, clerk, fallback, forward_state, gate, recovery, seal, snapshots, tape
 from steadygrad.act.readout import Readout
 from steadygrad.journal import Journal, read_events, read_steps
 from steadygrad.watch.history import History
@@ -49,9 +49,8 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "forward_state.audit": (forward_state.ForwardState, "audit"),
     "forward_state.release": (forward_state.ForwardState, "release"),
     "readout.pack": (Readout, "pack"),
-    "readout.flag": (Readout, "flag"),
-    "readout.send": (Readout, "send"),
-    "readout.receive": (Readout, "receive"),
+    "sealer.seal": (seal.Sealer, "seal"),
+    "seat.values": (seal.Seat, "values"),
     "gate.take_fresh": (gate.DeviceGate, "take_fresh"),
     "gate.forget_fresh": (gate.DeviceGate, "forget_fresh"),
     "recovery.second_look": (recovery.Recovery, "second_look"),
@@ -63,7 +62,7 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "clerk.vitals": (clerk.Vitals, "after_update"),
 }
 # Of these two the late mode alone makes use, or the immediate one alone.
-ONLY = {"readout.flag": "late", "readout.send": "late", "readout.receive": "late", "gate.take_fresh": "late",
+ONLY = {"sealer.seal": "late", "seat.values": "late", "gate.take_fresh": "late",
         "gate.forget_fresh": "late", "recovery.careful_copy": "now"}  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...clinic.batches import walk_batch
 from ...clinic.exam import phase_of
 from ...clinic.origin import find_birth
-from ...clinic.seen import walk_batch
 from ...clinic.trace import Tracer
 from ...clinic.tracelog import Touch, Trace
 from ...errors import SteadyError

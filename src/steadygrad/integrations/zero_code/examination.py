@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,16 @@ from torch import Tensor
 
 from ...act.tape import tensors_in
 from ...act.training_state import TrainingState
+from ...clinic.batches import walk_batch
 from ...clinic.diagnose import diagnose
 from ...clinic.patient import StepFacts
-from ...clinic.seen import walk_batch
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
 from .batches import Found, indices_of, sample_key
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
 from .play_patient import PlayPatient, rows_of_play
+from .ranks import RankWords, TalksToOthers, on_its_own
 from .roots import runs_alone
 from .tracing import Tracing
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 _TRACED_STEPS = 3
+_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are sound"
 _MAX_ARMINGS = 3
 
 
@@ -47,6 +50,8 @@ class Examiner:
         self._guilty: Call | None = None
         self.found: Found | None = None
         self.bad_inputs: tuple[str, ...] = ()
+        self.words: RankWords | None = None
+        """What ranks tell each other of the step at hand; None where there is nobody to tell."""
 
     # -- listening while steps are traced
 
@@ -109,19 +114,39 @@ class Examiner:
             return  # an overflow of a loss scale is no incident
         self._desk = desk
         depth = books.diagnosis_due(self._watch.settings.diagnose)
-        diagnosis = self._diagnosis(desk, reading, state, depth) if depth is not None else None
+        diagnosis = self._together(desk, reading, state, depth)
         if diagnosis is not None:
-            if diagnosis.rows and self.found is not None:
-                ids = tuple(str(index) for index in indices_of(self.found, diagnosis.rows))
-                diagnosis = replace(diagnosis, sample_ids=ids)
             if self.found is not None and books.incidents[-1].batch_key is None:
                 books.incidents[-1] = replace(books.incidents[-1], batch_key=self.batch_key)
             books.enter_diagnosis(diagnosis)
-        if self.found is not None and not (diagnosis is not None and diagnosis.rows):
+        whole = self.found is not None and not (diagnosis is not None and diagnosis.rows)
+        if whole and self.found is not None and (not reading.bad_ranks or desk.books.journal.rank in reading.bad_ranks):
             cause = diagnosis.cause.slug if diagnosis is not None and diagnosis.cause is not None else "non_finite"
             books.journal.quarantine(
                 self.batch_key or "", step=reading.step, cause=cause, sample_ids=self.found.indices
             )
+
+    def _together(self, desk: Desk, reading: Reading, state: TrainingState, depth: str | None) -> Diagnosis | None:
+        """This rank's own diagnosis, or that of the rank where it began."""
+        words = self.words
+        found: Diagnosis | None = None
+        try:
+            if depth is not None and (words is None or words.leads(reading)):
+                found = self._diagnosis(desk, reading, state, depth)
+            if found is not None and found.rows and self.found is not None:
+                ids = tuple(str(index) for index in indices_of(self.found, found.rows))
+                found = replace(found, sample_ids=ids)
+        finally:
+            sound = found is not None and found.because == _ELSEWHERE
+            other = words.share(reading, None if sound else found, self.batch_key) if words is not None else None
+        if other is None:
+            return found
+        diagnosis, batch_key = other
+        if desk.books.journal.rank not in reading.bad_ranks:
+            self.found = None  # the batch of this rank was sound
+        incidents = desk.books.incidents
+        incidents[-1] = replace(incidents[-1], batch_key=batch_key or incidents[-1].batch_key)
+        return diagnosis if depth is not None else None
 
     def _diagnosis(self, desk: Desk, reading: Reading, state: TrainingState, depth: str) -> Diagnosis | None:
         watch = self._watch
@@ -130,13 +155,14 @@ class Examiner:
             return None
         why_not = self._why_not_again()
         if why_not is None:
-            # The loop calls the wrapper that talks to the other ranks; they are not running these lines just now.
-            found = self._by_slices(desk, reading, state, symptom, depth) if watch.alone else None
-            if found is not None:
-                return found
-            found = self._by_replay(desk, reading, state, symptom, depth)
-            if found is not None:
-                return found
+            try:
+                with nullcontext() if watch.alone else on_its_own(desk, state, watch.models.roots()):
+                    found = self._by_slices(desk, reading, state, symptom, depth)
+                    found = found or self._by_replay(desk, reading, state, symptom, depth)
+                if found is not None:
+                    return found
+            except TalksToOthers:
+                why_not = "the step itself talks to the other ranks"
         if self._last is not None:
             seen = self._last.diagnosis(symptom, reading.step)
             if seen is not None:
@@ -227,6 +253,9 @@ class Examiner:
             same = False
         if not same:
             return None
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if not self._watch.alone and not poisoned and patient.sound():
+            return _elsewhere(symptom)
         if self.found is None and len(plays) == 1:
             self.found = self._watch.batches.find(plays[0].batch)
         found = diagnose(patient, depth=depth)
@@ -259,7 +288,7 @@ def _elsewhere(symptom: str) -> Diagnosis:
     return Diagnosis(
         symptom=symptom,
         phase="backward",
-        because="the gradient was made bad by another rank: this rank's own calls and loss are sound",
+        because=_ELSEWHERE,
         notes=("this rank's calls were replayed and came out finite; see the other ranks' incident",),
     )
 

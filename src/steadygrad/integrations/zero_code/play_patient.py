@@ -54,6 +54,18 @@ class PlayPatient(CallsPatient):
                 return False
         return True
 
+    def sound(self) -> bool:
+        """Whether losses and gradients come out finite: with several ranks, whether another one was to blame."""
+        with self.examining():
+            self.restore()
+            for batch in self.batches:
+                terms = self.forward(batch)
+                if not bool(torch.isfinite(terms["loss"])):
+                    return False
+                self.backward(terms)
+            gradients = [parameter.grad for parameter in self._desk.parameters if parameter.grad is not None]
+            return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
     def forward(self, batch: PlayBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
         return {"loss": batch.play.again(batch.names).reshape(())}
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ...clinic.batches import walk_batch
 from ...clinic.causes import name_cause
 from ...clinic.evidence import Evidence
 from ...clinic.exam import Examination, facts_of, locate
 from ...clinic.origin import find_birth
-from ...clinic.seen import StepSeen, walk_batch
+from ...clinic.seen import StepSeen
 from ...clinic.specimen import Specimen
 from ...clinic.trace import Tracer
 from ...clinic.tracelog import Touch

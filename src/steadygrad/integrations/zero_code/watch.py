@@ -37,6 +37,7 @@ from .followers import Followers
 from .ledger import Ledger
 from .listening import listen
 from .models import Models
+from .ranks import RankWords
 from .settings import Settings
 from .slices import Slices
 from .updates import Update, finite, halted, is_below, scaler_refuses, step_frame
@@ -66,6 +67,7 @@ class Watch:
         self.step = 0
         self.inside_trainer = 0
         self._desks: weakref.WeakKeyDictionary[Optimizer, Desk] = weakref.WeakKeyDictionary()
+        self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
         self._update: Update | None = None
         self._halt: Decision | None = None
         self._process = os.getpid()
@@ -257,7 +259,8 @@ class Watch:
             self.followers.updated(optimizer, refused=False)
         else:
             reading = Reading(step=step, loss=value, grad_norm=math.nan, lr=0.0, refused=True)
-            self._refuse(desk, reading)
+            # By this rank's own loss: the others may not have heard of anything.
+            self._refuse(desk, reading, together=False)
             self.followers.updated(optimizer, refused=True)
         self.models.stepped()
         self.backwards.judged()
@@ -325,8 +328,8 @@ class Watch:
             reading = replace(reading, norms=(), names=())
         desk.books.enter(reading, decision, applied=True, loss_seen=loss_seen)
 
-    def _refuse(self, desk: Desk, reading: Reading, *, loss_seen: bool = True) -> None:
-        """Leave no trace of the step, remember it, and find out why."""
+    def _refuse(self, desk: Desk, reading: Reading, *, loss_seen: bool = True, together: bool = True) -> None:
+        """Leave no trace of the step, remember it, and find out why. `together`: the other ranks refuse it too."""
         self.busy = True
         try:
             with self.shield("forward_state", None):
@@ -340,6 +343,9 @@ class Watch:
                 reading, refused=True, **bad_state(state), bad_inputs=self.examiner.bad_inputs,
                 batch_key=self.examiner.batch_key,
             )  # fmt: skip
+            words = self.examiner.words = self._words_of(desk) if together and not self.alone else None
+            if words is not None:
+                reading = words.agree(reading)
             findings = desk.books.judge(reading)
             decision = desk.books.decide(reading, findings, _NOTHING)
             num_incidents = len(desk.books.incidents)
@@ -353,6 +359,16 @@ class Watch:
                 desk.books.journal.event("halted", step=decision.step, reason=decision.reason)
         finally:
             self.busy = False
+
+    def _words_of(self, desk: Desk) -> RankWords | None:
+        """What the ranks of this optimizer tell each other, made at its first refused step."""
+        words = self._words.get(desk.optimizer)
+        nothing: RankWords | None = words
+        with self.shield("ranks", nothing) as answer:
+            if words is None:
+                words = self._words[desk.optimizer] = RankWords(desk.parameters)
+            answer.value = words
+        return answer.value
 
     def state_of(self, desk: Desk) -> TrainingState:
         """Everything one optimizer's step can change."""

@@ -1,0 +1,169 @@
+"""A refused step of several ranks under `steady run`: who was bad first, found and told without a collective.
+
+The loop is the program's own, so no group is made for it and nothing is sent while steps are sound. Where torch keeps
+the ranks together (DDP, FSDP2) all of them refuse the same step, and there they leave each other a few words in the
+store that they met at. A rank that looks closer does so alone: gradients are not reduced, copies of the parameters
+play their part (an operation may change a dtype, and DDP would lose its hooks), and a line that would talk to the
+other ranks is stopped before it does, because they are not running it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...act.ranks_council import without_reducing
+from ...act.ranks_shards import is_sharded
+from ...act.training_state import TrainingState
+from ...clinic.lockstep import understudies
+from ...records import Diagnosis, Reading, from_plain, to_plain
+from ..desk import Desk
+from .calls import gradients_kept
+
+logger = logging.getLogger("steadygrad")
+_LOSSES_S = 60.0
+"""How long to wait for what the other ranks saw: they are at the same line of the same step."""
+_DIAGNOSIS_S = 300.0
+"""How long to wait for the rank that looks closer. The next collective of the program would wait for it as well."""
+
+
+class TalksToOthers(Exception):
+    """A line of a replay was about to talk to the other ranks."""
+
+
+class RankWords:
+    """What the ranks of one optimizer tell each other about a step that all of them refused."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._together = _train_together(parameters)
+        self._refusals = 0
+        self._store: Any = None
+
+    def agree(self, reading: Reading) -> Reading:
+        """The reading with every rank's loss and the ranks that were bad; this rank's own where none is known to be.
+
+        Waits for the other ranks, which have refused the same step. Nothing is sent through a process group.
+        """
+        self._refusals += 1
+        told = self._exchange("seen", {"loss": reading.loss, "bad_inputs": reading.bad_inputs}, _LOSSES_S)
+        reading = replace(reading, rank=self.rank)
+        if told is None:
+            return reading
+        losses = [float(each["loss"]) for each in told]
+        bad = [rank for rank, each in enumerate(told) if each["bad_inputs"]]
+        bad = bad or [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        if not bad:
+            return reading
+        return replace(
+            reading, loss=sum(losses) / self.size, local_loss=reading.loss, num_ranks=self.size, bad_ranks=tuple(bad),
+            rank_losses=tuple(losses), rank=bad[0], batch_key=reading.batch_key if self.rank in bad else None,
+            bad_inputs=tuple(dict.fromkeys(name for each in told for name in each["bad_inputs"])),
+        )  # fmt: skip
+
+    def leads(self, reading: Reading) -> bool:
+        """Whether this rank is to look closer at the step: the first bad one, or each of them where none is known."""
+        return not reading.bad_ranks or reading.bad_ranks[0] == self.rank
+
+    def share(self, reading: Reading, found: Diagnosis | None, batch_key: str | None) -> tuple[Diagnosis, str] | None:
+        """Leave what this rank found. If it found nothing: what another one found, and in which batch.
+
+        Waits, in the second case, for the rank that looks closer.
+        """
+        wait_s = _DIAGNOSIS_S if found is None else 0.0
+        told = self._exchange("found", {"found": found, "batch": batch_key or ""}, wait_s)
+        if told is None:
+            return None
+        answers = [rank for rank, each in enumerate(told) if each["found"] is not None]
+        rank = min(answers, key=lambda rank: (told[rank]["found"]["cause"] is None, rank), default=None)
+        if rank is None:
+            return None
+        diagnosis = from_plain(Diagnosis, told[rank]["found"])
+        return replace(diagnosis, notes=(*diagnosis.notes, f"found on rank {rank}")), told[rank]["batch"]
+
+    def _exchange(self, about: str, value: dict[str, Any], wait_s: float) -> list[dict[str, Any]] | None:
+        """Every rank's word; None where this one need not wait, or somebody does not come: then never again."""
+        if not self._together:
+            return None
+        if self._store is None:
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            shared = dist.distributed_c10d._get_default_store()
+            self._store = dist.distributed_c10d.PrefixStore(f"steadygrad/{attempt}/run", shared)
+        keys = [f"{self._refusals}/{about}/{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(keys[self.rank], json.dumps(to_plain(value), allow_nan=False))
+            if not wait_s:
+                return None
+            self._store.wait(keys, timedelta(seconds=wait_s))
+            return [json.loads(self._store.get(key)) for key in keys]
+        except (RuntimeError, ValueError) as error:
+            self._together = False
+            first = next(iter(str(error).splitlines()), "")[:200]
+            logger.warning("the ranks did not hear of each other's refused step, so each tells its own (%s)", first)
+            return None
+
+
+def _train_together(parameters: Sequence[Tensor]) -> bool:
+    """Whether torch itself keeps these parameters the same, or in parts, on all ranks of the program."""
+    world = dist.get_world_size()
+    if any(is_sharded(parameter) for parameter in parameters):
+        return all(int(p.device_mesh.size()) == world for p in parameters if is_sharded(p))  # type: ignore[attr-defined]
+    return any(wrapper.process_group.size() == world for wrapper in wrappers_of(parameters))
+
+
+def wrappers_of(parameters: Sequence[Tensor]) -> list[DistributedDataParallel]:
+    """Every DDP in the process around any of these parameters. Walks all living objects: not for each step."""
+    wanted = {id(parameter) for parameter in parameters}
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    return [wrapper for wrapper in found if any(id(parameter) in wanted for parameter in wrapper.parameters())]
+
+
+@contextmanager
+def on_its_own(desk: Desk, state: TrainingState, models: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, this rank can run its step again without the others. Afterwards everything is as it was."""
+    cast = _Cast(desk, models)
+    with ExitStack() as stack:
+        stack.enter_context(without_reducing(nn.ModuleList(wrappers_of(desk.parameters))))
+        stack.enter_context(gradients_kept(list(desk.parameters)))
+        stack.enter_context(understudies(cast, state))
+        stack.enter_context(_NoCollectives())  # type: ignore[no-untyped-call]
+        yield
+
+
+class _Cast:
+    """Whose parameters are played by copies."""
+
+    def __init__(self, desk: Desk, models: Sequence[nn.Module]) -> None:
+        self._desk = desk
+        self.model: nn.Module = nn.ModuleList(models)
+        self.optimizers = [desk.optimizer]
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        return self._desk.parameters
+
+    @parameters.setter
+    def parameters(self, others: Sequence[Tensor]) -> None:
+        self._desk.parameters = list(others)
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where a collective would be sent, before it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            raise TalksToOthers(f"{func} talks to the other ranks")
+        return func(*args, **(kwargs or {}))

@@ -19,6 +19,8 @@ from .tracelog import Exit, OpRecord, Touch, Trace
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
 FLAT = frozenset({"round", "floor", "ceil", "sign", "sgn", "trunc", "heaviside", "bernoulli"})
 CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
+PICKING = frozenset({"topk", "sort", "max", "min", "kthvalue", "mode", "median", "cummax", "cummin"})
+"""Ops that give values and their places: where only the places are used, no gradient comes back."""
 COMPARING = frozenset({"gt", "ge", "lt", "le"})
 _DETACHING = frozenset({"detach", "detach_"})
 
@@ -176,12 +178,21 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | Exit | None:
         if not record.grad_enabled:
             return record
         floats = [t for t in record.writes if "float" in t.dtype]
-        if record.op in CHOOSING:
+        if record.op in CHOOSING or (record.op in PICKING and _only_index_used(trace, record)):
             return record
         if record.writes and not floats:
             indices = indices or record
         reached |= {t.storage for t in floats}
     return indices or aside or next((left for left in trace.exits if left.storage in reached), None)
+
+
+def _only_index_used(trace: Trace, record: OpRecord) -> bool:
+    """Whether an op that gives values and indices was asked for its indices alone."""
+    if not any("int" in t.dtype for t in record.writes):
+        return False
+    values = {t.storage for t in record.writes if "float" in t.dtype}
+    later = (r for r in trace.records[record.ordinal + 1 :] if r.stage == "forward" and not r.view)
+    return not any(t.storage in values for r in later for t in r.reads)
 
 
 def _on_the_way_to_the_loss(trace: Trace) -> frozenset[int]:

@@ -102,6 +102,29 @@ def test_precision_puts_back_the_very_same_storages() -> None:
     assert all(torch.equal(p, v) for p, v in zip(model.parameters(), values, strict=True))
 
 
+def test_precision_takes_along_the_casts_that_code_spells_out(make_patient: Any) -> None:
+    seen: list[torch.dtype] = []
+
+    def in_half(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = checkpoint(lambda x: model(x.to(torch.float16)), batch["x"], use_reentrant=False)
+        scale = torch.full((1,), 2.0, dtype=torch.float16)
+        seen.extend([hidden.dtype, scale.dtype, batch["x"].half().dtype, batch["x"].to(torch.int32).dtype])
+        return ((hidden * scale).float() - batch["y"]).pow(2).mean()
+
+    patient = make_patient(nn.Linear(3, 1).half(), in_half, [batch()])
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        seen.clear()
+        change = Precision(dtype)
+        try:
+            assert replay(patient, change=change, until="backward").finite
+        finally:
+            change.undo(patient)
+        assert seen[:4] == [dtype, dtype, dtype, torch.int32]
+    seen.clear()
+    replay(patient, until="backward")
+    assert seen[:3] == [torch.float16] * 3
+
+
 def test_an_upcast_module_returns_float32_and_is_itself_again_afterwards(make_patient: Any) -> None:
     patient = make_patient(nn.Sequential(nn.Linear(3, 1)), regression, [batch()], autocast=torch.float16)
     change = UpcastModule("0")

@@ -278,3 +278,45 @@ def test_layers_in_a_plain_list_that_no_optimizer_knows_are_told_and_registered_
     held = ListedLayers(list)
     everything = [*held.parameters(), *(p for layer in held.hidden for p in layer.parameters())]
     assert run_case(make_case(held, loss_fn, regression(8), torch.optim.AdamW(everything))).suspicion is None
+
+
+def test_a_weight_thrown_far_out_between_steps_is_told_even_where_the_loss_bears_it(
+    run_case: Any, make_case: Any
+) -> None:
+    def flip(case: Any, index: int) -> None:
+        if index == 4:
+            case.model[0].weight.data[1, 2] = 3e30
+
+    torch.manual_seed(0)
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    seen = run_case(make_case(model, loss_fn, regression(8), optimizer, before_step=flip))
+    assert seen.suspicion.step == 4
+    assert (seen.diagnosis.phase, seen.diagnosis.origin.module) == ("state", "0")
+    assert seen.diagnosis.cause.slug == "transient_fault"
+    assert [trial.remedy.slug for trial in seen.diagnosis.remedies] == ["restore_weight"]
+
+
+def test_a_finite_outlier_is_told_as_data_with_its_row_and_dropping_it_is_tried(run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model, batches = two_layers(), regression(12)
+    batches[6]["y"][3] = 3e5
+    found = run_case(make_case(model, loss_fn, batches, torch.optim.SGD(model.parameters(), lr=1e-2))).diagnosis
+    assert (found.phase, found.cause.slug, found.rows) == ("data", "bad_input", (3,))
+    assert "drop_rows" in [trial.remedy.slug for trial in found.remedies]
+    assert "lr_down" not in [trial.remedy.slug for trial in found.trials]
+
+
+def test_a_tensor_kept_as_a_plain_attribute_is_named_and_not_taken_for_data(run_case: Any, make_case: Any) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.factor = nn.Linear(4, 1), torch.full((4,), float("nan"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x * self.factor)
+
+    model = Scaled()
+    found = run_case(make_case(model, loss_fn, regression(4), torch.optim.SGD(model.parameters(), lr=1e-2))).diagnosis
+    assert (found.phase, found.origin.tensor, found.cause.slug) == ("state", "factor", "uninitialised")
+    assert [trial.remedy.slug for trial in found.remedies] == ["init"]

@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from ...rules import Rule
 from ..replay import Change
 from ..silent import CHOOSING, COMPARING, FLAT
-from ..surgery.calls import CallSurgery
 from ..surgery.gradients import KeepGradients
 from ..surgery.rejoin import Rejoin
 from ..ward import Proposal, Ward
@@ -35,7 +34,7 @@ RULE = Rule(
     "RX162", "no_detach", "Remove the detach, or the scope without gradients, between the parameters and the loss."
 )
 
-_EXITS = (".data", ".numpy(", ".tolist(", ".item(")
+_EXITS = ("detach", ".data", ".numpy(", ".tolist(", ".item(")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
@@ -43,22 +42,18 @@ def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.evidence.kind != "zero_gradient" or origin is None or not origin.stack:
         return
     file, _, line = origin.stack[0].rpartition(":")
-    leaves = [word for word in _EXITS if word in (origin.code_line or "")]
-    if leaves:
+    text = origin.code_line or ""
+    words = [word for word in _EXITS if word in text]
+    if words:
 
         def rejoined() -> Change:
             return Rejoin((file, int(line)), ward.patient.facts.owners)
 
-        change = f"what {leaves[0].strip('.(')} takes out of the graph stays in it"
+        change = f"what {words[0].strip('.(')} takes out of the graph stays in it"
         yield Proposal(code=RULE.code, slug="no_detach", change=change, make=rejoined)
-    elif "detach" in (origin.code_line or ""):
-
-        def attached() -> Change:
-            site = (file, int(line))
-            return CallSurgery(site, "detach", lambda func, args, kwargs: args[0], ward.patient.facts.owners)
-
-        yield Proposal(code=RULE.code, slug="no_detach", change="the tensor is not detached", make=attached)
-    elif origin.module is not None and origin.op not in FLAT | CHOOSING | COMPARING:
+    if "detach" not in text and origin.module is not None and origin.op not in FLAT | CHOOSING | COMPARING:
         name = origin.module
         change = f"{name or 'the model'} runs with gradients on"
-        yield Proposal(code=RULE.code, slug="no_detach", change=change, make=lambda: KeepGradients(name))
+        yield Proposal(
+            code=RULE.code, slug="no_detach", change=change, make=lambda: KeepGradients(name), if_needed=bool(words)
+        )

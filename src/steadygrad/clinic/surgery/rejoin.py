@@ -93,7 +93,17 @@ class _Comparing(TorchFunctionMode):
             for choice, score in self.decided:
                 if any(item is choice for item in args) and out.shape == score.shape:
                     return out + (score - score.detach()).to(out.dtype)
+        elif name == "where" and len(args) == 3 and isinstance(out, torch.Tensor):
+            for choice, score in self.decided:
+                if args[0] is choice:
+                    soft = torch.sigmoid(score)
+                    return out + (soft - soft.detach()) * _difference(args[1], args[2])
         return out
+
+
+def _difference(chosen: Any, other: Any) -> Any:
+    parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in (chosen, other)]
+    return parts[0] - parts[1]
 
 
 def _at(change: Rejoin | PassComparison) -> bool:

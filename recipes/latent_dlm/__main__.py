@@ -125,9 +125,7 @@ def _train(given: argparse.Namespace, config: Config, data: Prepared, run_dir: P
         say(f"validation {name:<7} {first:.3f} -> {last:.3f}  ({100 * (last / first - 1):+.1f} %)")
     say(f"{result.guard['applied']} updates, {result.guard['skipped']} refused, {result.seconds:.0f} s")
     if result.interrupted:
-        say(
-            "Stopped. `train --resume` goes on from the last checkpoint; `sample` and `eval` take the weights as they are."
-        )
+        say("Stopped. `train --resume` goes on from the last checkpoint; `sample` and `eval` use these weights.")
     _told(given, result.plain())
     return 130 if result.interrupted else 0
 

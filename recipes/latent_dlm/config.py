@@ -189,8 +189,8 @@ def as_yaml(config: Config) -> str:
 def doctor_says(config: Config) -> list[str]:
     """What the doctor finds in the settings as they are after `--set`, a line each. An error of its is one of ours.
 
-    The doctor fills gaps with a program's own defaults only where it knows the program, so it gets our settings in the words of
-    one that it knows.
+    The doctor fills gaps with a program's own defaults only where it knows the program, so it gets our settings in the
+    words of one that it knows.
     """
     optimizer, training = config.optimizer, config.training
     known = {

@@ -47,7 +47,7 @@ def make_loss(config: Config) -> LossFn:
     """`loss_fn(model, batch)` for the guard. Never waits for the device.
 
     The noise is drawn from a seed that the batch brings along, not from torch's own generators. The guard puts those
-    back when it refuses a batch, as if it had never come; noise that is itself the cause would come again with the next.
+    back when it refuses a batch, as if it had never come; noise that is the cause would come again with the next.
     """
     weights, mode, prediction = config.loss, config.training.mode, config.latent.prediction
 

@@ -77,7 +77,8 @@ class Stream(nn.Module):
     def heads(self, x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(modulate(self.norm_attention(x_BSD), shift_BD, scale_BD)).chunk(3, dim=-1)
         q, k, v = (each.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for each in (q, k, v))
-        return self.norm_q(q), self.norm_k(k), v
+        # Autocast may widen a norm; attention wants one dtype.
+        return self.norm_q(q).to(v.dtype), self.norm_k(k).to(v.dtype), v
 
     def feed(self, x_BSD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
         made_BSD: Tensor = self.dropout(self.mlp(modulate(self.norm_mlp(x_BSD), shift_BD, scale_BD)))
@@ -123,6 +124,7 @@ class MMDiT(nn.Module):
         width, self.latent_tokens = config.model.hidden_size, config.model.latent_tokens
         self.embedding = nn.Embedding(config.data.vocab_size, width)
         self.read_latent = nn.Linear(config.latent.dim, self.latent_tokens * width)
+        self.pool_latent = nn.Linear(config.latent.dim, width)
         self.time_text = nn.Sequential(nn.Linear(TIME_WIDTH, width), nn.SiLU(), nn.Linear(width, width))
         self.time_latent = nn.Sequential(nn.Linear(TIME_WIDTH, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.model.n_blocks))
@@ -138,7 +140,9 @@ class MMDiT(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         x_BTD = self.embedding(tokens_BT)
         z_BLD = self.read_latent(latent_BZ).unflatten(-1, (self.latent_tokens, -1))
-        condition_BD = F.silu(self.time_text(time_features(t_text_B)) + self.time_latent(time_features(t_latent_B)))
+        # The latent is read twice: as tokens of its stream, and into the modulation of every block, learnt sooner.
+        times_BD = self.time_text(time_features(t_text_B)) + self.time_latent(time_features(t_latent_B))
+        condition_BD = F.silu(times_BD + self.pool_latent(latent_BZ))
         for block in self.blocks:
             x_BTD, z_BLD = block(x_BTD, z_BLD, condition_BD)
         # Tied to the embedding, which the report's vocabulary of 30,522 makes worth 31 million parameters.

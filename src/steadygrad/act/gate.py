@@ -76,20 +76,35 @@ class DeviceGate:
         self._optimizers = optimizers
         self._fresh: list[tuple[Optimizer, list[Tensor]]] = []
         self._warm: dict[int, int] = {}
+        self._armed = False
         for optimizer in optimizers:
             optimizer.register_load_state_dict_post_hook(lambda _: self._warm.clear())
 
     def step(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
         """Run every optimizer with the flag; `grad_scale` divides gradients inside the kernel. Does not sync."""
+        self.arm(found_inf, grad_scale)
+        try:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        finally:
+            self.disarm()
+
+    def arm(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
+        """The next step of every optimizer goes by this flag, whoever calls it; `disarm` after it. Does not sync."""
         self._fresh = []
+        self._armed = True
         for optimizer in self._optimizers:
             self._note_fresh(optimizer)
             optimizer.found_inf = found_inf  # type: ignore[attr-defined]
             optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
-            try:
-                optimizer.step()
-            finally:
-                del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
+
+    def disarm(self) -> None:
+        """No flag is in force any more. Does nothing where none was."""
+        if self._armed:
+            self._armed = False
+            for optimizer in self._optimizers:
+                vars(optimizer).pop("found_inf", None)
+                vars(optimizer).pop("grad_scale", None)
 
     def _note_fresh(self, optimizer: Optimizer) -> None:
         # Once every parameter has its state there is nothing to look for, until the state is replaced or forgotten.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,14 +16,30 @@ from torch.optim import Optimizer
 
 from ..act import setup
 from ..act.books import Books
-from ..act.gate import parameters_of
+from ..act.gate import DeviceGate, parameters_of, why_not_on_device
 from ..act.learning_rate import current_rate
 from ..act.policy import Policy
-from ..act.readout import Readout, reading_of
+from ..act.readout import Layout, Readout, reading_of
+from ..act.seal import Sealer, Seat
 from ..act.shield import Shield
 from ..journal import Journal
 from ..records import Reading
 from ..watch.gradients import GradientProbe, Gradients
+from ..watch.history import Limits
+
+_AFTER_CLIPPING = "norm after clipping"
+_ON_DEVICE = ("cuda",)
+"""Where a host read is worth hiding behind the update. Reading a CPU tensor costs nothing."""
+
+
+@dataclass(slots=True)
+class Letter:
+    """A step's numbers on their way to the host, while its update runs under a device flag."""
+
+    seat: Seat
+    layout: Layout
+    limits: Limits
+    clipped: Gradients | None
 
 
 class Desk:
@@ -39,6 +55,50 @@ class Desk:
         self._readout = Readout(self.names, self.parameters[0].device)
         self._probe = GradientProbe(self.parameters)
         self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._sealer = Sealer(self.parameters[0].device)
+        self._gate = DeviceGate([optimizer])
+
+    def refuses_on_device(self) -> bool:
+        """Whether the coming update can be made under a flag on the device. A GradScaler brings a flag of its own."""
+        self._gate.disarm()  # a step that raised left it so
+        if self.parameters[0].device.type not in _ON_DEVICE or getattr(self.optimizer, "found_inf", None) is not None:
+            return False
+        return why_not_on_device(self.optimizer) is None
+
+    def seal(self, loss: Tensor | None, clipped: Gradients | None = None) -> Letter | None:
+        """Let the device refuse the coming update by the same numbers that `read` reads; `open` the letter after it.
+        Does not sync. None if there is no gradient."""
+        gradients = self._probe.measure()
+        if gradients is None:
+            return None
+        terms = {"loss": loss if loss is not None else torch.zeros((), device=self.parameters[0].device)}
+        if clipped is not None:
+            # The norm from before clipping is the one to judge; what the optimizer is about to use must be finite too.
+            terms[_AFTER_CLIPPING] = gradients.total
+            gradients = replace(gradients, total=clipped.total.to(gradients.total))
+        row = self._readout.pack(gradients, [terms], None, in_place=True)
+        limits = self.books.limits(None)
+        sealed = self._sealer.seal(row, limits, refuses=True, rule=None)
+        self._gate.arm(sealed.flag)
+        return Letter(sealed.seat, row.layout, limits, clipped)
+
+    def open(self, letter: Letter, step: int) -> Reading:
+        """The numbers of a sealed step, after its update; `refused` is the device's own word. One host read, behind
+        which the device goes on with the update."""
+        self._gate.disarm()
+        fresh = self._gate.take_fresh()
+        values = letter.seat.values()
+        refused = values[-1] != 0.0
+        if refused:
+            self._gate.forget_fresh(fresh)
+        reading = reading_of(
+            values, letter.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=letter.limits,
+            refused=refused,
+        )  # fmt: skip
+        if letter.clipped is None:
+            return reading
+        before, after = reading.grad_norm, reading.terms[_AFTER_CLIPPING]
+        return _before_clipping(replace(reading, terms={}, grad_norm=after), before, letter.clipped)
 
     def read(self, step: int, loss: Tensor | None, clipped: Gradients | None = None) -> Reading:
         """The gradients' numbers on the host, unscaled. One host read.

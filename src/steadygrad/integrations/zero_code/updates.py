@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ...errors import TrainingHalted
 from ...records import Decision, Reading
-from ..desk import Desk
+from ..desk import Desk, Letter
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
@@ -30,6 +30,10 @@ class Update:
     refused: bool = False
     desk: Desk | None = None
     overflow: bool = False
+    step: int = 0
+    letter: Letter | None = None
+    """Its numbers, if it is made under a device flag and judged after it."""
+    loss_seen: bool = True
 
 
 def halted(decision: Decision, path: Any) -> TrainingHalted:

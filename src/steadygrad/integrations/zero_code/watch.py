@@ -1,7 +1,8 @@
 """The watch over one process of a guarded program: it hears of calls, backwards, clipping and updates, and judges.
 
 At each `optimizer.step()` it reads one row of numbers on the host, as `sg.attach(optimizer)` does, and where the
-update must not land it gives the optimizer nothing to do, puts back what the forward moved, and asks the clinic.
+update must not land it gives the optimizer nothing to do, puts back what the forward moved, and asks the clinic. An
+optimizer that can refuse on its device does so, and the row is read behind its update, so the device does not wait.
 Nothing of ours may stop the program: every entry is shielded, and where we break, a bare check for NaN remains.
 """
 
@@ -26,7 +27,7 @@ from ...act.readout import must_refuse
 from ...act.shield import Shield
 from ...act.training_state import TrainingState, bad_state
 from ...records import Action, Decision, Reading
-from ..desk import Desk
+from ..desk import Desk, Letter
 from ..patching import Patches, shell_of
 from .backwards import Backwards
 from .batches import Batches, sample_key
@@ -190,6 +191,9 @@ class Watch:
         if update.desk is None:
             return
         update.desk.end_update()
+        if update.letter is not None:
+            with self.shield("guard", None):
+                self._open(update, update.desk, update.letter)
         self.followers.updated(optimizer, refused=update.refused)
         self.models.stepped()
         self.backwards.judged()
@@ -288,6 +292,12 @@ class Watch:
         loss = self.backwards.total()
         clipped = self.clipping.take(desk.parameters)
         alone = self.alone
+        if alone and self.policy.acts and desk.refuses_on_device():
+            desk.begin_update()
+            update.step, update.loss_seen = step, loss is not None
+            update.letter = desk.seal(loss, clipped)
+            if update.letter is not None:
+                return True
         reading = desk.read(step, loss if alone else None, clipped)
         refused = self.policy.acts and must_refuse(reading) and not self._only_watched(optimizer)
         if not alone and loss is not None:
@@ -304,6 +314,15 @@ class Watch:
             return True
         self._refuse(desk, reading, loss_seen=loss is not None)
         return False
+
+    def _open(self, update: Update, desk: Desk, letter: Letter) -> None:
+        """Judge an update that was made under a device flag: read behind it, the device has not been kept waiting."""
+        reading = desk.open(letter, update.step)
+        if not reading.refused:
+            self._enter(desk, reading, loss_seen=update.loss_seen)
+            return
+        update.refused = True
+        self._refuse(desk, reading, loss_seen=update.loss_seen)
 
     def _only_watched(self, optimizer: Optimizer) -> bool:
         """Whether an update of this optimizer cannot be refused by what this process sees of it."""

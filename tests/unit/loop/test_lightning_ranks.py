@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,33 +14,26 @@ HERE = Path(__file__).parent
 CAUSES = {"input": "bad_input", "loss": "log_zero"}
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """What each rank found in each case: a bad input, and a bad loss with accumulation."""
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_one_ranks_poison_leaves_no_trace_on_any_and_is_diagnosed_for_all_of_a_lightning_trainer(
+    tmp_path: Path,
+) -> None:
+    """A bad input, and a bad loss with accumulation; one launch for both."""
     pytest.importorskip("lightning")
-    folder = tmp_path_factory.mktemp("ranks")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "lightning_ranks.py"]
     done = subprocess.run(
-        [sys.executable, *command, folder], capture_output=True, text=True, check=False, timeout=280,
+        [sys.executable, *command, tmp_path], capture_output=True, text=True, check=False, timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@pytest.mark.distributed
-def test_one_ranks_poison_leaves_no_trace_on_any_rank_of_a_lightning_trainer(told: list[Any]) -> None:
+    told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert [case["case"] for case in told[0]] == list(CAUSES)
     for one, other in zip(*told, strict=True):
         assert one["shared"] == other["shared"]
         for case in (one, other):
             assert case["differs"] == []
             assert (case["summary"]["skipped"], case["summary"]["guard_faults"]) == (1, {})
-
-
-@pytest.mark.distributed
-def test_the_guilty_ranks_step_is_diagnosed_for_all_ranks(told: list[Any]) -> None:
-    for one, other in zip(*told, strict=True):
         assert one["cause"] == CAUSES[one["case"]]
         for name in ("cause", "line", "rows", "verified", "headline"):
             assert one[name] == other[name], name

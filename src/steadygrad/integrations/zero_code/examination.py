@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 _TRACED_STEPS = 3
+_TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are sound"
 _MAX_ARMINGS = 3
 
@@ -81,6 +82,7 @@ class Examiner:
             self._last = None
 
     _last: Tracing | None = None
+    _talk = False
 
     # -- which samples
 
@@ -154,6 +156,7 @@ class Examiner:
         if symptom == "spike":
             return None
         why_not = self._why_not_again()
+        self._talk = False
         if why_not is None:
             try:
                 with nullcontext() if watch.alone else on_its_own(desk, state, watch.models.roots()):
@@ -170,7 +173,8 @@ class Examiner:
         if self._armings < _MAX_ARMINGS:
             self._armings += 1
             self._traced_steps = _TRACED_STEPS
-        return outside(watch, symptom, reading, why_not)
+        found = outside(watch, symptom, reading, why_not)
+        return replace(found, notes=(_TALK, *found.notes)) if self._talk else found
 
     def _why_not_again(self) -> str | None:
         """Why the calls of this window cannot be made again, as a clause; None if they can."""
@@ -249,6 +253,9 @@ class Examiner:
         try:
             with patient.examining():
                 same = patient.reproduces()
+        except TalksToOthers:
+            self._talk = True
+            same = False
         except Exception:  # their lines, out of their place, may raise anything; then there is nothing to go by
             same = False
         if not same:

@@ -47,9 +47,14 @@ class TalksToOthers(Exception):
 class RankWords:
     """What the ranks of one optimizer tell each other about a step that all of them refused."""
 
+    _made = 0
+    """How many optimizers of this process had something to tell the other ranks: the same on all of them."""
+
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._together = _train_together(parameters)
+        RankWords._made += self._together
+        self._place = RankWords._made
         self._refusals = 0
         self._store: Any = None
 
@@ -73,6 +78,11 @@ class RankWords:
             rank_losses=tuple(losses), rank=bad[0], batch_key=reading.batch_key if self.rank in bad else None,
             bad_inputs=tuple(dict.fromkeys(name for each in told for name in each["bad_inputs"])),
         )  # fmt: skip
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank is the one that tells others of an incident that all of them have."""
+        return self.rank == 0 or not self._together
 
     def leads(self, reading: Reading) -> bool:
         """Whether this rank is to look closer at the step: the first bad one, or each of them where none is known."""
@@ -101,7 +111,7 @@ class RankWords:
         if self._store is None:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             shared = dist.distributed_c10d._get_default_store()
-            self._store = dist.distributed_c10d.PrefixStore(f"steadygrad/{attempt}/run", shared)
+            self._store = dist.distributed_c10d.PrefixStore(f"steadygrad/{attempt}/run{self._place}", shared)
         keys = [f"{self._refusals}/{about}/{rank}" for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], json.dumps(to_plain(value), allow_nan=False))

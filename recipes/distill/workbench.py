@@ -96,7 +96,10 @@ def prepare(settings: Settings, *, say_so: Say = lambda words: None) -> Workbenc
         f"teacher: {teacher.name}, {settings.experts} experts a layer, {settings.top_k} at a time; bits a byte "
         f"{speech.dense.bits_per_byte:.3f} dense, {speech.routed.bits_per_byte:.3f} with experts"
     )
-    aligner = Aligner(tokenizer, teacher.tokenizer, teacher_begin=teacher.begin, teacher_vocabulary=teacher.vocabulary)
+    aligner = Aligner(
+        tokenizer, teacher.tokenizer, teacher_begin=teacher.begin, teacher_vocabulary=teacher.vocabulary,
+        match=settings.match,
+    )  # fmt: skip
     train, validation = aligner.align_all(corpus.train), aligner.align_all(corpus.validation)
     num_bytes = sum(len(tokenizer.decode(list(row.student[1:])).encode()) for row in validation)
     bench = Workbench(

@@ -75,6 +75,14 @@ def test_every_teacher_token_goes_to_the_student_token_that_begins_it(
     assert aligner.first_piece[len(others) :].tolist() == [-1, -1, -1]  # padding of the teacher's vocabulary
 
 
+def test_matching_the_same_tokens_only_leaves_the_others_out(student: Tokenizer, teacher: Tokenizer) -> None:
+    same = Aligner(student, teacher, teacher_begin=0, teacher_vocabulary=teacher.get_vocab_size() + 3, match="same")
+    own, others = token_bytes(student), token_bytes(teacher)
+    kept = {number for number in range(len(others)) if same.first_piece[number] >= 0}
+    assert all(own[int(same.first_piece[number])] == others[number] for number in kept)
+    assert kept == {number for number, raw in enumerate(others) if raw and raw in own}
+
+
 def test_tokenizers_that_share_nothing_are_named_in_one_sentence(student: Tokenizer) -> None:
     numbers = Tokenizer(models.WordLevel({"[UNK]": 0, "\u4e00": 1}, unk_token="[UNK]"))
     numbers.pre_tokenizer = pre_tokenizers.Whitespace()

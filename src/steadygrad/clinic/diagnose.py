@@ -14,7 +14,7 @@ from .gather import gather, gather_silent, is_compiled, risen, symptom_of
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
-from .rows import Rows, bad_batch_rows, find_rows, num_rows, read_rows, readers_of_state
+from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
 from .trial import try_all
 from .vigil import Suspicion, grown_gradients
 from .ward import Ward
@@ -151,6 +151,8 @@ class Case:
         if origin.phase in ("state", "optimizer", "none"):
             return Rows()
         if origin.phase == "data":
+            if depth == "full":
+                return Rows(rows=data_rows(self.patient, self.exam, origin.tensor or ""))
             return Rows(rows=bad_batch_rows(self._batch, origin.tensor or "", self.patient.facts.select_rows))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()

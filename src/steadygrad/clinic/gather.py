@@ -274,5 +274,5 @@ def _entering_ratio(patient: Patient, seen: StepSeen) -> float | None:
     true = seen.grad_norm / (seen.loss_scale or 1.0)
     limit = patient.facts.max_grad_norm
     expected = min(true, limit) if limit else true
-    actual = math.sqrt(sum(value**2 for value in seen.entering.values()))
+    actual = math.hypot(*seen.entering.values())
     return actual / expected if seen.entering and expected > 0 and math.isfinite(expected) else None

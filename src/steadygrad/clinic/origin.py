@@ -70,6 +70,7 @@ _FEATURE_ARITHMETIC = frozenset(
         "fft_c2c",
     }
 )
+_RECKONING = frozenset({"sub", "rsub", "div", "mul", "addcmul", "addcdiv", "lerp"})
 _PRODUCTS = frozenset({"to_copy", "mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "add", "sum", "pow", "mean"})
 _MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_sigmoid_forward"})
 
@@ -193,7 +194,9 @@ class _Search:
     def _innocent_here(self, birth: Birth, consumer: OpRecord, touch: Touch) -> bool:
         if birth.intended:
             from_batch = birth.leaf is not None and birth.leaf[0] == "batch"
-            return not (from_batch and consumer.op in _FEATURE_ARITHMETIC)
+            # Reckoned with, a buffer of nothing but infinities was no mask: it waits to be written for the first time.
+            unwritten = birth.leaf in self.trace.unwritten and consumer.op in _RECKONING
+            return not unwritten and not (from_batch and consumer.op in _FEATURE_ARITHMETIC)
         if birth.record is None or birth.bits:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:

@@ -112,15 +112,14 @@ def replay(
         if until == "backward":
             return seen
         before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
-        seen.weight_norm = math.sqrt(sum(float(w.to(torch.float32).norm()) ** 2 for w in before.values()))
+        seen.weight_norm = math.hypot(*(norm_of(weight) for weight in before.values()))
         entered.armed = True
         explained = not seen.loss_finite or bool(seen.bad_gradients)
         with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(patient, seen)
         for name, parameter in trainable(patient):
             if parameter.shape == before[name].shape:
-                moved = (parameter.detach().to(torch.float32) - before[name].to(torch.float32)).norm()
-                seen.updates[name] = float(moved)
+                seen.updates[name] = norm_of(_wide(parameter.detach()) - _wide(before[name]))
                 seen.dtypes[name] = str(parameter.dtype).removeprefix("torch.")
     already = set(seen.bad_before)
     for kind, name, tensor in named_state(patient):
@@ -157,6 +156,11 @@ def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> N
         touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor whose differences are exact enough to be measured."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 
 
 @dataclass(slots=True)
@@ -212,6 +216,8 @@ def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
     """Tell the tracer what each tensor is that exists before the step."""
     for kind, name, tensor in named_state(patient):
         tracer.trace.name(tensor, kind, name)
+        if kind == "buffer" and tensor.is_floating_point() and tensor.numel() and bool(torch.isinf(tensor).all()):
+            tracer.trace.unwritten.add((kind, name))
     for name, parameter in patient.model.named_parameters():
         if parameter.grad is not None and not parameter.grad.is_sparse:
             tracer.trace.name(parameter.grad, "grad", name)

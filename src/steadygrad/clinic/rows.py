@@ -47,7 +47,7 @@ def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[
     Where the entry's first side is not the batch (time comes first, say), `select` tells what belongs to a row.
     """
     value = next((value for name, value in walk_batch(batch) if name == key), None)
-    if not isinstance(value, torch.Tensor) or not value.dim() or not value.is_floating_point():
+    if not isinstance(value, torch.Tensor) or not value.dim():
         return ()
     size = num_rows(batch)
     if value.shape[0] == size or select is None:
@@ -58,6 +58,21 @@ def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[
         if isinstance(alone, torch.Tensor) and alone.numel() < value.numel() and not bool(torch.isfinite(alone).all()):
             rows.append(row)
     return tuple(rows)
+
+
+def data_rows(patient: Patient, exam: Examination, key: str) -> tuple[int, ...]:
+    """The rows of a bad batch entry, and those of other bad entries where the step stays sick without the first."""
+    guilty = exam.seen.guilty_batch or 0
+    batch, select = patient.batches[guilty], patient.facts.select_rows
+    rows = bad_batch_rows(batch, key, select)
+    others = {name for name, value in walk_batch(batch) if isinstance(value, torch.Tensor) and name != key}
+    every = tuple(sorted({*rows, *(row for name in others for row in bad_batch_rows(batch, name, select))}))
+    if select is None or not rows or every == rows:
+        return rows
+    test = _Subsets(patient, lambda seen: not seen.loss_finite or bool(seen.bad_gradients), "backward", guilty)
+    size = num_rows(batch)
+    without, without_any = (tuple(row for row in range(size) if row not in left) for left in (rows, every))
+    return every if test(without) and test(without_any) is False and without_any else rows
 
 
 def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
@@ -193,6 +208,11 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
     rest = tuple(row for row in everyone if row not in guilty)
     if test(rest) is not False:
         return Rows(coupled=True)
+    # Alone a row may fail for a reason of its own, such as being alone. Among the sound ones it must fail as well.
+    if len(guilty) > 1:
+        returned = tuple(row for row in guilty if test(tuple(sorted((*rest, row)))) is not False)
+        rest = tuple(row for row in everyone if row not in returned)
+        guilty = returned if returned and test(rest) is False else guilty
     return Rows(rows=guilty, proven=True)
 
 

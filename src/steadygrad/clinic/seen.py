@@ -78,7 +78,7 @@ class StepSeen:
 
     @property
     def update_norm(self) -> float:
-        return math.sqrt(sum(value**2 for value in self.updates.values()))
+        return math.hypot(*self.updates.values())
 
     @property
     def finite(self) -> bool:
@@ -87,7 +87,7 @@ class StepSeen:
 
     @property
     def grad_norm(self) -> float:
-        return math.sqrt(sum(g.norm**2 for g in self.gradients.values() if g.present)) if self.gradients else 0.0
+        return math.hypot(*(gradient.norm for gradient in self.gradients.values() if gradient.present))
 
 
 def absmax(tensor: Tensor) -> float:
@@ -96,12 +96,14 @@ def absmax(tensor: Tensor) -> float:
         tensor = tensor.coalesce().values()
     if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
         return 0.0
-    return float(torch.linalg.vector_norm(tensor.detach().to(torch.float32), float("inf")))
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    return float(torch.linalg.vector_norm(real if real.dtype.itemsize > 2 else real.to(torch.float32), float("inf")))
 
 
 def norm_of(tensor: Tensor) -> float:
     """The length on the host. In float64: of finite numbers it is finite."""
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=wide))
 
 
 def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:

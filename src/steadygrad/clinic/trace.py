@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .frames import Frame, Stack, current_stack
+from .modes import StaysInBackward
 from .tracelog import Exit, ModuleVisit, OpRecord, Touch, Trace, is_plain
 
 Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], None]
@@ -274,21 +274,21 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.tracer.dispatched(func, args, kwargs or {})
 
 
-class _Calls(TorchFunctionMode):
-    """Sees calls above autograd, where a change would still be differentiated."""
+class _Calls(StaysInBackward):
+    """Sees calls above autograd, where a change would still be differentiated; in a backward of the user's own, too."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if args and (name in EXITS or reads_data(func)):
             self.tracer.left(args[0], name if name in EXITS else "data")
-        if name == "__get__" or name == "__set__" or name == "backward":
-            return func(*args, **(kwargs or {}))
+        if name in ("__get__", "__set__"):
+            return func(*args, **kwargs)
         before = self.tracer.called(name)
         try:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         finally:
             self.tracer.returned(before)

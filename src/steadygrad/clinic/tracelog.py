@@ -87,6 +87,8 @@ class Trace:
     exits: list[Exit] = field(default_factory=list)
     labels: dict[tuple[Key, int], tuple[str, str]] = field(default_factory=dict)
     storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    unwritten: set[tuple[str, str]] = field(default_factory=set)
+    """Buffers that hold nothing but infinities: a range that nobody has measured yet, or a constant for masks."""
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
     readings: list[Any] = field(default_factory=list)
     values: list[float] = field(default_factory=list)

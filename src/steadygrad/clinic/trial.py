@@ -18,12 +18,14 @@ from .patient import Patient
 from .replay import CANNOT_RUN, Change, replay
 from .rows import num_rows
 from .seen import StepSeen, absmax, trainable
-from .surgery.batch import MAX_SKIPS, DropRows, SkipBatch
+from .surgery.batch import MAX_SKIPS, Clip, DropRows, SkipBatch
 from .surgery.precision import Precision
-from .vigil import SIZE_MISMATCH
+from .vigil import LONG_STRIDE, SIZE_MISMATCH
 from .ward import Proposal, Ward
 
 FOLLOW_STEPS = 6
+FOLLOW_RISES = 12
+"""Steps after a spike: a rise that is only slowed down shows late."""
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 
@@ -124,7 +126,8 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
         return False, 0, judge.why
     following = getattr(patient, "following", None)
     steps = 0
-    for ahead in range(1, start + FOLLOW_STEPS + 1):
+    follow = FOLLOW_RISES if ward.evidence.kind == "spike" else FOLLOW_STEPS
+    for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
         if batches is None:
             break
@@ -190,6 +193,11 @@ class _Judge:
         return not (at_failure and self.ward.silent) or self._cured(seen)
 
     def _calm(self, seen: StepSeen) -> bool:
+        too_long = seen.update_norm > LONG_STRIDE * seen.weight_norm > 0
+        if self.ward.evidence.phase == "optimizer" and isinstance(self.change, Clip) and too_long:
+            # A clipped gradient at the same rate: bounded, and as long as the weights all the same.
+            self.why = f"one update still moves the weights by {seen.update_norm / seen.weight_norm:.0%}"
+            return False
         if self._still_out_of_range():
             self.why = "the weight is still far out of range"
             return False
@@ -253,7 +261,7 @@ def _size_ratio(patient: Patient, seen: StepSeen) -> float | None:
     true = seen.grad_norm / (seen.loss_scale or 1.0)
     limit = patient.facts.max_grad_norm
     expected = min(true, limit) if limit else true
-    actual = math.sqrt(sum(value**2 for value in seen.entering.values()))
+    actual = math.hypot(*seen.entering.values())
     return actual / expected if seen.entering and expected > 0 else None
 
 

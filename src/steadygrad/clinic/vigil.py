@@ -261,7 +261,7 @@ class Vigil:
         for row in rows:
             true = row.seen.grad_norm / (row.loss_scale or 1.0)
             expected = min(true, row.max_grad_norm) if row.max_grad_norm else true
-            actual = math.sqrt(sum(value**2 for value in row.seen.entering.values()))
+            actual = math.hypot(*row.seen.entering.values())
             if not (math.isfinite(true) and math.isfinite(actual)) or expected <= 0:
                 return None
             ratios.append(actual / expected)

@@ -51,11 +51,11 @@ class Ward:
 
     def can_operate(self) -> bool:
         """Whether the origin is a call that can be changed where it stands: of the forward pass, or of the user's own
-        optimizer."""
+        optimizer or backward."""
         named = self.exam.named if self.exam is not None else None
         if named is None or not named.call or named.site is None:
             return False
-        return named.stage == "forward" or (named.stage == "commit" and not named.site.library)
+        return named.stage == "forward" or not named.site.library
 
     def operation(self, operate: Operate) -> Callable[[], Change]:
         """The origin's call with other arguments, made anew for every trial."""

@@ -37,6 +37,12 @@ HIGHER = 1e3
 FLOORED = frozenset({"zero_division", "log_zero", "sqrt_grad_at_zero", "cancellation", "fp16_underflow"})
 
 
+MATRICES = frozenset(
+    {"logdet", "slogdet", "det", "inv", "inv_ex", "inverse", "pinv", "solve", "cholesky", "eigh", "svd", "qr", "lstsq"}
+)
+"""Calls whose first argument is a matrix that must not be singular, or have two equal values."""
+
+
 def _repair(call: str, lift: float = 1.0) -> Operate:
     """Which argument gets the floor: the denominator of a division, else the first. `lift` raises the floor."""
     if call in ("div", "truediv", "true_divide", "divide"):
@@ -53,7 +59,18 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
         "instance_norm",
     ):
         return partial(_wider_eps, min(1e-3 * lift, 0.1))
+    if call.removeprefix("linalg_") in MATRICES:
+        return on_argument(0, partial(_off_singular, lift))
     return on_argument(0, partial(_floor, lift))
+
+
+def _off_singular(lift: float, tensor: torch.Tensor) -> torch.Tensor:
+    """A matrix with something on its diagonal, another number in every place, so that no two of its values coincide."""
+    if tensor.dim() < 2 or not tensor.is_floating_point():
+        return tensor
+    rows, columns = tensor.shape[-2:]
+    least = lift * tiny(tensor) * torch.arange(1, min(rows, columns) + 1, dtype=tensor.dtype, device=tensor.device)
+    return tensor + torch.nn.functional.pad(torch.diag(least), (0, columns - len(least), 0, rows - len(least)))
 
 
 def _floor(lift: float, tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +82,8 @@ def _wider_eps(eps: float, func: object, args: tuple[object, ...], kwargs: dict[
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    at_zero = ward.cause == "domain_edge_grad" and ward.evidence.facts.argument_zero
+    matrix = ward.call.removeprefix("linalg_") in MATRICES
+    at_zero = ward.cause == "domain_edge_grad" and (ward.evidence.facts.argument_zero or matrix)
     if ward.silent or not ward.can_operate() or not (ward.cause in FLOORED or at_zero):
         return
     for lift, words in ((1.0, "a floor"), (HIGHER, "a higher floor")):

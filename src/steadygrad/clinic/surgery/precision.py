@@ -10,9 +10,9 @@ import torch
 from torch.amp.autocast_mode import autocast
 
 from ..batches import map_batch
+from ..modes import StaysInBackward
 from ..patient import Patient
 from ..replay import Change
-from .calls import StaysInBackward
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -58,10 +58,13 @@ class ResetBadState(Change):
 
 
 class Initialise(Change):
-    """Bad entries of a parameter or buffer are drawn small and random, as an initialisation would."""
+    """Bad entries of a parameter or buffer are drawn small and random, as an initialisation would.
+
+    Buffers of the same module go with it. An infinity that a running minimum or maximum starts at becomes one.
+    """
 
     def __init__(self, kind: str, name: str) -> None:
-        self.wanted = (kind, name)
+        self.kind, self.name = kind, name
         self._done = False
 
     def prepared(self, patient: Patient) -> None:
@@ -70,11 +73,13 @@ class Initialise(Change):
         self._done = True
         plain = (("buffer", name, tensor) for name, tensor in plain_tensors(patient.model))
         for kind, name, tensor in (*named_state(patient), *plain):
-            if (kind, name) != self.wanted:
+            sibling = kind == "buffer" and name.rpartition(".")[0] == self.name.rpartition(".")[0]
+            if kind != self.kind or not (name == self.name or sibling) or not tensor.is_floating_point():
                 continue
             random = torch.Generator().manual_seed(0)
             fresh = torch.randn(tensor.shape, generator=random).to(tensor) * 0.02
             with torch.no_grad():
+                fresh = torch.where(torch.isinf(tensor), -torch.sign(tensor), fresh)
                 tensor.data.copy_(torch.where(tensor.abs() < 1e15, tensor, fresh))
 
 

@@ -1,0 +1,171 @@
+"""Programs off the beaten track: complex numbers, astronomic float64, determinants, backward code of one's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from steadygrad.clinic.seen import absmax, norm_of
+
+
+def sgd(model: nn.Module, lr: float = 1e-2) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def slugs(found: Any) -> set[str]:
+    return {trial.remedy.slug for trial in found.remedies}
+
+
+def test_magnitudes_are_taken_in_the_tensors_own_range_and_of_both_parts_of_a_complex_number() -> None:
+    assert absmax(torch.tensor([1e57, -2e57], dtype=torch.float64)) == 2e57
+    assert absmax(torch.tensor([60000.0], dtype=torch.float16)) == 60000.0
+    assert math.isnan(absmax(torch.tensor([complex(1.0, math.nan)])))
+    assert absmax(torch.tensor([complex(1.0, -5.0)])) == 5.0
+    assert norm_of(torch.tensor([complex(3.0, 4.0)])) == 5.0
+
+
+def test_a_float64_loss_beyond_float32_is_no_trouble(run_case: Any, make_case: Any) -> None:
+    class Mass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.log_mass = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+
+    random = torch.Generator().manual_seed(0)
+    batches = [1e30 * (1 + torch.rand(4, generator=random, dtype=torch.float64)) for _ in range(8)]
+    model = Mass()
+    case = make_case(
+        model, lambda m, b: (1e30 * m.log_mass.exp() - b).square().sum(), batches, torch.optim.Adam(model.parameters())
+    )
+    assert run_case(case).suspicion is None
+
+
+def test_a_nan_in_one_part_of_a_complex_batch_is_told_with_its_row(run_case: Any, make_case: Any) -> None:
+    random = torch.Generator().manual_seed(0)
+    batches = [torch.complex(*(torch.randn(5, 3, generator=random) for _ in range(2))) for _ in range(5)]
+    batches[3][2, 1] = complex(0.5, math.nan)
+    model = nn.Linear(3, 1)
+    found = run_case(make_case(model, lambda m, b: m(b.real).square().mean() + b.abs().mean(), batches, sgd(model)))
+    assert found.suspicion.step == 3
+    assert (found.diagnosis.phase, found.diagnosis.cause.slug, found.diagnosis.rows) == ("data", "bad_input", (2,))
+
+
+def test_the_logarithm_of_a_singular_determinant_is_named_and_a_diagonal_helps(run_case: Any, make_case: Any) -> None:
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(3))
+    random = torch.Generator().manual_seed(0)
+    batches = [torch.randn(4, 3, 3, generator=random) for _ in range(5)]
+    batches[3][1] = 0.0
+
+    def slate(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        kernel = model(x) @ model(x).transpose(1, 2)
+        return 1e-3 * -torch.linalg.slogdet(kernel).logabsdet.mean()
+
+    found = run_case(make_case(model, slate, batches, sgd(model))).diagnosis
+    assert (found.cause.slug, found.origin.op, found.rows) == ("log_zero", "linalg_slogdet", (1,))
+    assert {"eps", "drop_rows"} <= slugs(found)
+
+
+class Undone(torch.autograd.Function):
+    """Recovers its input from its output in backward: not where the gain is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        out = x * gain
+        ctx.save_for_backward(out, gain)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        out, gain = ctx.saved_tensors
+        x = out / gain  # the division
+        return grads[0] * gain, (grads[0] * x).sum(0)
+
+
+def test_a_division_in_backward_code_of_ones_own_is_named_and_operated_on(run_case: Any, make_case: Any) -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.gain = nn.Linear(3, 2), nn.Parameter(torch.tensor([1.0, 0.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Undone.apply(self.body(x), self.gain)
+
+    torch.manual_seed(0)
+    model = Gain()
+    batches = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(5)]
+    found = run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, sgd(model))).diagnosis
+    assert (found.phase, found.origin.op, found.cause.slug) == ("backward", "div", "zero_division")
+    assert found.origin.code_line == "x = out / gain  # the division"
+    assert "eps" in slugs(found)
+
+
+class Ranged(nn.Module):
+    """Scales by a range that an observer writes; without one it is still what it was at the start."""
+
+    def __init__(self, *, observes: bool) -> None:
+        super().__init__()
+        self.body, self.observes = nn.Linear(3, 1), observes
+        self.register_buffer("low", torch.tensor(math.inf))
+        self.register_buffer("high", torch.tensor(-math.inf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.observes:
+            self.low, self.high = torch.minimum(self.low, x.min()), torch.maximum(self.high, x.max())
+        return self.body((x - self.low) / (self.high - self.low))
+
+
+def test_a_range_that_nobody_measured_is_told_as_uninitialised(run_case: Any, make_case: Any) -> None:
+    random = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(4, 3, generator=random), torch.randn(4, 1, generator=random)) for _ in range(4)]
+
+    def seen(observes: bool) -> Any:
+        torch.manual_seed(0)
+        model = Ranged(observes=observes)
+        return run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, sgd(model)))
+
+    assert seen(observes=True).suspicion is None
+    found = seen(observes=False).diagnosis
+    assert (found.phase, found.cause.slug, found.origin.module) == ("state", "uninitialised", "")
+    assert slugs(found) == {"init"}
+
+
+def test_a_row_that_fails_alone_for_a_reason_of_its_own_is_not_named(run_case: Any, make_case: Any) -> None:
+    """Sorted by time, so no op shows the rows; and a row without an event divides by zero when it is alone."""
+    random = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(6, 3, generator=random), torch.rand(6, generator=random), torch.ones(6)) for _ in range(5)]
+    batches[3][0][2] = 400.0
+    batches[3][1][2] = 2.0
+    batches[3][2][4] = 0.0
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.1)
+
+    def cox(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, time, event = batch
+        order = time.argsort(descending=True)
+        risk, event = model(x)[order, 0], event[order]
+        return -((risk - risk.exp().cumsum(0).log()) * event).sum() / event.sum()
+
+    found = run_case(make_case(model, cox, batches, sgd(model, 1e-4))).diagnosis
+    assert (found.cause.slug, found.rows) == ("exp_overflow", (2,))
+
+
+def test_clipping_a_rate_that_is_far_too_high_is_not_called_a_cure(run_case: Any, make_case: Any) -> None:
+    def jump(case: Any, index: int) -> None:
+        if index == 5:
+            case.optimizer.param_groups[0]["lr"] = 3.0
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    batches = [(x := torch.randn(8, 4), x[:, :1] - x[:, 1:2]) for _ in range(16)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    case = make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, optimizer, before_step=jump)
+    found = run_case(case).diagnosis
+    assert found.cause.slug == "lr_divergence"
+    assert "lr_down" in slugs(found)
+    assert "clip" not in slugs(found)

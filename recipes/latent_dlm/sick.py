@@ -193,6 +193,11 @@ class Told:
         """Steps without a finite loss, from the first of them on."""
         return sum(loss is None for loss in self.losses)
 
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN."""
+        after = self.text_after if math.isfinite(self.text_after) else None
+        return {**dataclasses.asdict(self), "text_after": after, "first_bad": self.first_bad, "wasted": self.wasted}
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -201,13 +206,7 @@ class Compared:
     loops: tuple[Told, ...]
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "sickness": self.sickness,
-            "steps": self.steps,
-            "loops": [
-                {**dataclasses.asdict(told), "first_bad": told.first_bad, "wasted": told.wasted} for told in self.loops
-            ],
-        }
+        return {"sickness": self.sickness, "steps": self.steps, "loops": [told.plain() for told in self.loops]}
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -85,6 +86,8 @@ def train(
     config: Config, data: Prepared, run_dir: Path, *, device: str = "cpu", resume: bool = False, show: bool = True
 ) -> tuple[Result, nn.Module]:
     """Train to the last step, past whatever goes wrong on the way. Raises TrainingHalted when recoveries run out."""
+    if not resume:
+        put_aside(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
     data.tokenizer.save(str(run_dir / "tokenizer.json"))
@@ -172,6 +175,14 @@ def _passed_over(path: Path, resume: bool, skip_to: int, batches_seen: int) -> i
     return int(json.loads(path.read_text(encoding="utf-8"))["batches"]) if path.is_file() else 0
 
 
+def put_aside(run_dir: Path) -> Path | None:
+    """Rename what an earlier run has left, so that two runs are not one: `tiny` becomes `tiny-1`, or the next free."""
+    if not (run_dir / "run.json").exists():
+        return None
+    number = next(n for n in itertools.count(1) if not run_dir.with_name(f"{run_dir.name}-{n}").exists())
+    return run_dir.rename(run_dir.with_name(f"{run_dir.name}-{number}"))
+
+
 class ValidationLog:
     """The validation losses of a run, a line of JSON each; a run that goes back takes the later lines back too."""
 
@@ -198,10 +209,14 @@ class ValidationLog:
 
 
 def export_log(run_dir: Path) -> Path:
-    """The journal's steps as `training_log.jsonl`: a line of JSON a step, with `loss`, null where it was not finite."""
+    """The journal's steps as `training_log.jsonl`: a line of JSON a step, with `loss`, null where it was not finite.
+
+    Of a step that was made again, after a rollback or in a resumed run, the last one counts.
+    """
     path = run_dir / "training_log.jsonl"
+    made = {row["step"]: row for row in steps_table(run_dir).to_pylist()}
     with path.open("w", encoding="utf-8") as file:
-        for row in steps_table(run_dir).to_pylist():
+        for _, row in sorted(made.items()):
             kept = {"step": row["step"], "loss": row["loss"], **dict(row["terms"] or ())}
             kept |= {"grad_norm": row["grad_norm"], "lr": row["lr"]}
             finite = {key: value if value is not None and math.isfinite(value) else None for key, value in kept.items()}

@@ -18,7 +18,7 @@ from recipes.latent_dlm.pace import measure_pace, plain_step
 from recipes.latent_dlm.picture import draw
 from recipes.latent_dlm.prepared import Batch, Prepared, Split, batches, prepare
 from recipes.latent_dlm.sick import compare
-from recipes.latent_dlm.training import Result, ValidationLog, make_schedule, train
+from recipes.latent_dlm.training import Result, ValidationLog, make_schedule, put_aside, train
 from torch import nn
 
 import steadygrad as sg
@@ -117,6 +117,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights_when_resumed(
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     assert resumed.last["text"] == undisturbed.last["text"]
+    assert [line["step"] for line in lines(tmp_path / "stopped" / "training_log.jsonl")] == list(range(30))
     # The line of step 17 was written when it was stopped; the run went back to step 10 and wrote on from there.
     assert [line["step"] for line in lines(tmp_path / "stopped" / "validation.jsonl")] == [0, 10, 20, 30]
 
@@ -161,6 +162,15 @@ def test_a_run_whose_every_batch_is_bad_ends_with_the_guards_own_error(data: Pre
     with pytest.raises(sg.TrainingHalted):
         train(config, broken_from(data, 0, 19), tmp_path, show=False)
     assert len(lines(tmp_path / "training_log.jsonl")) >= 10
+
+
+def test_a_second_run_does_not_mix_with_the_first(tmp_path: Path) -> None:
+    assert put_aside(tmp_path / "tiny") is None
+    for wanted in ("tiny-1", "tiny-2"):
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "run.json").write_text("{}")
+        assert put_aside(tmp_path / "tiny") == tmp_path / wanted
+        assert (tmp_path / wanted / "run.json").is_file()
 
 
 def test_going_back_takes_later_lines_of_the_validation_log_back(tmp_path: Path) -> None:
@@ -231,7 +241,9 @@ def test_zeroing_nan_gradients_wastes_every_step_after_the_first_and_the_guarded
     data: Prepared, tmp_path: Path
 ) -> None:
     config = smaller("training.num_train_steps=30")
-    plain, zeroing, guarded = compare("zero-latent", config, data, tmp_path, show=False).loops
+    made = compare("zero-latent", config, data, tmp_path, show=False)
+    plain, zeroing, guarded = made.loops
+    json.dumps(made.plain(), allow_nan=False)
     first = plain.first_bad
     assert first is not None
     assert plain.wasted == zeroing.wasted == 30 - first

@@ -2,8 +2,12 @@
 
 The student is about to say its next token at some byte of the text. If a token of the teacher ends at that byte too,
 the teacher's distribution over *its* next token is about the same bytes. Each of its tokens begins, in the student's
-spelling, with one token of the student: that one gets its probability. Nothing is thrown away. Comparing only tokens
-that both vocabularies have would discard the teacher's opinion wherever it says a word that the student has to spell.
+spelling, with one token of the student: that one gets its probability. Comparing only tokens that both vocabularies
+have would discard the teacher's opinion wherever it says a word that the student has to spell.
+
+One thing cannot be told so. Where the student has a token for what the teacher says in two (" 1594" for " ", "1" and
+more), the teacher's first piece may mean that token or another. Those student tokens, and those that such pieces would
+be taken for, are left out of the comparison on both sides. Kept in, the teacher would teach that " 1594" never comes.
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ class Aligned:
 
 
 class Aligner:
-    """Brings two tokenizers together. `first_piece`: by teacher token, the student token that begins its spelling."""
+    """Brings two tokenizers together.
+
+    `first_piece`: by teacher token, the student token that begins its spelling; -1 if it is not compared.
+    """
 
     def __init__(
         self, student: Tokenizer, teacher: Any, *, teacher_begin: int, teacher_vocabulary: int, match: str = "begins"
@@ -44,7 +51,7 @@ class Aligner:
         self._student_bytes, self._teacher_bytes = token_bytes(student), token_bytes(teacher)
         self._student_begin = student.token_to_id("<begin>")
         self._teacher_begin = teacher_begin
-        self.first_piece = self._same(teacher_vocabulary) if match == "same" else self._spelled(teacher_vocabulary)
+        self.first_piece = self._same(teacher_vocabulary) if match == "same" else self._told(teacher_vocabulary)
         if int((self.first_piece >= 0).sum()) == 0:
             raise UsageError(
                 "The two tokenizers share nothing: no token of the teacher can be spelled with tokens of the student."
@@ -79,6 +86,21 @@ class Aligner:
         own = {raw: number for number, raw in enumerate(self._student_bytes) if raw}
         same = [own.get(raw, -1) for raw in self._teacher_bytes[:teacher_vocabulary]]
         return torch.tensor([*same, *[-1] * (teacher_vocabulary - len(same))])
+
+    def _told(self, teacher_vocabulary: int) -> Tensor:
+        """The first pieces, less those that may mean a longer token of the student."""
+        first = self._spelled(teacher_vocabulary)
+        reached = set(first.tolist())
+        longer = [number for number, raw in enumerate(self._student_bytes) if raw and number not in reached]
+        spelled = (self._by_teacher(self._student_bytes[number]) for number in longer)
+        unsure = {int(first[pieces[0]]) for pieces in spelled if pieces and pieces[0] < teacher_vocabulary}
+        return torch.where(torch.isin(first, torch.tensor(sorted({*longer, *unsure}))), -1, first)
+
+    def _by_teacher(self, raw: bytes) -> list[int]:
+        try:
+            return encode(self._teacher, raw.decode())
+        except UnicodeDecodeError:
+            return []
 
     def _spelled(self, teacher_vocabulary: int) -> Tensor:
         """-1 for marks, for padding of the vocabulary, and for tokens that the student cannot spell."""

@@ -113,10 +113,13 @@ class Pair(nn.Module):
     """Teacher and student as one module, so that the guard knows the names of both. What it trains is the student and
     the routers. `teacher` is None in a run that learns from the text alone."""
 
-    def __init__(self, student: nn.Module, teacher: nn.Module | None, first_piece: Tensor) -> None:
+    def __init__(self, student: Any, teacher: Any, first_piece: Tensor) -> None:
         super().__init__()
         self.student, self.teacher = student, teacher
         self.register_buffer("first_piece", first_piece)
+        compared = torch.zeros(student.config.vocab_size, dtype=torch.bool)
+        compared[first_piece[first_piece >= 0]] = True
+        self.register_buffer("compared", compared)
 
     def routers(self) -> list[nn.Parameter]:
         return [] if self.teacher is None else [layer.router.weight for layer in routed_layers(self.teacher)]

@@ -31,12 +31,14 @@ def make_loss_fn(settings: Settings) -> Callable[[Pair, Batch], Terms]:
         terms = {"ce": settings.ce_weight * sg.numerics.masked_cross_entropy(student_BLS, batch["labels"])}
         if pair.teacher is not None and settings.kd_weight:
             with note_taking(pair.teacher) as layers:
-                teacher_BPS = teacher_log_p(pair, batch, vocabulary=student_BLS.shape[-1])
+                teacher_BPS, told_BP = teacher_log_p(pair, batch, vocabulary=student_BLS.shape[-1])
+                weights_BP = batch["paired"] * told_BP if settings.match == "begins" else batch["paired"]
                 terms["kd"] = settings.kd_weight * sg.numerics.distillation_loss(
                     take(student_BLS, batch["at_student"]),
                     teacher_BPS,
                     temperature=settings.temperature,
-                    mask=batch["paired"],
+                    mask=weights_BP,
+                    vocab_mask=pair.compared,
                 )
                 if settings.train_routers:
                     terms |= router_terms(layers, batch["teacher_mask"], settings)
@@ -45,14 +47,16 @@ def make_loss_fn(settings: Settings) -> Callable[[Pair, Batch], Terms]:
     return loss_fn
 
 
-def teacher_log_p(pair: Pair, batch: Batch, *, vocabulary: int) -> Tensor:
-    """What the teacher expects at the aligned positions, in the student's tokens (B, P, S)."""
+def teacher_log_p(pair: Pair, batch: Batch, *, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """What the teacher expects at the aligned positions, in the student's tokens (B, P, S), and how much of it that is
+    (B, P)."""
     teacher = pair.teacher
     assert teacher is not None
     hidden_BLD = teacher.base_model(batch["teacher_ids"], use_cache=False).last_hidden_state
     hidden_BPD = take(hidden_BLD, batch["at_teacher"])
     logits = teacher.get_output_embeddings()(hidden_BPD).flatten(0, 1)
-    return retell(logits, pair.first_piece, vocabulary).unflatten(0, hidden_BPD.shape[:2])
+    log_p, told = retell(logits, pair.first_piece, vocabulary)
+    return log_p.unflatten(0, hidden_BPD.shape[:2]), told.unflatten(0, hidden_BPD.shape[:2])
 
 
 def take(values_BLX: Tensor, places_BP: Tensor) -> Tensor:

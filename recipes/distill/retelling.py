@@ -17,37 +17,41 @@ _ROWS = 256
 """Rows held in float32 at a time: a teacher of 49,152 tokens needs 50 MB for them."""
 
 
-def retell(teacher_NT: Tensor, first_piece_T: Tensor, vocabulary: int) -> Tensor:
-    """log p of each of the student's tokens: the sum over the teacher's tokens that begin with it, in float32 or wider.
+def retell(teacher_NT: Tensor, first_piece_T: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """log p of each of the student's tokens: the sum over the teacher's tokens that begin with it, in float32 or wider;
+    and how much of the teacher's probability was told.
 
-    Tokens of the teacher without a spelling are left out and the rest is normalised. A token of the student that no
-    teacher token begins with is -inf: it cannot come. Does not sync with the host; of the size of the teacher's logits
-    nothing is kept for backward but those logits.
+    Tokens of the teacher that are not compared (-1) are left out and the rest is normalised. A token of the student
+    that no teacher token begins with is -inf. Does not sync with the host; of the size of the teacher's logits nothing
+    is kept for backward but those logits. What was told has no gradient: nobody shall learn to tell less.
     """
-    retold: Tensor = _Retell.apply(teacher_NT, first_piece_T, vocabulary)  # type: ignore[no-untyped-call]
-    return retold
+    return _Retell.apply(teacher_NT, first_piece_T, vocabulary)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Retell(Function):
     @staticmethod
-    def forward(ctx: Any, teacher_NT: Tensor, first_T: Tensor, vocabulary: int) -> Tensor:
+    def forward(ctx: Any, teacher_NT: Tensor, first_T: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(teacher_NT.dtype, torch.float32)
         log_p_NS = torch.empty(len(teacher_NT), vocabulary, dtype=dtype, device=teacher_NT.device)
+        told_N = torch.empty(len(teacher_NT), dtype=dtype, device=teacher_NT.device)
         for part in _parts(teacher_NT):
-            log_p_NS[part] = _sums(_probabilities(teacher_NT[part], first_T), first_T, vocabulary).log_()
+            wide = teacher_NT[part].to(dtype)
+            told_N[part] = (_compared(wide, first_T).logsumexp(-1) - wide.logsumexp(-1)).exp()
+            log_p_NS[part] = _sums(_compared(wide, first_T).softmax(-1), first_T, vocabulary).log_()
         ctx.save_for_backward(teacher_NT, first_T, log_p_NS)
-        return log_p_NS
+        ctx.mark_non_differentiable(told_N)
+        return log_p_NS, told_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_NS: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_NS: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         teacher_NT, first_T, log_p_NS = ctx.saved_tensors
         gradient = torch.empty_like(teacher_NT)
         # d log p_s / d logit_t = p_t (1[t begins with s] / p_s - 1). A token of no probability has no gradient.
         share_NS = torch.where(log_p_NS > -math.inf, grad_NS * torch.exp(-log_p_NS), 0)
         total_N1 = torch.where(log_p_NS > -math.inf, grad_NS, 0).sum(-1, keepdim=True)
         for part in _parts(teacher_NT):
-            p = _probabilities(teacher_NT[part], first_T)
+            p = _compared(teacher_NT[part].to(log_p_NS.dtype), first_T).softmax(-1)
             gradient[part] = p * (share_NS[part][:, first_T.clamp_min(0)] - total_N1[part])
         return gradient, None, None
 
@@ -56,9 +60,8 @@ def _parts(rows: Tensor) -> list[slice]:
     return [slice(start, start + _ROWS) for start in range(0, len(rows), _ROWS)]
 
 
-def _probabilities(logits: Tensor, first_T: Tensor) -> Tensor:
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return wide.masked_fill(first_T < 0, -math.inf).softmax(-1)
+def _compared(logits: Tensor, first_T: Tensor) -> Tensor:
+    return logits.masked_fill(first_T < 0, -math.inf)
 
 
 def _sums(p: Tensor, first_T: Tensor, vocabulary: int) -> Tensor:

@@ -84,7 +84,7 @@ def sick_loss(pair: Pair, batch: Batch) -> dict[str, Tensor]:
     """As the failing scripts write it. Do not copy this."""
     student = pair.student(batch["student_ids"], use_cache=False).logits
     with torch.no_grad():
-        teacher = teacher_log_p(pair, batch, vocabulary=student.shape[-1]).half()
+        teacher = teacher_log_p(pair, batch, vocabulary=student.shape[-1])[0].half()
     ce = F.cross_entropy(student.flatten(0, 1), batch["labels"].flatten())
     p = F.softmax(teacher / TEMPERATURE, dim=-1)
     log_q = F.log_softmax(take(student, batch["at_student"]) / TEMPERATURE, dim=-1)

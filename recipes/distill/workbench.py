@@ -74,7 +74,7 @@ class Workbench:
 
     @property
     def spelled_share(self) -> float:
-        """Of the teacher's tokens, those that the student can spell."""
+        """Of the teacher's tokens, those that are compared."""
         return float((self.aligner.first_piece >= 0).float().mean())
 
 
@@ -116,8 +116,8 @@ def prepare(settings: Settings, *, say_so: Say = lambda words: None) -> Workbenc
         speech,
     )
     say_so(
-        f"aligned: {bench.aligned_share:.0%} of the student's positions; it can spell {bench.spelled_share:.1%} of the "
-        "teacher's tokens"
+        f"aligned: {bench.aligned_share:.0%} of the student's positions; {bench.spelled_share:.1%} of the teacher's "
+        "tokens are compared"
     )
     return bench
 

@@ -58,21 +58,26 @@ def test_paired_positions_have_read_the_same_bytes(
     assert len(row.pairs) == len((ends[0] & ends[1]) - {len(text.encode())})
 
 
-def test_every_teacher_token_goes_to_the_student_token_that_begins_it(
+def test_a_teacher_token_goes_to_the_student_token_that_begins_its_spelling(
     aligner: Aligner, student: Tokenizer, teacher: Tokenizer
 ) -> None:
     own, others = token_bytes(student), token_bytes(teacher)
-    checked = 0
-    for number, raw in enumerate(others):
-        first = int(aligner.first_piece[number])
-        if raw:
-            assert own[first]
-            assert raw.startswith(own[first])
-            checked += 1
-        else:
-            assert first == -1
-    assert checked > 800
+    compared = {number: int(first) for number, first in enumerate(aligner.first_piece) if first >= 0}
+    assert len(compared) > 700
+    assert all(others[number].startswith(own[first]) for number, first in compared.items())
     assert aligner.first_piece[len(others) :].tolist() == [-1, -1, -1]  # padding of the teacher's vocabulary
+
+
+def test_a_student_token_that_the_teacher_says_in_two_is_left_out_with_what_it_may_be_taken_for() -> None:
+    student = train_tokenizer(["born in 1594 or 1594 and 1594 it was"] * 50, vocabulary=300)
+    digits = train_tokenizer(["born in or and it was  "] * 50, vocabulary=300)
+    own = token_bytes(student)
+    assert b" 1594" in own
+    told = Aligner(student, digits, teacher_begin=0, teacher_vocabulary=300).first_piece
+    pieces = {own[int(first)] for first in told if first >= 0}
+    assert b" 1594" not in pieces
+    assert b" " not in pieces  # the teacher's " " may be the beginning of " 1594"
+    assert b" born" in pieces or b"born" in pieces or b"bor" in pieces
 
 
 def test_matching_the_same_tokens_only_leaves_the_others_out(student: Tokenizer, teacher: Tokenizer) -> None:
@@ -95,16 +100,17 @@ def test_tokenizers_that_share_nothing_are_named_in_one_sentence(student: Tokeni
 def test_retold_probabilities_are_the_sums_of_those_that_begin_alike() -> None:
     first = torch.tensor([2, 0, 2, -1, 1, 0])
     logits = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    told = retell(logits, first, 4).exp()
+    log_p, told = retell(logits, first, 4)
     p = logits[:, [0, 1, 2, 4, 5]].softmax(-1)  # without the fourth, which cannot be spelled
     wanted = torch.stack([p[:, 1] + p[:, 4], p[:, 3], p[:, 0] + p[:, 2], torch.zeros(5)], dim=-1)
-    torch.testing.assert_close(told, wanted)
+    torch.testing.assert_close(log_p.exp(), wanted)
+    torch.testing.assert_close(told, 1 - logits.softmax(-1)[:, 3])
 
 
 def test_the_gradient_of_retelling_is_that_of_finite_differences() -> None:
     first = torch.tensor([2, 0, 2, -1, 1, 0])
     logits = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda given: retell(given, first, 3), (logits,))
+    assert torch.autograd.gradcheck(lambda given: retell(given, first, 3)[0], (logits,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -112,7 +118,7 @@ def test_retelling_extreme_logits_gives_no_nan_in_either_direction(dtype: torch.
     logits = torch.zeros(2, 300, dtype=dtype)
     logits[0, 7], logits[1] = 60000.0, torch.linspace(-300, 300, 300, dtype=torch.float32).to(dtype)
     logits.requires_grad_(True)
-    told = retell(logits, torch.arange(300) % 40, 41)
+    told, _ = retell(logits, torch.arange(300) % 40, 41)
     assert not told.isnan().any()
     assert bool((told[:, 40] == -torch.inf).all())  # no teacher token begins with it
     told[told > -torch.inf].sum().backward()

@@ -23,7 +23,7 @@ def reply(question: Question) -> str:
     return f"{steps} <answer>{steps.removesuffix('.').rpartition(' = ')[2]}</answer>"
 
 
-RECIPE = Recipe(name="cot", instruction=INSTRUCTION, reply=reply, max_new_tokens=112, quick_steps=20)
+RECIPE = Recipe(name="cot", instruction=INSTRUCTION, reply=reply, max_new_tokens=128, quick_steps=20)
 
 if __name__ == "__main__":
     raise SystemExit(main(RECIPE, train))

@@ -26,7 +26,7 @@ from recipes.units.training import Settings, fine_tune, seeded
 from steadygrad import UsageError
 
 RECIPE = Recipe(
-    name="rft", instruction=INSTRUCTION, reply=reply, max_new_tokens=112, settings=Settings(epochs=1.0), quick_steps=8
+    name="rft", instruction=INSTRUCTION, reply=reply, max_new_tokens=128, settings=Settings(epochs=1.0), quick_steps=8
 )
 CLOSE = 0.01
 """Kept is what is closer to the truth than the test asks for: what is learnt is what is kept."""

@@ -84,6 +84,7 @@ def main() -> None:
     asked.add_argument("--learning-rate", type=float, default=1e-3)
     asked.add_argument("--rank", type=int, default=32)
     asked.add_argument("--questions", type=int, default=500)
+    asked.add_argument("--sampled", type=int, default=2000, help="questions that RFT samples replies to")
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + given.seconds
@@ -137,7 +138,16 @@ def main() -> None:
     part("sft bf16", lambda: sft.train(sft.RECIPE, options_for(sft.RECIPE, "sft", "--precision", "bf16", *many)))
     part("cot bf16", lambda: sft.train(cot.RECIPE, options_for(cot.RECIPE, "cot", "--precision", "bf16", *many)))
     start = str(given.out / "work" / "cot")
-    few = ("--max-steps", str(max(5, steps // 3)), "--samples", "2000", "--start", start, "--precision", "bf16")
+    few = (
+        "--max-steps",
+        str(max(5, steps // 3)),
+        "--samples",
+        str(given.sampled),
+        "--start",
+        start,
+        "--precision",
+        "bf16",
+    )
     part("rft bf16", lambda: rft.train(rft.RECIPE, options_for(rft.RECIPE, "rft", *few, "--learning-rate", "2e-4")))
     part("sick", lambda: show_sick(sft.RECIPE, options_for(sft.RECIPE, "sick")))
     if left() > steps / slow + 8:
@@ -145,9 +155,45 @@ def main() -> None:
     else:
         results["sft fp32"] = {"failed": "no time left"}
     (given.out / "units.json").write_text(json.dumps(results, indent=2))
-    for name, value in results.items():
-        scores = value.get("scores") if isinstance(value, dict) else None
-        print(f"{name}: {scores or value}" if name != "sick" else f"{name}: {json.dumps(value)[:1500]}")
+    (given.out / "units.md").write_text(in_markdown(results))
+    print(in_markdown(results))
+
+
+def in_markdown(results: dict[str, Any]) -> str:
+    """The page of results: scores, speed, and the sick configuration."""
+    lines = [f"# Unit conversion with SmolLM2-135M-Instruct, {results['date']}", "", f"{results['hardware']}.", ""]
+    lines += ["| run | steps | accuracy before | after | answer_rate before | after | samples/s | refused | bad |"]
+    lines += ["|---" * 9 + "|"]
+    for name in ("sft bf16", "cot bf16", "rft bf16", "sft fp32"):
+        found = results.get(name, {"failed": "not run"})
+        if "scores" not in found:
+            lines.append(f"| {name} | {found['failed']} |" + " - |" * 7)
+            continue
+        before, after = found["scores"].values()
+        trained = found["trained"]
+        lines.append(
+            f"| {name} | {trained['steps']} | {before['accuracy']:.3f} | {after['accuracy']:.3f} | "
+            f"{before['answer_rate']:.3f} | {after['answer_rate']:.3f} | {trained['samples_per_second']:.0f} | "
+            f"{trained['refused']} | {trained['non_finite_weights']} |"
+        )
+    lines += ["", "| speed of the guarded trainer | samples/s |", "|---|---|"]
+    lines += [
+        f"| {name.removeprefix('speed ')} | {value:.0f} |" if isinstance(value, float) else f"| {name} | failed |"
+        for name, value in results.items()
+        if name.startswith("speed")
+    ]
+    sick = results.get("sick", {})
+    if "incident" in sick:
+        lines += ["", "The sick configuration:", "", "| step | plain loss | plain grad_norm | with the remedy |"]
+        lines += ["|---|---|---|---|"]
+        cured = {row["step"]: row for row in sick["cured"]}
+        lines += [
+            f"| {row['step']} | {row['loss'][:6]} | {row['grad_norm'][:6]} | "
+            f"{cured[row['step']]['loss'][:6] if row['step'] in cured else '-'} |"
+            for row in sick["plain"]
+        ]
+        lines += ["", f"{sick['model']}. {sick['incident']} Gone on with: {sick['applied_remedy']}."]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

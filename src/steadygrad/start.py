@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from .act import setup
 from .act.books import Books
-from .act.engine import Engine, Manner
+from .act.engine import Engine
+from .act.manner import Manner
 from .act.notify import Notifier
 from .act.parts import assemble
 from .act.policy import Policy

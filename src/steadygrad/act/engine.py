@@ -12,65 +12,34 @@ calls `enter` before and `leave` after each, and `commit_outside` where it would
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..errors import TrainingHalted
-from ..records import Action, Decision, Diagnosis, Finding, Outcome, Reading
+from ..records import Action, Decision, Finding, Outcome, Reading
 from ..watch.gradients import Gradients
 from .checkpoints import CheckpointStore
 from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, passed_over
 from .forward_state import Entry
 from .ladder import Ledger
+from .manner import Clinic, Manner
+from .noise import Noise
 from .notify import Notifier
 from .parts import Parts
-from .past import Past
 from .policy import Policy
 from .program import Terms
 from .ranks_council import GuardLost
 from .readout import Row, must_refuse, reading_of
 from .recovery import Recovery, Verbs
+from .rng import put_rng
 from .snapshots import SnapshotRing
 from .tape import versions_of
 
 _EXPLAINED_CRASHES = 3
-
-
-class Clinic(Protocol):
-    """What the engine asks of the clinic."""
-
-    capsule: str
-    max_grad_norm: float | None
-
-    def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None: ...
-
-    def examine(
-        self,
-        window: Window,
-        step: int,
-        findings: tuple[Finding, ...],
-        others: Sequence[Sequence[Any]],
-        *,
-        depth: str,
-        past: Past | None = None,
-    ) -> Diagnosis: ...
-
-    def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How an engine works: what its owner chose once."""
-
-    max_grad_norm: float | None
-    settle: str
-    diagnose: str
-    outside: bool = False
-    """Somebody else runs forward and backward the first time, steps the schedule, and says where a window ends."""
 
 
 class Engine:
@@ -102,6 +71,7 @@ class Engine:
             shield=parts.shield, ring=ring, store=store, can_clip=manner.max_grad_norm is not None,
             whole_windows=manner.outside, council=parts.council,
         )  # fmt: skip
+        self._noise = Noise(parts.program, parts.forward, parts.books, parts.shield)
         self.step = self.batches_seen = 0
         self.window = Window()
         self.pending: Flight | None = None
@@ -333,6 +303,9 @@ class Engine:
         """A refused update: leave no trace of its batch, remember it, and run what came behind it again."""
         self._clerk.after_refusal()
         reading, kept = self.recovery.second_look(reading, window, gradients)
+        ours_alone = self.council.size == 1 and not self._manner.outside and self.policy.acts
+        other_numbers = self._noise.to_blame(reading, window) if ours_alone else None
+        kept = kept if other_numbers is None else window.fed
         findings = self.books.judge(reading)
         decision = self._decide(reading, findings)
         self.books.enter(reading, decision, applied=False, attempt=attempt)
@@ -349,6 +322,8 @@ class Engine:
         if Action.ROLLBACK in decision.actions:
             outcome.rolled_back_to = self.recovery.roll_back(decision, next_outcome)
             return
+        if other_numbers is not None:
+            put_rng(other_numbers)
         self.run_again([*kept, *behind], next_outcome)
 
     def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:

@@ -113,4 +113,4 @@ class _CrashCase(Case):
         assert self.exam is not None
         if origin is not None and origin.phase == "data":
             return super()._rows(evidence, origin, cause, depth)
-        return Rows(rows=read_rows(self.exam, num_rows(self._batch)))
+        return Rows(rows=read_rows(self.exam, num_rows(self._batch, self.patient.facts.select_rows)))

@@ -157,9 +157,13 @@ class Case:
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return Rows()
         if depth == "origin":
-            return Rows(rows=read_rows(self.exam, num_rows(self._batch)))
+            return Rows(rows=read_rows(self.exam, num_rows(self._batch, self.patient.facts.select_rows)))
         found = find_rows(self.patient, self.exam)
-        if cause == "empty_reduction" and found.rows is not None and len(found.rows) == num_rows(self._batch):
+        if (
+            cause == "empty_reduction"
+            and found.rows is not None
+            and len(found.rows) == num_rows(self._batch, self.patient.facts.select_rows)
+        ):
             return Rows()  # nothing to average over in the whole batch: no row is guiltier than another
         return found
 

@@ -32,13 +32,31 @@ class Rows:
     proven: bool = False
 
 
-def num_rows(batch: Any) -> int:
-    """The batch size: the leading dimension most tensors of the batch share; 0 where there is none."""
-    sizes = Counter(v.shape[0] for _, v in walk_batch(batch) if isinstance(v, torch.Tensor) and v.dim())
+def num_rows(batch: Any, select: Select | None = None) -> int:
+    """The batch size: the leading dimension most tensors of the batch share; 0 where there is none.
+
+    With `select`, a size that it can take all rows of: where time comes first, most leading dimensions are not it.
+    """
+    tensors = [value for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
+    sizes = [size for size, _ in Counter(tensor.shape[0] for tensor in tensors).most_common()]
     if not sizes:
         return 0
-    most = max(sizes.values())
-    return next(size for size, count in sizes.items() if count == most)
+    if select is not None:
+        inner = [size for size, _ in Counter(t.shape[1] for t in tensors if t.dim() > 1).most_common()]
+        for size in dict.fromkeys([*sizes, *inner]):
+            if _takes_all(batch, select, size, [tensor.shape for tensor in tensors]):
+                return size
+    return sizes[0]
+
+
+def _takes_all(batch: Any, select: Select, size: int, shapes: list[torch.Size]) -> bool:
+    """Whether choosing this many rows gives the whole batch, and one row less than that."""
+    try:
+        whole, one = select(batch, list(range(size))), select(batch, [0])
+    except CANNOT_RUN:
+        return False
+    found = [[v.shape for _, v in walk_batch(b) if isinstance(v, torch.Tensor) and v.dim()] for b in (whole, one)]
+    return found[0] == shapes and (size == 1 or found[1] != shapes)
 
 
 def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[int, ...]:
@@ -49,7 +67,7 @@ def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[
     value = next((value for name, value in walk_batch(batch) if name == key), None)
     if not isinstance(value, torch.Tensor) or not value.dim():
         return ()
-    size = num_rows(batch)
+    size = num_rows(batch, select)
     if value.shape[0] == size or select is None:
         return tuple((~torch.isfinite(value.reshape(value.shape[0], -1))).any(1).nonzero().flatten().tolist())
     rows = []
@@ -70,7 +88,7 @@ def data_rows(patient: Patient, exam: Examination, key: str) -> tuple[int, ...]:
     if select is None or not rows or every == rows:
         return rows
     test = _Subsets(patient, lambda seen: not seen.loss_finite or bool(seen.bad_gradients), "backward", guilty)
-    size = num_rows(batch)
+    size = num_rows(batch, select)
     without, without_any = (tuple(row for row in range(size) if row not in left) for left in (rows, every))
     return every if test(without) and test(without_any) is False and without_any else rows
 
@@ -90,6 +108,7 @@ class _Subsets:
     def __init__(self, patient: Patient, sick: Callable[[Any], bool], until: str, guilty: int) -> None:
         self.patient, self.sick, self.until, self.guilty = patient, sick, until, guilty
         self.left = MAX_REPLAYS
+        self.size = num_rows(patient.batches[guilty], patient.facts.select_rows)
         self._known: dict[tuple[int, ...], bool | None] = {}
 
     def __call__(self, rows: Sequence[int]) -> bool | None:
@@ -126,10 +145,15 @@ class _Subsets:
         self.left -= 1
         select = self.patient.facts.select_rows
         assert select is not None
+        batch = self.patient.batches[self.guilty]
         try:
-            return self._with(select(self.patient.batches[self.guilty], list(rows)))
+            answer = self._with(select(batch, list(rows)))
+            if answer is None and 1 < self.size != len(rows):
+                # Written for batches of one size: these rows over and over, until there are as many.
+                answer = self._with(select(batch, [rows[place % len(rows)] for place in range(self.size)]))
         except CANNOT_RUN:
             return None
+        return answer
 
     def _with(self, batch: Any) -> bool | None:
         """Whether the step is sick with this batch in the place of the guilty one."""
@@ -173,10 +197,10 @@ def _graft(sound: Any, sick: Any, row: int, size: int) -> Any:
 def find_rows(patient: Patient, exam: Examination) -> Rows:
     """The guilty rows of the (single) failing batch."""
     if not patient.batches or patient.facts.select_rows is None:
-        hint = read_rows(exam, num_rows(patient.batches[0])) if patient.batches else None
+        hint = read_rows(exam, num_rows(patient.batches[0], patient.facts.select_rows)) if patient.batches else None
         return Rows(rows=hint)
     guilty_batch = exam.seen.guilty_batch or 0
-    size = num_rows(patient.batches[guilty_batch])
+    size = num_rows(patient.batches[guilty_batch], patient.facts.select_rows)
     if size < 1:
         return Rows()
     in_forward = not exam.seen.loss_finite
@@ -221,7 +245,7 @@ def readers_of_state(patient: Patient, exam: Examination) -> Rows:
     if exam.seen.loss_finite or patient.facts.select_rows is None:
         return Rows()
     guilty_batch = exam.seen.guilty_batch or 0
-    size = num_rows(patient.batches[guilty_batch])
+    size = num_rows(patient.batches[guilty_batch], patient.facts.select_rows)
     test = _Subsets(patient, lambda seen: not seen.loss_finite, "forward", guilty_batch)
     if size < 2 or all(test((row,)) for row in {0, size // 2, size - 1}):
         return Rows()  # whoever comes, it fails: not a question of rows

@@ -306,10 +306,10 @@ def _few_healthy(ward: Ward, batch: Any) -> Any:
     select = ward.patient.facts.select_rows
     if select is None:
         return batch
-    rows = [row for row in range(num_rows(batch)) if row not in (ward.rows.rows or ())]
+    rows = [row for row in range(num_rows(batch, select)) if row not in (ward.rows.rows or ())]
     if sum(p.numel() for p in ward.patient.model.parameters()) > LARGE_MODEL:
         rows = rows[: max(2, len(rows) // 8)]
-    return select(batch, rows) if rows and (ward.rows.rows or len(rows) < num_rows(batch)) else batch
+    return select(batch, rows) if rows and (ward.rows.rows or len(rows) < num_rows(batch, select)) else batch
 
 
 def _distance(ward: Ward, proposal: Proposal, reference: Reference) -> tuple[float | None, float | None]:

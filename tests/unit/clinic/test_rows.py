@@ -66,3 +66,24 @@ def test_of_memory_nobody_filled_the_rows_are_told_that_ask_for_it(run_case: Any
     assert sighting.diagnosis.symptom == "nan_loss"
     assert sighting.diagnosis.rows == (2,)
     assert "drop_rows" not in [trial.remedy.slug for trial in sighting.diagnosis.remedies]
+
+
+def test_the_batch_size_is_one_that_all_rows_can_be_taken_of() -> None:
+    batch = {"x": torch.zeros(7, 5, 2), "mask": torch.zeros(7, 5), "y": torch.zeros(5)}
+
+    def time_first(batch: Any, rows: Any) -> Any:
+        return {"x": batch["x"][:, rows], "mask": batch["mask"][:, rows], "y": batch["y"][rows]}
+
+    assert num_rows(batch) == 7
+    assert num_rows(batch, time_first) == 5
+
+
+def test_code_written_for_one_batch_size_is_asked_with_rows_over_and_over(make_patient: Any) -> None:
+    def picked(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        values = model(batch["x"])[torch.arange(4), 0]
+        return (batch["k"] * torch.log(values.abs() * batch["k"])).sum()
+
+    data = {"x": torch.randn(4, 3), "k": torch.ones(4)}
+    data["k"][2] = 0.0
+    found = diagnose(make_patient(nn.Linear(3, 1), picked, [data]))
+    assert found.rows == (2,)

@@ -169,3 +169,47 @@ def test_clipping_a_rate_that_is_far_too_high_is_not_called_a_cure(run_case: Any
     assert found.cause.slug == "lr_divergence"
     assert "lr_down" in slugs(found)
     assert "clip" not in slugs(found)
+
+
+def test_two_factors_that_both_start_at_zero_are_cured_by_drawing_them(run_case: Any, make_case: Any) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(1, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.down.T @ self.up.T
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.lora = nn.Linear(3, 1), Factors()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) + self.lora(x)
+
+    torch.manual_seed(0)
+    model = Adapted()
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    found = run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, sgd(model))).diagnosis
+    assert (found.cause.slug, found.origin.module) == ("no_trainable_grad", "lora")
+    assert slugs(found) == {"init"}
+    assert bool((model.lora.up == 0).all())  # the trial was taken back
+
+
+def test_a_weight_too_far_from_zero_for_float32_is_told_what_would_move_it(run_case: Any, make_case: Any) -> None:
+    class Place(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.place, self.body = nn.Parameter(torch.full((3,), 6.4e6)), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x - (self.place - 6.4e6))
+
+    torch.manual_seed(0)
+    model = Place()
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, optimizer)).diagnosis
+    assert (found.cause.slug, found.origin.tensor) == ("lost_update", "place")
+    assert slugs(found) == {"fp64"}

@@ -42,3 +42,12 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             make=lambda: Precision(torch.float32),
             safety="close",
         )
+    elif ward.cause == "lost_update":
+        # Far from zero float32 is coarse too: at six million the next number is half a unit away.
+        yield Proposal(
+            code=RULE.code,
+            slug="fp64",
+            change="float64 in place of float32",
+            make=lambda: Precision(torch.float64),
+            safety="close",
+        )

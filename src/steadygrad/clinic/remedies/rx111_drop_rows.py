@@ -40,7 +40,7 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         or not ward.patient.batches
     ):
         return
-    if len(rows) < num_rows(ward.patient.batches[-1]):
+    if len(rows) < num_rows(ward.patient.batches[-1], ward.patient.facts.select_rows):
         yield Proposal(
             code=RULE.code,
             slug="drop_rows",

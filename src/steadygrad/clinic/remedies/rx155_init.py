@@ -1,7 +1,8 @@
 """Initialise what was never written.
 
 What it sees
-    A parameter or buffer that has been bad since before the first step.
+    A parameter or buffer that has been bad since before the first step; parameters that get no gradient although
+    nothing cuts the graph.
 
 Why it hurts
     Nothing the training does will ever make it sound.
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...rules import Rule
-from ..surgery.state import Initialise
+from ..surgery.state import Initialise, Redraw
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX155", "init", "Initialise what was never written.")
@@ -38,4 +39,14 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             slug="init",
             change=f"bad entries of {leaf[1]} drawn small and random",
             make=lambda: Initialise(*leaf),
+        )
+    origin, names = ward.origin, ward.evidence.names
+    if ward.evidence.kind == "zero_gradient" and names and origin is not None and origin.source is None:
+        # Nothing cuts the graph, so the values themselves pass no gradient on: two factors that both start at zero,
+        # units that no input wakes.
+        yield Proposal(
+            code=RULE.code,
+            slug="init",
+            change=f"{names[0]}{' and others' if len(names) > 1 else ''} drawn anew",
+            make=lambda: Redraw(names),
         )

@@ -27,7 +27,7 @@ class DropRows(Change):
     def batch(self, patient: Patient, batch: Any) -> Any:
         select = patient.facts.select_rows
         assert select is not None
-        return select(batch, [row for row in range(num_rows(batch)) if row not in self.rows])
+        return select(batch, [row for row in range(num_rows(batch, select)) if row not in self.rows])
 
 
 class SkipBatch(Change):

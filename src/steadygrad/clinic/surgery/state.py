@@ -83,6 +83,30 @@ class Initialise(Change):
                 tensor.data.copy_(torch.where(tensor.abs() < 1e15, tensor, fresh))
 
 
+class Redraw(Change):
+    """Parameters are drawn anew, once: as their module draws them, or small and random where it does not say."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = frozenset(names)
+        self._done = False
+
+    def prepared(self, patient: Patient) -> None:
+        if self._done:
+            return
+        self._done = True
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            drawn: set[str] = set()
+            for owner, module in patient.model.named_modules():
+                inside = {f"{owner}.{name}" if owner else name for name, _ in module.named_parameters(recurse=False)}
+                if inside & self.names and callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+                    drawn |= inside
+            for name, parameter in patient.model.named_parameters():
+                if name in self.names - drawn:
+                    parameter.data.normal_(std=0.02)
+
+
 class TameOutliers(Change):
     """The few entries of one parameter that stand far beyond all others are set to zero."""
 

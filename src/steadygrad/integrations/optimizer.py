@@ -35,6 +35,9 @@ from ..start import tell_checkup
 from .desk import Desk, names_of
 from .patching import outside_of_compile, shell_of, wrap_method
 
+_KEEPS_OUT = {Action.SKIP, Action.ROLLBACK, Action.HALT}
+"""Decisions by which the update at hand does not land, whatever its own numbers are."""
+
 
 class OptimizerGuard:
     """What `sg.attach(optimizer, ...)` returns.
@@ -221,39 +224,65 @@ class OptimizerGuard:
         return answer.value()
 
     def _judge(self, desk: Desk, step: int) -> bool:
+        if self._ring is not None:
+            self._ring.wait_for_copies()  # of what this update is about to change
         reading = self._council.agree_on_loss(desk.read(step, self._loss), step)
         can = Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
         findings = desk.books.judge(reading)
-        if not (self.policy.acts and must_refuse(reading)):
-            decision = desk.books.decide(reading, findings, can)
-            self._council.note(decision)
-            desk.books.enter(reading, decision, applied=True, loss_seen=self._loss is not None)
-            return True
-        self._refused.add(id(desk))
-        if self._entry is not None:
-            self._forward.restore(self._entry)
-        looked = self._council.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
-        reading = self._council.name_rank(replace(reading, refused=True, **looked))
-        findings = desk.books.judge(reading)
+        refused = self.policy.acts and must_refuse(reading)
+        if refused:
+            self._undo_forward(desk)
+            looked = self._council.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
+            reading = self._council.name_rank(replace(reading, refused=True, **looked))
+            findings = desk.books.judge(reading)
         decision = desk.books.decide(reading, findings, can)
         self._council.note(decision)
-        desk.books.enter(reading, decision, applied=False, loss_seen=self._loss is not None)
-        desk.books.announce()
+        lands = not refused and not _KEEPS_OUT & set(decision.actions)
+        desk.books.enter(reading, decision, applied=lands, loss_seen=self._loss is not None)
+        if lands:
+            return True
+        self._undo_forward(desk)
         if Action.ROLLBACK in decision.actions:
-            decision = self._roll_back(decision)
+            decision = self._roll_back(desk, decision)
+        desk.books.announce()
         if Action.HALT in decision.actions:
             self._halt = decision
         return False
 
-    def _roll_back(self, decision: Decision) -> Decision:
+    def _undo_forward(self, desk: Desk) -> None:
+        """No trace of what the forward passes since the last update moved."""
+        if id(desk) not in self._refused:
+            self._refused.add(id(desk))
+            if self._entry is not None:
+                self._forward.restore(self._entry)
+
+    def _roll_back(self, desk: Desk, decision: Decision) -> Decision:
         """Back to the newest good state. The batches since then are gone: this loop is not ours to run again."""
-        snapshot = self._council.good_snapshot(self._ring, None) if self._ring is not None else None
+        diverged = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]
+        onset = next((int(step) for step in diverged if step is not None), None)
+        snapshot = self._council.good_snapshot(self._ring, onset) if self._ring is not None else None
         if snapshot is None:
-            return replace(
-                decision, actions=(*decision.actions, Action.HALT), reason=f"{decision.reason}; no good state"
-            )
+            decision = replace(decision, actions=(*decision.actions, Action.HALT))
+            return self._say(desk, decision, "but there is no good state to go back to")
         self._state.restore(snapshot.tree)
+        assert self._ring is not None
+        self._ring.discard_after(snapshot.step)
+        self._entry = None  # of a state that is no more
         self._journal.event("rolled_back", to=snapshot.step, batches_run_again=0)
+        lost = max(0, decision.step - snapshot.step)
+        return self._say(
+            desk, decision, f"the state before step {snapshot.step} was put back; the {lost} updates since are lost, "
+            "because this loop is not ours to run again"
+        )  # fmt: skip
+
+    def _say(self, desk: Desk, decision: Decision, what: str) -> Decision:
+        """What came of a decision, in its reason and in the incident that it belongs to."""
+        decision = replace(decision, reason=f"{decision.reason}; {what}")
+        incidents = desk.books.incidents
+        if incidents and incidents[-1].last_step == decision.step:
+            incidents[-1] = replace(incidents[-1], decision=decision)
+            desk.books.journal.incident(incidents[-1])
+        desk.books.show(f"step {decision.step}: {what}", kind="rollback")
         return decision
 
     def _hold_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -18,17 +18,26 @@ class Clipping:
         self._shield = shield
         self._clips: dict[tuple[int, ...], GradientProbe] = {}
         self._clipped: tuple[tuple[int, ...], Gradients] | None = None
+        self._limit: float | None = None
+        self._num_clips = 0
+        self.limit: float | None = None
+        """What the gradients of the update under way were clipped to, if they were."""
+        self.unknown = False
+        """Whether they were clipped in a way that cannot be repeated from here."""
 
     def take(self, parameters: Sequence[Tensor]) -> Gradients | None:
         """What these very parameters' gradients were before they were clipped since the last update, if they were."""
         clipped, self._clipped = self._clipped, None
-        if clipped is None or clipped[0] != tuple(id(p) for p in parameters if p.requires_grad):
-            return None
-        return clipped[1]
+        self.limit, self._limit = self._limit, None
+        num_clips, self._num_clips = self._num_clips, 0
+        known = clipped is not None and clipped[0] == tuple(id(p) for p in parameters if p.requires_grad)
+        self.unknown = num_clips > 1 or (num_clips == 1 and (not known or self.limit is None))
+        return clipped[1] if clipped is not None and known else None
 
     def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Measure what is about to be clipped. Where torch's own arithmetic is known to the bit, its pass over the
         gradients is ours, so that looking costs nothing. Does not sync."""
+        self._num_clips += 1
         if not args or isinstance(args[0], Tensor):
             return original(*args, **kwargs)
         everything = list(args[0])  # a generator can be walked only once
@@ -56,5 +65,6 @@ class Clipping:
         plain = len(rest) <= 1 and set(kwargs) <= {"max_norm"} and isinstance(limit, int | float)
         if not plain or not gradients.alike or len(parameters) != len(everything):
             return None
-        clip_exact(gradients, float(limit))  # type: ignore[arg-type]
+        self._limit = float(limit)  # type: ignore[arg-type]
+        clip_exact(gradients, self._limit)
         return gradients.total

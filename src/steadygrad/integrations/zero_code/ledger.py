@@ -111,6 +111,7 @@ class Ledger:
             "applied": sum(each.applied for each in ledgers),
             "skipped": sum(each.skipped for each in ledgers),
             "overflows": sum(each.overflows for each in ledgers),
+            "rolled_back": sum(each.rollbacks_total for each in ledgers),
             "incidents": sum(len(each.incidents) for each in books),
             "halted": any(each.halted for each in ledgers),
             "backwards": watch.backwards.count,
@@ -123,7 +124,7 @@ class Ledger:
             "trainer": [name for name, _ in self.summaries],
         }
         for _, summary in self.summaries:
-            for key in ("steps", "applied", "skipped", "overflows", "incidents"):
+            for key in ("steps", "applied", "skipped", "overflows", "rolled_back", "incidents"):
                 note[key] += int(summary.get(key) or 0)
             note["halted"] = note["halted"] or bool(summary.get("halted"))
             note["run_dir"] = note["run_dir"] or self._settings.run_dir

@@ -140,6 +140,7 @@ def _schedules(watch: Watch, patches: Patches) -> None:
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         learn(type(self))
         original(self, *args, **kwargs)
+        watch.followers.note(self, raw_optimizer(getattr(self, "optimizer", None)))
 
     learn(LRScheduler)
     for kind in _all_kinds(LRScheduler):

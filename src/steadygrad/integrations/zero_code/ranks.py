@@ -34,6 +34,8 @@ from ..desk import Desk
 from .calls import gradients_kept
 
 logger = logging.getLogger("steadygrad")
+_SEEN = ("bad_inputs", "bad_parameters", "bad_state", "bad_buffers")
+"""What one rank found was found on all: they must decide alike."""
 _LOSSES_S = 60.0
 """How long to wait for what the other ranks saw: they are at the same line of the same step."""
 _DIAGNOSIS_S = 300.0
@@ -64,10 +66,13 @@ class RankWords:
         Waits for the other ranks, which have refused the same step. Nothing is sent through a process group.
         """
         self._refusals += 1
-        told = self._exchange("seen", {"loss": reading.loss, "bad_inputs": reading.bad_inputs}, _LOSSES_S)
+        seen = {name: getattr(reading, name) for name in _SEEN}
+        told = self._exchange("seen", {"loss": reading.loss, **seen}, _LOSSES_S)
         reading = replace(reading, rank=self.rank)
         if told is None:
             return reading
+        merged = {name: tuple(dict.fromkeys(item for each in told for item in each[name])) for name in _SEEN}
+        reading = replace(reading, **merged)  # type: ignore[arg-type]
         losses = [float(each["loss"]) for each in told]
         bad = [rank for rank, each in enumerate(told) if each["bad_inputs"]]
         bad = bad or [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -76,8 +81,12 @@ class RankWords:
         return replace(
             reading, loss=sum(losses) / self.size, local_loss=reading.loss, num_ranks=self.size, bad_ranks=tuple(bad),
             rank_losses=tuple(losses), rank=bad[0], batch_key=reading.batch_key if self.rank in bad else None,
-            bad_inputs=tuple(dict.fromkeys(name for each in told for name in each["bad_inputs"])),
         )  # fmt: skip
+
+    def in_common(self, steps: Sequence[int]) -> list[int]:
+        """Of some steps those that every rank names, in order. Nothing where somebody does not answer."""
+        told = self._exchange("steps", {"steps": list(steps)}, _LOSSES_S)
+        return [] if told is None else sorted(set(told[0]["steps"]).intersection(*(each["steps"] for each in told)))
 
     @property
     def speaks(self) -> bool:

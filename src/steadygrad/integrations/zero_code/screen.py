@@ -36,7 +36,8 @@ def outcome(ended: Ended) -> dict[str, Any]:
     # Ranks train the same weights: the steps of one of them are the run's.
     first = [note for note in trained if note.get("rank", 0) == min(ranks, default=0)]
     total = {
-        key: sum(int(note.get(key) or 0) for note in first) for key in ("steps", "applied", "skipped", "overflows")
+        key: sum(int(note.get(key) or 0) for note in first)
+        for key in ("steps", "applied", "skipped", "overflows", "rolled_back")
     }
     if silent:
         total |= _counted(run_dirs[0])
@@ -102,6 +103,9 @@ def headline(told: dict[str, Any]) -> str:
     if not skipped:
         more = f", {told['overflows']} dropped by the loss scale" if told["overflows"] else ""
         return f"{counted}, all fit to land{more}."
+    if back := told["rolled_back"]:
+        times = "once" if back == 1 else f"{back} times"
+        return f"{counted}, {skipped} refused, and {times} back to a good state; the incidents say what was lost."
     kept = "refused; no trace of it is left" if skipped == 1 else "refused; no trace of them is left"
     return f"{counted}, {skipped} {kept}."
 

@@ -38,6 +38,7 @@ from .followers import Followers
 from .ledger import Ledger
 from .listening import listen
 from .models import Models
+from .past import Past, WentBack
 from .ranks import RankWords
 from .settings import Settings
 from .slices import Slices
@@ -55,7 +56,8 @@ class Watch:
         self.policy = Policy.named(settings.policy)
         self.backwards = Backwards()
         self.batches = Batches()
-        self.followers = Followers()
+        self.past = Past(self)
+        self.followers = Followers(self.past.followed)
         self.shield = Shield()
         self.clipping = Clipping(self.shield)
         self.ledger = Ledger(settings, self.shield)
@@ -71,6 +73,8 @@ class Watch:
         self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
         self._update: Update | None = None
         self._halt: Decision | None = None
+        self._entered: Reading | None = None
+        self._refused_steps: list[int] = []
         self._process = os.getpid()
         self._patches: Patches | None = None
 
@@ -126,6 +130,8 @@ class Watch:
     def _called(self, call: Call) -> None:
         if len(self.models.calls) == 1:
             self.slices.forget()
+            with self.shield("snapshots", None):
+                self.past.window_begins()
         self.slices.called(call)
         self.examiner.call_begins(call)
 
@@ -194,6 +200,10 @@ class Watch:
         if update.letter is not None:
             with self.shield("guard", None):
                 self._open(update, update.desk, update.letter)
+        with self.shield("snapshots", None):
+            if not update.refused:
+                self.past.landed(optimizer, self._entered)
+        self._entered = None
         self.followers.updated(optimizer, refused=update.refused)
         self.models.stepped()
         self.backwards.judged()
@@ -286,6 +296,8 @@ class Watch:
         optimizer = update.optimizer
         desk = update.desk = self._desk(optimizer)
         step, self.step = self.step, self.step + 1
+        with self.shield("snapshots", None):
+            self.past.update_begins(desk, step)
         if not self.models.heard:
             self.models.look_again(desk.parameters)
         self.examiner.update_begins()
@@ -341,6 +353,7 @@ class Watch:
         return True
 
     def _enter(self, desk: Desk, reading: Reading, *, loss_seen: bool) -> None:
+        self._entered = reading
         findings = desk.books.judge(reading)
         decision = desk.books.decide(reading, findings, _NOTHING)
         if desk is not self.ledger.first_desk:
@@ -366,11 +379,16 @@ class Watch:
             if words is not None:
                 reading = words.agree(reading)
             findings = desk.books.judge(reading)
-            decision = desk.books.decide(reading, findings, _NOTHING)
+            good = self._good_states(reading, words)
+            can = Capabilities(lr=False, rollback=bool(good))
+            decision = desk.books.decide(reading, findings, can)
             num_incidents = len(desk.books.incidents)
             desk.books.enter(reading, decision, applied=False, loss_seen=loss_seen)
             with self.shield("clinic", None):
                 self.examiner.examine(desk, reading, state)
+            if Action.ROLLBACK in decision.actions:
+                decision = self._go_back(desk, decision, good)
+            self._refused_steps.append(reading.step)
             if desk.books.incidents and (words is None or words.speaks):
                 self.ledger.incident(desk.books.incidents[-1], new=len(desk.books.incidents) > num_incidents)
             if Action.HALT in decision.actions:
@@ -378,6 +396,37 @@ class Watch:
                 desk.books.journal.event("halted", step=decision.step, reason=decision.reason)
         finally:
             self.busy = False
+
+    def refused_since(self, step: int) -> int:
+        """How many updates were refused from this step on, before the one at hand."""
+        return sum(1 for refused in self._refused_steps if refused >= step)
+
+    def _good_states(self, reading: Reading, words: RankWords | None) -> list[int]:
+        """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
+        if not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
+            return []
+        steps: list[int] = []
+        with self.shield("snapshots", steps) as answer:
+            answer.value = self.past.steps
+        return words.in_common(answer.value) if words is not None else answer.value
+
+    def _go_back(self, desk: Desk, decision: Decision, good: list[int]) -> Decision:
+        """To the newest good state. What came of it stands in the incident."""
+        nothing: WentBack | None = None
+        with self.shield("snapshots", nothing) as answer:
+            answer.value = self.past.go_back(decision.step, good)
+        went = answer.value
+        if went is None:
+            decision = replace(decision, actions=(*decision.actions, Action.HALT))
+        said = str(went) if went is not None else "but no good state could be put back"
+        decision = replace(decision, reason=f"{decision.reason}; {said}")
+        if went is not None:
+            desk.books.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
+        if desk.books.incidents:
+            desk.books.incidents[-1] = replace(desk.books.incidents[-1], decision=decision)
+            desk.books.journal.incident(desk.books.incidents[-1])
+        desk.books.show(f"step {decision.step}: {said}", kind="rollback")
+        return decision
 
     def _words_of(self, desk: Desk) -> RankWords | None:
         """What the ranks of this optimizer tell each other, made at its first refused step."""

@@ -1,0 +1,286 @@
+"""The last good states of a loop that is not ours, and the updates since then, so that poisoned weights can be undone.
+
+Now and then, before a model is called, everything an update can change is copied. Between two copies each update that
+landed is remembered: the loop's own lines with the batch they read, how it clipped, its rates, and the schedules it
+stepped. Going back puts the newest good copy in place and makes those updates again, as long as each of them gives
+the loss and the gradient norm that it gave the first time, to the bit. Where one does not, or cannot be made again,
+the run goes on from the copy and the updates since are lost; that is said.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from ...act import setup
+from ...act.rng import put_rng, take_rng
+from ...act.snapshots import SnapshotRing
+from ...act.tape import tensors_in
+from ...act.training_state import TrainingState
+from ...records import Reading
+from ...watch.gradients import GradientProbe
+from ..desk import Desk
+from .slices import Play
+
+if TYPE_CHECKING:
+    from .watch import Watch
+
+_IN_USE = 32
+"""An optimizer that made no update for so many steps is not part of the training any more."""
+_ROOM = {"cpu": 256 << 20}
+_ROOM_ON_DEVICE = 64 << 20
+"""How many bytes of batches are kept for being run again; on a device memory is dearer."""
+
+
+@dataclass(slots=True)
+class Landed:
+    """One update that landed, with what it takes to make it again."""
+
+    step: int
+    plays: list[Play]
+    grad_norm: float
+    clip: float | None
+    groups: list[dict[str, Any]]
+    size: int
+    storages: frozenset[int]
+    followed: list[Callable[[], Any]]
+    """What the loop did after it: its schedules' steps, its averages."""
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """What came of going back."""
+
+    step: int
+    again: int
+    lost: int
+    why: str
+
+    def __str__(self) -> str:
+        place = f"the state before step {self.step} was put back"
+        if not self.lost:
+            return f"{place} and the {self.again} updates since were made again, to the same losses to the bit"
+        return f"{place}; the {self.lost} updates since are lost: {self.why}"
+
+
+class Past:
+    """One process's last good states and the updates since. Off where the policy only observes or memory is short."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._of: tuple[int, ...] = ()
+        self._desks: list[Desk] = []
+        self._last: weakref.WeakKeyDictionary[Desk, int] = weakref.WeakKeyDictionary()
+        self._state: TrainingState | None = None
+        self._ring: SnapshotRing | None = None
+        self._updates: deque[Landed] = deque()
+        self._bytes = 0
+        self._why_not = ""
+        self._lost_at = -1
+        self._due = True
+
+    # -- while all is well
+
+    def window_begins(self) -> None:
+        """Before the first call of a model since an update: copy the state if it is time. Does not sync on a CPU."""
+        watch = self._watch
+        if not watch.policy.acts:
+            return
+        self._look_around()
+        ring, step = self._ring, watch.step
+        if ring is None or not (self._due or not ring.steps or step - ring.steps[-1] >= watch.policy.snapshot_every):
+            return
+        self._due = False
+        ring.take(step)
+        while self._updates and self._updates[0].step < ring.steps[0]:
+            self._bytes -= self._updates.popleft().size
+
+    def update_begins(self, desk: Desk, step: int) -> None:
+        """Before an update: let the device finish copying what is about to change. Does not stop the host."""
+        self._last[desk] = step
+        if self._ring is not None:
+            self._ring.wait_for_copies()
+
+    def landed(self, optimizer: Optimizer, reading: Reading | None) -> None:
+        """Remember the update just made. Host work only: a few names, no copy."""
+        if self._ring is None or not self._ring.steps or reading is None:
+            return
+        found = self._remember(optimizer, reading)
+        if isinstance(found, str):
+            self._why_not, self._lost_at = found, reading.step
+            self._forget_updates()
+            return
+        self._updates.append(found)
+        self._bytes += found.size
+        room = _ROOM.get(next((t.device.type for t in tensors_in(found.plays[0].batch)), "cpu"), _ROOM_ON_DEVICE)
+        while self._bytes > room:
+            dropped = self._updates.popleft()
+            self._bytes -= dropped.size
+            self._why_not, self._lost_at = "there were too many to keep", dropped.step
+
+    def followed(self, optimizer: Any, call: Callable[[], Any]) -> None:
+        """A schedule or an average of the loop went on."""
+        if self._updates:
+            self._updates[-1].followed.append(call)
+
+    def _remember(self, optimizer: Optimizer, reading: Reading) -> Landed | str:
+        watch = self._watch
+        plays = list(watch.slices.plays)
+        if len(self._desks) != 1 or self._desks[0].optimizer is not optimizer:
+            return "several optimizers step in turn"
+        if not watch.alone:
+            return "one rank cannot make them again without the others"
+        if not plays or len(plays) != len(watch.backwards.losses) or watch.models.lost_calls:
+            return watch.slices.why_not or "their lines could not be cut out of the loop"
+        if any(play.slice.scaled for play in plays) or getattr(optimizer, "grad_scale", None) is not None:
+            return "their loss was scaled"
+        if watch.clipping.unknown:
+            return "their gradients were clipped in a way of the loop's own"
+        tensors = [tensor for play in plays for tensor in tensors_in(play.batch)]
+        if any(tensor.grad_fn is not None for tensor in tensors):
+            return "they read what an earlier step computed"  # and keeping it would keep that step's graph
+        # A loop that cuts its batches out of one tensor reads that one every time: it is there anyway.
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        before = self._updates[-1].storages if self._updates else frozenset()
+        size = sum(num_bytes for place, num_bytes in storages.items() if place not in before)
+        return Landed(
+            reading.step, plays, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), size,
+            frozenset(storages), [],
+        )  # fmt: skip
+
+    def _look_around(self) -> None:
+        """One state for all optimizers in use; made anew when that changes or another model was found."""
+        watch = self._watch
+        desks = [desk for desk in watch.ledger.desks if self._last.get(desk, -_IN_USE) > watch.step - _IN_USE]
+        forward = watch.models.forward_state()
+        key = (id(forward), *map(id, desks))
+        if key == self._of:
+            return
+        self._of, self._desks, self._due, self._ring = key, desks, True, None
+        self._forget_updates()
+        if not desks:
+            return
+        optimizers = [desk.optimizer for desk in desks]
+        parameters = {
+            f"{number}.{name}": parameter
+            for number, desk in enumerate(desks)
+            for name, parameter in desk.named_parameters().items()
+        }
+        schedules = _Several(watch.followers, optimizers)
+        self._state = TrainingState(
+            parameters=parameters, optimizers=optimizers, forward=forward, scheduler=schedules
+        )  # fmt: skip
+        self._ring = setup.make_ring("auto", self._state, desks[0].parameters[0].device, watch.policy)
+
+    def _forget_updates(self) -> None:
+        self._updates.clear()
+        self._bytes = 0
+
+    # -- when it is not
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps before which a good state was copied, newest last. Waits for copies on a GPU."""
+        return [snapshot.step for snapshot in self._ring.good()] if self._ring is not None else []
+
+    def go_back(self, before: int, allowed: Sequence[int]) -> WentBack | None:
+        """Put the newest good state of those allowed in place and make the updates since again. None if there is none.
+
+        `before` is the step that was refused: it is not made again. Runs the program's own lines.
+        """
+        ring, state = self._ring, self._state
+        good = [snapshot for snapshot in ring.good() if snapshot.step in allowed] if ring is not None else []
+        if ring is None or state is None or not good:
+            return None
+        snapshot = good[-1]
+        updates = [landed for landed in self._updates if landed.step >= snapshot.step]
+        num_since = before - snapshot.step
+        now = take_rng()
+        state.restore(snapshot.tree)
+        why = self._make_again(state, updates, num_since, snapshot.step)
+        if why:
+            state.restore(snapshot.tree)
+        else:
+            put_rng(now)
+        self._forget_updates()
+        ring.discard_after(snapshot.step)
+        self._due = True
+        lost = num_since if why else 0
+        return WentBack(step=snapshot.step, again=num_since - lost, lost=lost, why=why)
+
+    def _make_again(self, state: TrainingState, updates: list[Landed], num_since: int, start: int) -> str:
+        """The updates since the snapshot once more. Why not, as a clause; empty if all of them came out the same."""
+        skipped = self._watch.refused_since(start)
+        if len(updates) + skipped != num_since:
+            return self._why_not or "they were not kept"
+        if any(play.overwritten for landed in updates for play in landed.plays):
+            return "their batches were written to since"
+        try:
+            for landed in updates:
+                if not self._update(landed):
+                    return "made again they do not come out the same"
+        except Exception as error:  # their lines, out of their place, may raise anything
+            return f"their lines raised {type(error).__name__} when they were run again"
+        return ""
+
+    def _update(self, landed: Landed) -> bool:
+        """One update again; whether it had the loss and the gradient that it had the first time."""
+        (desk,) = self._desks
+        for parameter in desk.parameters:
+            parameter.grad = None
+        for play in landed.plays:
+            loss = play.again(play.batch)
+            if not torch.equal(loss.detach(), play.loss):
+                return False
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradients = GradientProbe(desk.parameters).measure()
+        if gradients is None or float(gradients.total) != landed.grad_norm:
+            return False
+        if landed.clip is not None:
+            torch.nn.utils.clip_grad_norm_(desk.parameters, landed.clip)
+        for group, kept in zip(desk.optimizer.param_groups, landed.groups, strict=True):
+            group.update(kept)
+        desk.optimizer.step()
+        for parameter in desk.parameters:
+            parameter.grad = None
+        for call in landed.followed:
+            self._watch.followers.again(call)
+        return True
+
+
+class _Several:
+    """The schedules and averages of some optimizers as one thing with a state, whenever they come and go."""
+
+    def __init__(self, followers: Any, optimizers: Sequence[Optimizer]) -> None:
+        self._followers, self._optimizers = followers, optimizers
+
+    def state_dict(self) -> list[tuple[Any, Any]]:
+        return [(_Same(thing), thing.state_dict()) for thing in self._followers.of(self._optimizers)]
+
+    def load_state_dict(self, states: list[tuple[Any, Any]]) -> None:
+        for thing, state in states:
+            thing.it.load_state_dict(state)
+
+
+class _Same:
+    """Keeps an object the same when its surroundings are copied."""
+
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Same:
+        return self
+
+
+def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Rates and the like as they are now, of each group; not what is kept in tensors."""
+    return [
+        {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
+        for group in optimizer.param_groups
+    ]

@@ -163,7 +163,6 @@ def check(config: Config) -> None:
     model, training, data = config.model, config.training, config.data
     rules = (
         (model.hidden_size % model.n_heads == 0, "model.hidden_size must be a multiple of model.n_heads"),
-        ((model.hidden_size // model.n_heads) % 2 == 0, "a head needs an even width for its rotations"),
         (training.mode in MODES, f"training.mode must be one of {', '.join(MODES)}"),
         (training.dtype in ("fp32", "bf16", "fp16"), "training.dtype must be fp32, bf16 or fp16"),
         (config.latent.prediction in ("epsilon", "velocity"), "latent.prediction must be epsilon or velocity"),

@@ -56,8 +56,9 @@ class Result:
 
 def make_optimizer(model: nn.Module, config: Config) -> AdamW:
     """Fused, so that the guard can refuse an update on the device. Norms, biases and embeddings do not decay."""
-    wide = [p for n, p in model.named_parameters() if p.dim() >= 2 and "embedding" not in n]
-    narrow = [p for n, p in model.named_parameters() if p.dim() < 2 or "embedding" in n]
+    named = list(model.named_parameters())
+    wide = [p for n, p in named if p.dim() == 2 and not n.endswith(("embedding.weight", "place"))]
+    narrow = [p for n, p in named if p.dim() != 2 or n.endswith(("embedding.weight", "place"))]
     settings = config.optimizer
     return AdamW(
         [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}],

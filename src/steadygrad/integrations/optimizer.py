@@ -271,7 +271,7 @@ class OptimizerGuard:
         self._journal.event("rolled_back", to=snapshot.step, batches_run_again=0)
         lost = max(0, decision.step - snapshot.step)
         return self._say(
-            desk, decision, f"the state before step {snapshot.step} was put back; the {lost} updates since are lost, "
+            desk, decision, f"the state before step {snapshot.step} was put back; {lost} updates since are lost, "
             "because this loop is not ours to run again"
         )  # fmt: skip
 

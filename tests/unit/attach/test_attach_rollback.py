@@ -80,7 +80,7 @@ def test_bad_weights_are_undone_and_the_run_is_one_that_never_saw_the_batches_si
     assert differing(loop.state(), wanted) == []
     (incident,) = loop.guard.incidents
     assert incident.symptom == "nan_param"
-    assert "the state before step 4 was put back; the 2 updates since are lost" in incident.decision.reason
+    assert "the state before step 4 was put back; 2 updates since are lost" in incident.decision.reason
     assert loop.guard.summary()["rolled_back"] == 1
 
 

@@ -16,7 +16,7 @@ from steadygrad.journal.incidents import read_incident
 from steadygrad.records import Incident
 
 PROGRAM = Path(__file__).parent / "programs" / "rank_losses_program.py"
-FAULTS = ("log", "root", "gather")
+FAULTS = ("log", "root", "gather", "weights")
 pytestmark = pytest.mark.distributed
 
 
@@ -42,9 +42,10 @@ def test_a_step_bad_on_one_rank_leaves_no_trace_on_any_and_is_diagnosed_where_it
     """One launch for all of it: most of the time goes into starting processes."""
     results, told = run_program(tmp_path)
     leaves_no_trace(results)
-    assert (told["ranks"], told["skipped"], told["faults"]) == (2, 3, [])
+    assert (told["ranks"], told["skipped"], told["rolled_back"], told["faults"]) == (2, 4, 1, [])
     the_guilty_ranks_lines_were_run_again(tmp_path / "run")
     lines_that_talk_to_other_ranks_were_not(tmp_path / "run")
+    all_ranks_went_back_together(tmp_path / "run")
 
 
 def leaves_no_trace(results: list[dict[str, Any]]) -> None:
@@ -79,3 +80,10 @@ def lines_that_talk_to_other_ranks_were_not(run: Path) -> None:
         assert "first on rank 1 of 2" in incident.headline
         assert incident.diagnosis is not None
         assert incident.diagnosis.notes[0] == "the loop's own lines were not run again: they talk to the other ranks"
+
+
+def all_ranks_went_back_together(run: Path) -> None:
+    for incident in by_rank(run, 3):
+        assert incident.symptom == "nan_param"
+        assert incident.decision is not None
+        assert "was put back; the update since is lost: one rank cannot make that again" in incident.decision.reason

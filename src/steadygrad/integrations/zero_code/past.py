@@ -65,8 +65,10 @@ class WentBack:
     def __str__(self) -> str:
         place = f"the state before step {self.step} was put back"
         if not self.lost:
-            return f"{place} and the {self.again} updates since were made again, to the same losses to the bit"
-        return f"{place}; the {self.lost} updates since are lost: {self.why}"
+            since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
+            return f"{place} and {since} made again, to the same losses to the bit"
+        since = "the update since is" if self.lost == 1 else f"the {self.lost} updates since are"
+        return f"{place}; {since} lost: {self.why}"
 
 
 class Past:
@@ -132,10 +134,10 @@ class Past:
     def _remember(self, optimizer: Optimizer, reading: Reading) -> Landed | str:
         watch = self._watch
         plays = list(watch.slices.plays)
+        if not watch.alone:
+            return "one rank cannot make that again without the others"
         if len(self._desks) != 1 or self._desks[0].optimizer is not optimizer:
             return "several optimizers step in turn"
-        if not watch.alone:
-            return "one rank cannot make them again without the others"
         if not plays or len(plays) != len(watch.backwards.losses) or watch.models.lost_calls:
             return watch.slices.why_not or "their lines could not be cut out of the loop"
         if any(play.slice.scaled for play in plays) or getattr(optimizer, "grad_scale", None) is not None:

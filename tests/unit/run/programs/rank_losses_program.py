@@ -1,7 +1,8 @@
-"""DDP on CPU with a loss of the loop's own: one rank's batch is bad in three ways, each trained with it and without.
+"""DDP on CPU with a loss of the loop's own: one rank goes bad in four ways, each trained with it and without.
 
 Every rank prints which bits the two runs differ in and the hash of its weights. `gather` talks to the other ranks while
-the loss is computed, so no rank can run it again by itself.
+the loss is computed, so no rank can run it again by itself. With `weights` it is one rank's weights that turn bad: the
+run to compare with has not seen the update since the last good state either.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def by_gather(out: Tensor, weight: Tensor) -> Tensor:
     return (out.square() * weight.log()).mean() / total
 
 
-LOSSES = {"log": (by_log, -1.0), "root": (by_root, 0.0), "gather": (by_gather, -1.0)}
+LOSSES = {"log": (by_log, -1.0), "root": (by_root, 0.0), "gather": (by_gather, -1.0), "weights": (by_log, 1.0)}
 
 
 def train(fault: str, poison: bool) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def train(fault: str, poison: bool) -> dict[str, Any]:
     x, weight = torch.randn(STEPS * BATCH, 3, generator=generator), torch.rand(STEPS * BATCH, generator=generator) + 1.5
     rows = list(range(STEPS * BATCH))
     if not poison:
-        rows = [row for row in rows if row // BATCH != BAD]
+        lost = (BAD - 1, BAD) if fault == "weights" else (BAD,)
+        rows = [row for row in rows if row // BATCH not in lost]
     elif rank == GUILTY:
         weight[BAD * BATCH + 1] = bad_weight
     torch.manual_seed(0)
@@ -52,7 +54,9 @@ def train(fault: str, poison: bool) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     torch.manual_seed(7 + rank)
-    for points, weights in DataLoader(TensorDataset(x[rows], weight[rows]), BATCH):
+    for step, (points, weights) in enumerate(DataLoader(TensorDataset(x[rows], weight[rows]), BATCH)):
+        if fault == "weights" and poison and step == BAD and rank == GUILTY:
+            model.module.body[0].weight.data[0, 0] = float("nan")
         optimizer.zero_grad()
         out = model(points)
         loss = loss_of(out, weights)

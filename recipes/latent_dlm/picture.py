@@ -47,12 +47,17 @@ def _panel(left: float, title: str, curves: Mapping[str, tuple[str, Points]]) ->
         if placed and points[-1][1] is None:
             x, y = placed[-1]
             made.append(f'<path d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2"/>')
+            made.append(f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" class="s" fill="{colour}">NaN from here on</text>')
         if len(curves) > 1:
             made.append(
                 f'<text x="{left + PANEL_WIDTH}" y="{top + 14 + 15 * number}" text-anchor="end" fill="{colour}">'
                 f"{escape(name)}</text>"
             )
     return made
+
+
+def _cut(text: str, most: int = 58) -> str:
+    return text if len(text) <= most else text[: most - 1].rstrip() + "\u2026"
 
 
 def draw(
@@ -77,10 +82,11 @@ def draw(
     width = 60 + len(panels) * (PANEL_WIDTH + GAP)
     top = 40 + PANEL_HEIGHT + 48
     rows = [f'<text x="60" y="{top}" font-weight="600">held-out sentence, and text from its latent alone</text>']
+    rows = rows if examples else []
     for number, (wanted, text) in enumerate(examples):
         y = top + 22 + 20 * number
-        rows.append(f'<text x="60" y="{y}">{escape(wanted)}</text>')
-        rows.append(f'<text x="{60 + width // 2 - 30}" y="{y}" fill="{BLUE}">{escape(text)}</text>')
+        rows.append(f'<text x="60" y="{y}">{escape(_cut(wanted))}</text>')
+        rows.append(f'<text x="{60 + width // 2 - 30}" y="{y}" fill="{BLUE}">{escape(_cut(text))}</text>')
     height = top + 22 + 20 * len(examples)
     body = "\n".join(line for panel in (*panels, rows) for line in panel)
     return (

@@ -23,7 +23,14 @@ def reply(question: Question) -> str:
     return f"{steps} <answer>{steps.removesuffix('.').rpartition(' = ')[2]}</answer>"
 
 
-RECIPE = Recipe(name="cot", instruction=INSTRUCTION, reply=reply, max_new_tokens=128, quick_steps=20)
+RECIPE = Recipe(
+    name="cot",
+    instruction=INSTRUCTION,
+    reply=reply,
+    max_new_tokens=128,
+    quick={"max_steps": 24, "batch_size": 4},
+    quick_questions=16,
+)
 
 if __name__ == "__main__":
     raise SystemExit(main(RECIPE, train))

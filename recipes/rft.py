@@ -26,7 +26,13 @@ from recipes.units.training import Settings, fine_tune, seeded
 from steadygrad import UsageError
 
 RECIPE = Recipe(
-    name="rft", instruction=INSTRUCTION, reply=reply, max_new_tokens=128, settings=Settings(epochs=1.0), quick_steps=8
+    name="rft",
+    instruction=INSTRUCTION,
+    reply=reply,
+    max_new_tokens=128,
+    settings=Settings(epochs=1.0),
+    quick={"max_steps": 6, "batch_size": 4, "learning_rate": 5e-4},
+    quick_questions=16,
 )
 CLOSE = 0.01
 """Kept is what is closer to the truth than the test asks for: what is learnt is what is kept."""
@@ -34,7 +40,7 @@ CLOSE = 0.01
 
 def train(recipe: Recipe, options: Any) -> dict[str, Any]:
     settings = settings_of(recipe, options)
-    training, testing = two_sides(options)
+    training, testing = two_sides(recipe, options)
     start = Path(options.start) / "adapter"
     if options.tries < 1 or options.temperature <= 0:
         raise UsageError("Sampling needs --tries of 1 and more and a --temperature above 0.")
@@ -45,7 +51,7 @@ def train(recipe: Recipe, options: Any) -> dict[str, Any]:
     if options.resume and kept_file.is_file():
         kept = [tuple(json.loads(line)) for line in kept_file.read_text().splitlines()]
     else:
-        count = options.samples if options.samples is not None else 16 if options.quick else 4000
+        count = options.samples if options.samples is not None else 12 if options.quick else 4000
         asked = drawn(training, count, seed=settings.seed)
         with seeded(settings.seed):
             kept = sampled(sampler, asked, options.tries, options.temperature, recipe.max_new_tokens)
@@ -56,8 +62,7 @@ def train(recipe: Recipe, options: Any) -> dict[str, Any]:
     llm = BaseLLM(
         options.model, instruction=recipe.instruction, cache=options.cache, dtype=TRAINING_DTYPE[settings.precision]
     )
-    rows = [llm.row(question, said) for question, said in kept]
-    trained = fine_tune(continued(llm.model, start), llm, rows, settings, options.out, resume=options.resume)
+    trained = fine_tune(continued(llm.model, start), llm, llm.rows(kept), settings, options.out, resume=options.resume)
     after = score(
         asked_of(recipe, options, options.out / "adapter"),
         testing,

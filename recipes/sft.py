@@ -29,7 +29,7 @@ RECIPE = Recipe(
 
 def train(recipe: Recipe, options: Any) -> dict[str, Any]:
     settings = settings_of(recipe, options)
-    training, testing = two_sides(options)
+    training, testing = two_sides(recipe, options)
     chosen = drawn(training, options.samples, seed=settings.seed)
 
     # The untrained model gets the same chat template and the same instruction as the trained one.
@@ -39,7 +39,7 @@ def train(recipe: Recipe, options: Any) -> dict[str, Any]:
     llm = BaseLLM(
         options.model, instruction=recipe.instruction, cache=options.cache, dtype=TRAINING_DTYPE[settings.precision]
     )
-    rows = [llm.row(str(question), recipe.reply(question)) for question in chosen]
+    rows = llm.rows((str(question), recipe.reply(question)) for question in chosen)
     with seeded(settings.seed):
         model = with_lora(llm.model, rank=settings.rank)
     trained = fine_tune(model, llm, rows, settings, options.out, resume=options.resume)

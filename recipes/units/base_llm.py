@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,16 @@ class BaseLLM:
         messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": question}]
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
-    def row(self, question: str, answer: str) -> dict[str, list[int]]:
-        """One row to train on: the prompt is masked, the answer and the end token are taught."""
-        prompt = self.tokenizer(self.prompt(question), add_special_tokens=False).input_ids
-        taught = self.tokenizer(answer, add_special_tokens=False).input_ids + [self.tokenizer.eos_token_id]
-        return {"input_ids": prompt + taught, "labels": [-100] * len(prompt) + taught}
+    def rows(self, pairs: Iterable[tuple[str, str]]) -> list[dict[str, list[int]]]:
+        """Questions and replies as rows to train on: the prompt is masked, the reply and its end token are taught."""
+        asked, replies = zip(*pairs, strict=True)
+        prompts = self.tokenizer([self.prompt(question) for question in asked], add_special_tokens=False).input_ids
+        said = self.tokenizer(list(replies), add_special_tokens=False).input_ids
+        found = []
+        for prompt, reply in zip(prompts, said, strict=True):
+            taught = [*reply, self.tokenizer.eos_token_id]
+            found.append({"input_ids": prompt + taught, "labels": [-100] * len(prompt) + taught})
+        return found
 
     @torch.inference_mode()
     def generate(

@@ -35,7 +35,9 @@ class Recipe:
     reply: Callable[[Question], str]
     max_new_tokens: int
     settings: Settings = field(default_factory=Settings)
-    quick_steps: int = 24
+    quick: dict[str, Any] = field(default_factory=dict)
+    """What --quick changes besides what it changes for all."""
+    quick_questions: int = 32
 
 
 def main(recipe: Recipe, train: Callable[[Recipe, Any], dict[str, Any]], argv: Sequence[str] | None = None) -> int:
@@ -71,7 +73,9 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     shared.add_argument("--model", help="a wheel, GGUF file, model folder or hub id; SmolLM2-135M-Instruct")
     shared.add_argument("--cache", help="where the unpacked model is kept; the user's cache folder")
     shared.add_argument("--units", help="a file with two units a line, in place of the 28 pairs of the recipe")
-    shared.add_argument("--questions", type=int, help="how many to test with; 500, or 32 with --quick")
+    shared.add_argument(
+        "--questions", type=int, help=f"how many to test with; 500, or {recipe.quick_questions} with --quick"
+    )
     shared.add_argument("--seed", type=int, default=0)
     shared.add_argument("--quick", action="store_true", help="about three minutes on two cores")
     shared.add_argument("--json", action="store_true", help="the result as JSON on standard output, the rest on error")
@@ -103,7 +107,7 @@ def settings_of(recipe: Recipe, options: Any) -> Settings:
     """The recipe's numbers, those of --quick, then what was said on the command line."""
     settings = recipe.settings
     if options.quick:
-        settings = replace(settings.quick(), max_steps=recipe.quick_steps)
+        settings = replace(settings.quick(), **recipe.quick)
     gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     precision = options.precision if options.precision != "auto" else "bf16" if gpu else "fp32"
     said = {name: getattr(options, name) for name in ("epochs", "learning_rate", "batch_size", "rank", "max_steps")}
@@ -120,10 +124,11 @@ def pairs_of(options: Any) -> tuple[Pair, ...]:
     return read_pairs(options.units) if options.units else METRIC if options.quick else PAIRS
 
 
-def two_sides(options: Any) -> tuple[list[Question], list[Question]]:
+def two_sides(recipe: Recipe, options: Any) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and those that the test asks."""
     training, testing = split(questions(pairs_of(options)))
-    count = options.questions if options.questions is not None else 32 if options.quick else 500
+    usual = recipe.quick_questions if options.quick else 500
+    count = options.questions if options.questions is not None else usual
     return training, drawn(testing, count, seed=TEST_SEED)
 
 
@@ -134,7 +139,7 @@ def asked_of(recipe: Recipe, options: Any, adapter: Path | None = None) -> BaseL
 
 def test(recipe: Recipe, options: Any) -> dict[str, Any]:
     """Before and after, for an adapter that was trained earlier."""
-    _, testing = two_sides(options)
+    _, testing = two_sides(recipe, options)
     after = score(asked_of(recipe, options, options.out / "adapter"), testing, max_new_tokens=recipe.max_new_tokens)
     before = score(asked_of(recipe, options), testing, max_new_tokens=recipe.max_new_tokens)
     scores = {"before": before, "after": after}

@@ -56,10 +56,10 @@ def speed(recipe: Recipe, options: Any, out: Path, *, precision: str, batch: int
         batch_size=batch, precision=precision, rank=options.rank, max_steps=WARM + 15, logging_steps=10,
         gradient_checkpointing=checkpointing,
     )  # fmt: skip
-    training, _ = two_sides(options)
+    training, _ = two_sides(recipe, options)
     llm = BaseLLM(options.model, instruction=recipe.instruction, cache=options.cache, dtype=TRAINING_DTYPE[precision])
     pool = drawn(training, None, seed=0)
-    rows = [llm.row(str(question), recipe.reply(question)) for question in pool[: 4 * batch]]
+    rows = llm.rows((str(question), recipe.reply(question)) for question in pool[: 4 * batch])
     clock = Clock()
     arguments = arguments_for(settings, out, save_strategy="no", report_to="none", disable_tqdm=True)
     trainer = Trainer(
@@ -88,7 +88,12 @@ def main() -> None:
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + given.seconds
-    results: dict[str, Any] = {"hardware": hardware(), "date": time.strftime("%Y-%m-%d")}
+    results: dict[str, Any] = {
+        "hardware": hardware(),
+        "date": time.strftime("%Y-%m-%d"),
+        "run": f"{Path(given.model).name if given.model else 'SmolLM2-135M-Instruct'}, batch {given.batch_size}, "
+        f"learning rate {given.learning_rate:g}, LoRA rank {given.rank}, {given.questions} test questions",
+    }
 
     def left() -> float:
         return ends - time.monotonic()
@@ -129,7 +134,7 @@ def main() -> None:
                 rates[precision, "sft"] = found / batch
     # Worked steps are about twice as long as bare answers. What is not training: tests, sampling, the sick run.
     fast, slow = rates.get(("bf16", "sft"), 5.0), rates.get(("fp32", "sft"), 2.5)
-    fast_cot, other = fast / 1.6, 75.0
+    fast_cot, other = fast / 1.6, 85.0
     # With s steps of SFT, CoT and FP32 and a third of it for RFT, this many fit into the time:
     steps = int(max(10.0, (left() - other) / (1 / fast + 1 / slow + 1.33 / fast_cot)))
     print(f"## {steps} steps each at {fast:.1f} (bf16) and {slow:.1f} (fp32) steps/s")
@@ -161,7 +166,12 @@ def main() -> None:
 
 def in_markdown(results: dict[str, Any]) -> str:
     """The page of results: scores, speed, and the sick configuration."""
-    lines = [f"# Unit conversion with SmolLM2-135M-Instruct, {results['date']}", "", f"{results['hardware']}.", ""]
+    lines = [
+        f"# Unit conversion: SFT, CoT and RFT, {results['date']}",
+        "",
+        f"{results['hardware']}; {results['run']}.",
+        "",
+    ]
     lines += ["| run | steps | accuracy before | after | answer_rate before | after | samples/s | refused | bad |"]
     lines += ["|---" * 9 + "|"]
     for name in ("sft bf16", "cot bf16", "rft bf16", "sft fp32"):

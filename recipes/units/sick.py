@@ -34,8 +34,8 @@ def show_sick(recipe: Recipe, options: Any) -> dict[str, Any]:
     settings = replace(
         settings_of(recipe, options), batch_size=size, max_steps=STEPS, logging_steps=1, warmup_steps=0, rank=4
     )
-    training, _ = two_sides(options)
-    rows = [llm.row(str(q), recipe.reply(q)) for q in drawn(training, STEPS * size, seed=settings.seed)]
+    training, _ = two_sides(recipe, options)
+    rows = llm.rows((str(q), recipe.reply(q)) for q in drawn(training, STEPS * size, seed=settings.seed))
 
     print(f"\n{STEPS} steps of the plain Trainer:")
     plain = trainer_for(adapted(llm, settings), llm, rows, settings, options)

@@ -146,6 +146,7 @@ def arguments_for(settings: Settings, out: Path, **changes: Any) -> TrainingArgu
         "max_grad_norm": settings.max_grad_norm,
         "adam_epsilon": settings.adam_epsilon,
         "gradient_checkpointing": settings.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "bf16": settings.precision == "bf16" and torch.cuda.is_available(),
         "label_names": ["labels"],
         "remove_unused_columns": False,

@@ -35,7 +35,7 @@ def llm_of(tiny: Path, recipe: Recipe = sft.RECIPE) -> BaseLLM:
 
 def rows_of(llm: BaseLLM, count: int, recipe: Recipe = sft.RECIPE) -> list[dict[str, list[int]]]:
     chosen = drawn(split(questions(METRIC[:2]))[0], count, seed=0)
-    return [llm.row(str(question), recipe.reply(question)) for question in chosen]
+    return llm.rows((str(question), recipe.reply(question)) for question in chosen)
 
 
 def few(steps: int = 6, **changes: Any) -> Settings:
@@ -55,7 +55,7 @@ def few(steps: int = 6, **changes: Any) -> Settings:
 
 def test_a_row_teaches_the_reply_and_its_end_and_nothing_of_the_prompt(tiny: Path) -> None:
     llm = llm_of(tiny)
-    row = llm.row("Convert 2 kilometer to meter.", "<answer>2000</answer>")
+    (row,) = llm.rows([("Convert 2 kilometer to meter.", "<answer>2000</answer>")])
     taught = [token for token in row["labels"] if token != -100]
     assert llm.tokenizer.decode(taught) == "<answer>2000</answer><|im_end|>"
     assert row["input_ids"][-len(taught) :] == taught
@@ -132,7 +132,7 @@ def test_what_was_sampled_right_is_what_rft_trains_on(tiny: Path) -> None:
     llm = llm_of(tiny, rft.RECIPE)
     known, other = drawn(split(questions(METRIC[:1]))[0], 2, seed=1)
     reply = f"<answer>{known.answer}</answer>"
-    batch = Collate(2)([llm.row(str(q), reply) for q in (known, other)])
+    batch = Collate(2)(llm.rows((str(q), reply) for q in (known, other)))
     optimizer = torch.optim.AdamW(llm.model.parameters(), lr=3e-3)
     llm.model.train()
     for _ in range(400):

@@ -12,6 +12,8 @@ from types import FrameType
 
 import torch
 
+from .modes import StaysInBackward
+
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _OURS = str(Path(__file__).resolve().parent.parent)
 # Among our own files the clinic's instruments stand between the patient and an op; all the others run the patient, and
@@ -24,6 +26,7 @@ _STDLIB = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "platstdlib") if key in sysconfig.get_paths()
 )
 _ENGINE = ("_engine_run_backward", "run_backward")
+_OUR_ENGINE = StaysInBackward._backward.__code__
 # Our own frames that stand between two frames of the patient, while a tracer or an operation is in place.
 _TRANSPARENT = frozenset({"__torch_function__", "__torch_dispatch__", "noted", "operated", "widened"})
 _MAX_DEPTH = 400
@@ -96,7 +99,7 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
             break
         code = frame.f_code
         kind = _kind(code.co_filename)
-        if code.co_name in _ENGINE and kind == "torch":
+        if (code.co_name in _ENGINE and kind == "torch") or code is _OUR_ENGINE:
             in_engine = True
             break
         if kind == "ours":

@@ -24,8 +24,8 @@ from .vigil import LONG_STRIDE, SIZE_MISMATCH
 from .ward import Proposal, Ward
 
 FOLLOW_STEPS = 6
-FOLLOW_RISES = 12
-"""Steps after a spike: a rise that is only slowed down shows late."""
+FOLLOW_LONGER = 12
+"""Steps after a spike, or a skip: a rise that is only slowed down shows late, and so does a fault that comes again."""
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 
@@ -126,7 +126,8 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
         return False, 0, judge.why
     following = getattr(patient, "following", None)
     steps = 0
-    follow = FOLLOW_RISES if ward.evidence.kind == "spike" else FOLLOW_STEPS
+    longer = ward.evidence.kind == "spike" or isinstance(change, SkipBatch)
+    follow = FOLLOW_LONGER if longer else FOLLOW_STEPS
     for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
         if batches is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from steadygrad.clinic.seen import absmax, norm_of
 
@@ -213,3 +215,29 @@ def test_a_weight_too_far_from_zero_for_float32_is_told_what_would_move_it(run_c
     found = run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, optimizer)).diagnosis
     assert (found.cause.slug, found.origin.tensor) == ("lost_update", "place")
     assert slugs(found) == {"fp64"}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_recomputes_is_forward_and_its_line_is_told(
+    reentrant: bool, run_case: Any, make_case: Any
+) -> None:
+    class Length(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(3, 2, bias=False)
+
+        def core(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(self.body(x).pow(2).sum(-1, keepdim=True))  # the root
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.core, x.requires_grad_(), use_reentrant=reentrant)
+
+    torch.manual_seed(0)
+    model = Length()
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
+    batches[2][0][1] = 0.0
+    found = run_case(make_case(model, lambda m, b: F.mse_loss(m(b[0].clone()), b[1]), batches, sgd(model))).diagnosis
+    assert (found.phase, found.origin.op, found.cause.slug) == ("backward", "sqrt", "sqrt_grad_at_zero")
+    assert found.origin.code_line.endswith("# the root")
+    assert found.rows == (1,)
+    assert "eps" in slugs(found)

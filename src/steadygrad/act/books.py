@@ -16,6 +16,7 @@ from typing import Any
 
 from ..journal import Journal
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
+from ..rules import Rule
 from ..watch.history import History, Limits
 from ..watch.judge import judge
 from .flight import Window
@@ -171,6 +172,20 @@ class Books:
             self.journal.incident(incident)
         self.show(f"step {step} raised {incident.headline}", kind="crash")
 
+    def enter_silent(self, step: int, findings: Sequence[Finding], diagnosis: Diagnosis) -> None:
+        """An incident for trouble that no single step shows: nothing was refused, and the clinic has seen it too."""
+        incident = Incident(
+            number=self.journal.next_incident(),
+            first_step=min(found.step for found in findings),
+            last_step=step,
+            symptom=diagnosis.symptom,
+            headline="; ".join(found.detail for found in findings),
+            findings=tuple(findings),
+            time=time.time(),
+        )
+        self.incidents.append(incident)
+        self.enter_diagnosis(diagnosis)
+
     def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
         """Remember micro-batches that were taken out of a window before it was full, because somebody looked."""
         losses = [float(terms["loss"]) for terms in window.terms]
@@ -286,6 +301,16 @@ class Books:
         with self._shield("journal", None):
             self.journal.event("vitals", code=found.code, slug=found.slug, step=found.step, subject=found.subject,
                                detail=found.detail, severity=str(found.severity))  # fmt: skip
+
+    def tell_unnoticed(self, rule: Rule, step: int, names: Sequence[str]) -> None:
+        """Something is not finite although every loss and gradient was."""
+        detail = f"{len(names)} not finite although every loss and gradient was: {', '.join(names[:3])}"
+        found = Finding(
+            code=rule.code, slug=rule.slug, severity=Severity.WARNING, step=step, subject=names[0], detail=detail,
+            evidence={"names": list(names[:32])},
+        )  # fmt: skip
+        self.tell_vital(found)
+        self.show(f"{rule.code} {rule.slug}: {detail}", kind=rule.code)
 
     def show(self, sentence: str, *, kind: str) -> None:
         """Tell the user, the first few times for each kind; the journal has all. Of several ranks one speaks."""

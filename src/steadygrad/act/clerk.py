@@ -27,6 +27,8 @@ class Clerk:
         self._sampling: int | None = None
         self._forwards = 0
         self._waiting: list[int] = []
+        self.suspects: list[Finding] = []
+        """Warnings that nobody has looked into yet."""
         with shield("vitals", None):
             self._vitals = Vitals(model, optimizers, books.policy)
 
@@ -95,6 +97,7 @@ class Clerk:
         for found in findings:
             self._books.tell_vital(found)
             if found.severity is not Severity.NOTE:
+                self.suspects.append(found)
                 self._books.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
 
 

@@ -36,6 +36,7 @@ from .ranks_council import GuardLost
 from .readout import Row, must_refuse, reading_of
 from .recovery import Recovery, Verbs
 from .rng import put_rng
+from .silent_trouble import SilentTrouble
 from .snapshots import SnapshotRing
 from .tape import versions_of
 
@@ -63,6 +64,7 @@ class Engine:
         self._sealer = parts.sealer
         self._clinic, self._manner, self._run_path = clinic, manner, run_path
         self.council = parts.council
+        self._silent = SilentTrouble(self, clinic, manner)
         verbs = Verbs(
             run_again=self.run_again, reset_to=self._reset_to, halt=self._set_halt, step_now=lambda: self.step
         )
@@ -89,6 +91,7 @@ class Engine:
 
     def keep_state(self) -> None:
         """Snapshot and checkpoint where due, of a settled state, before forward."""
+        self._silent.look()
         if not (self.recovery.snapshot_due(self.step) or self.recovery.checkpoint_due(self.step)):
             return
         if self.pending is not None:
@@ -236,13 +239,13 @@ class Engine:
 
     def settle(self) -> None:
         """Wait for the last step's answer and act on it; leave no bad micro-batch in an unfinished window."""
-        if self.pending is None and not len(self.window):
-            return
-        with self._mode.again():
-            if self.pending is not None:
-                self.settle_pending(self.window.fed)
-            if len(self.window) and not self._manner.outside and self.council.size == 1:
-                self._tidy_window()  # not with several ranks: one of them alone may be asking
+        if self.pending is not None or len(self.window):
+            with self._mode.again():
+                if self.pending is not None:
+                    self.settle_pending(self.window.fed)
+                if len(self.window) and not self._manner.outside and self.council.size == 1:
+                    self._tidy_window()  # not with several ranks: one of them alone may be asking
+        self._silent.look()
 
     def _tidy_window(self) -> None:
         """Somebody is about to look at the model with a window unfinished: a bad micro-batch in it must not show."""
@@ -302,7 +305,7 @@ class Engine:
     ) -> None:  # fmt: skip
         """A refused update: leave no trace of its batch, remember it, and run what came behind it again."""
         self._clerk.after_refusal()
-        reading, kept = self.recovery.second_look(reading, window, gradients)
+        reading, kept = self.recovery.second_look.at(reading, window, gradients)
         ours_alone = self.council.size == 1 and not self._manner.outside and self.policy.acts
         other_numbers = self._noise.to_blame(reading, window) if ours_alone else None
         kept = kept if other_numbers is None else window.fed
@@ -377,7 +380,7 @@ class Engine:
     # -- small things
 
     def _decide(self, reading: Reading, findings: Sequence[Finding]) -> Decision:
-        decision = self.books.decide(reading, findings, self.recovery.capabilities())
+        decision = self.books.decide(reading, self.recovery.doubt(reading, findings), self.recovery.capabilities())
         self.council.note(decision)
         return decision
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from ..records import Diagnosis, Finding
 from .flight import Window
 from .past import Past
+from .silent_trouble import Ear
 
 
-class Clinic(Protocol):
+class Clinic(Ear, Protocol):
     """What the engine asks of the clinic."""
 
     capsule: str

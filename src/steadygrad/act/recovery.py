@@ -1,4 +1,4 @@
-"""Getting back: telling good micro-batches from bad, undoing a poisoned update, rolling back to a snapshot.
+"""Getting back: undoing a poisoned update, rolling back to a snapshot, quarantine, checkpoints.
 
 Everything here is off the hot path. It may read the device and run steps again; it must end with state that is bit
 for bit that of a run which never saw the bad batches.
@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import UsageError
-from ..records import Action, Decision, Outcome, Reading, from_plain, to_plain
-from ..watch.gradients import GradientProbe, Gradients, finite_gradients
+from ..records import Action, Decision, Finding, Outcome, Reading, from_plain, to_plain
+from ..watch.detectors import non_finite_buffer, non_finite_optimizer_state, non_finite_parameter
 from ..watch.history import History, Limits
 from .books import Books
 from .checkpoints import NEVER, CheckpointStore
@@ -28,13 +26,13 @@ from .past import Past, kinds_and_names, past_of
 from .policy import Capabilities
 from .program import StepProgram
 from .ranks_council import Alone
-from .readout import LARGEST
+from .second_look import Kept, SecondLook
+from .second_opinion import SecondOpinion
 from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
-from .tape import Tape, TapedBatch, by_step, named_tensors_in
+from .tape import Tape, TapedBatch, by_step
 from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finite
 
-Kept = list[tuple[Any, str]]
 _CAREFUL_STEPS = 20
 _SNAPSHOT_SHARE = 0.001
 
@@ -82,10 +80,13 @@ class Recovery:
         self.can_clip = can_clip
         self._whole_windows = whole_windows
         self._council = council or Alone()
-        self._probe = GradientProbe(program.parameters)
-        self._tape = Tape()
+        self.second_look = SecondLook(
+            program=program, forward=forward, state=state, books=books, council=self._council, whole=whole_windows
+        )
+        self._tape, self._opinion = Tape(), SecondOpinion(program, forward, books.journal)
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
+        self._unnoticed: set[str] = set()
         self._bad_at_start: frozenset[tuple[str, str]] = frozenset()
         self._careful_left = 0
         self._last_snapshot = 0.0
@@ -122,10 +123,13 @@ class Recovery:
         """Copy the state before forward of this step. The step before it is settled."""
         with self._shield("snapshots", None):
             assert self._ring is not None
+            # On a GPU the copy is still under way, so the one before is asked: its answer is there without waiting.
+            before = self._ring.all()[-1:]
             taken = self._ring.take(step)
             self._last_snapshot = time.monotonic()
-            if self._program.device.type == "cpu" and not taken.good:
-                names = self._tell_unnoticed()
+            asked = [taken] if self._program.device.type == "cpu" else before
+            if not all(snapshot.good for snapshot in asked):
+                names = self._tell_unnoticed(step)
                 if step == 0:
                     self._bad_at_start = kinds_and_names(names)
             self._histories[step] = self._books.history.to_plain()
@@ -133,13 +137,18 @@ class Recovery:
             self._tape.trim(oldest)
             self._histories = {s: h for s, h in self._histories.items() if s >= oldest}
 
-    def _tell_unnoticed(self) -> list[str]:
-        """The state is not finite although no step was: a weight that nothing reads, say. Never silent."""
-        names = non_finite(self._state.floating_tensors())
-        sentence = f"{len(names)} tensors are not finite although every loss and gradient was: {', '.join(names[:3])}"
-        self._books.show(sentence, kind="unnoticed")
-        self._books.journal.event("state_not_finite", names=names[:32])
-        return list(names)
+    def _tell_unnoticed(self, step: int) -> list[str]:
+        """The state is not finite although no step was: a weight that nothing reads, say. Never silent, and told once;
+        nothing is undone, for the run may well be sound without it."""
+        names = list(non_finite(self._state.floating_tensors()))
+        if fresh := [name for name in names if name not in self._unnoticed]:
+            self._unnoticed.update(fresh)
+            self._books.journal.event("state_not_finite", names=names[:32])
+            for kind, rule in _UNNOTICED.items():
+                mine = [name.removeprefix(kind) for name in fresh if name.startswith(kind)]
+                if mine:
+                    self._books.tell_unnoticed(rule, step, mine)
+        return names
 
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
@@ -238,122 +247,24 @@ class Recovery:
             return None
         return past_of(self._ring, self._tape, self._bad_keys | set(window.keys), scheduler, self._bad_at_start)
 
+    def doubt(self, reading: Reading, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """The findings, after old batches were asked about a divergence. Runs a few forwards where there is one."""
+        if self._council.size > 1 or self._rolling_back:
+            return tuple(findings)
+        with self._shield("watch", tuple(findings)) as answer:
+            answer.value = self._opinion.of(reading, findings, self._tape.newest(len(self._tape)), self._books.recent)
+        return answer.value
+
     def is_quarantined(self, key: str) -> bool:
         return key in self._bad_keys
 
-    # -- looking closer at a refused step
-
-    def second_look(self, reading: Reading, window: Window, gradients: Gradients | None) -> tuple[Reading, Kept]:
-        """Put back what the refused window's forward moved; find what was wrong and which micro-batches were good.
-
-        Returns the reading with what was found, and the good micro-batches, to be fed again.
-        """
-        assert window.entry is not None
-        looked: dict[str, Any] = {}
-        if gradients is not None and math.isinf(reading.grad_norm):
-            looked["gradients_finite"] = finite_gradients(gradients)
-        self._back_to(window)
-        if not reading.undone:
-            looked |= bad_state(self._state)
-        looked["bad_inputs"] = tuple(
-            name or "batch" for name in non_finite([item for b in window.batches for item in _floating(b)])
-        )
-        looked = self._council.looked(looked, reading)
-        clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
-        losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
-        again = self._council.all("can run again", window.can_run_again)
-        if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None and again:
-            looked["gradients_finite"] = self._gradients_finite_again(window)
-        if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
-            # What cannot be tried again is taken for an overflow, as GradScaler takes it; a scale that keeps
-            # shrinking is a symptom of its own.
-            looked["scale_to_blame"] = self._finite_at_scale_one(window) if again else True
-            if looked["scale_to_blame"]:
-                self._back_off_scale()
-        kept: Kept = []
-        may_part = self._program.accumulate > 1 and not self._whole_windows
-        if may_part and clean_enough(looked) and not looked.get("scale_to_blame"):
-            kept = self._good_micro_batches(reading, window)
-        reading = replace(reading, refused=True, **looked)
-        may_run = clean and again and not looked.get("scale_to_blame")
-        reading = self._council.find_culprits(reading, self._program, window if may_run else None)
-        if may_run and self._council.size > 1:
-            self._back_to(window)
-        return reading, kept
-
-    def _back_to(self, window: Window) -> None:
-        assert window.entry is not None
-        uncertain = self._forward.restore(window.entry)
-        uncertain += [name for name in self._forward.unregistered() if name not in uncertain]
-        self._program.zero_grad()
-        if uncertain:
-            self._books.show(
-                f"attributes {', '.join(uncertain)} of the model changed during a refused step and were not seen to "
-                "change before, so they may be off; register them with extra_state=",
-                kind="unregistered",
-            )
-            self._books.journal.event("unregistered_state_changed", names=uncertain)
-
-    def _rerun(self, window: Window) -> Gradients | None:
-        for batch in window.batches:
-            self._program.micro(batch)
-        return self._probe.measure()
-
-    def _gradients_finite_again(self, window: Window) -> bool:
-        gradients = self._rerun(window)
-        answer = gradients is not None and finite_gradients(gradients)
-        self._back_to(window)
-        return self._council.all("gradients finite", answer)
-
-    def _finite_at_scale_one(self, window: Window) -> bool:
-        """Whether the same step is finite without the loss scale: then the scale was too large, and nothing else."""
-        scaler = self._program.scaler
-        scaler._scale.fill_(1.0)
-        gradients = self._rerun(window)
-        answer = gradients is None or finite_gradients(gradients)
-        self._back_to(window)
-        return self._council.all("finite at scale one", answer)
-
-    def _back_off_scale(self) -> None:
-        """What GradScaler does after an overflow."""
-        scaler = self._program.scaler
-        scaler._scale.mul_(scaler.get_backoff_factor())
-        scaler._growth_tracker.zero_()
-
     def good_part(self, window: Window) -> Kept:
         """The good micro-batches of an unfinished window. If some are bad, their traces are gone. Reads the device."""
-        finite = all(abs(float(value)) <= LARGEST for terms in window.terms for value in terms.values())
-        gradients = self._probe.measure()
-        if finite and (gradients is None or finite_gradients(gradients)):
-            return list(zip(window.batches, window.keys, strict=True))
-        reading = Reading(step=-1, loss=math.nan)
-        kept = self._good_micro_batches(reading, window)
-        self.quarantine(reading, window, kept)
+        kept = self.second_look.good_part(window)
+        if kept is None:
+            return window.fed
+        self.quarantine(Reading(step=-1, loss=math.nan), window, kept)
         return kept
-
-    def _good_micro_batches(self, reading: Reading, window: Window) -> Kept:
-        """Run the window's micro-batches one by one from its beginning and keep the good ones."""
-        limit = reading.grad_norm_limit if reading.grad_norm_limit is not None else math.inf
-        loss_limit = reading.loss_limit if reading.loss_limit is not None else math.inf
-        solo: list[tuple[float, Any, str]] = []
-        self._back_to(window)
-        for batch, key in zip(window.batches, window.keys, strict=True):
-            entry = self._forward.take()
-            self._program.zero_grad()
-            terms = self._program.micro(batch)
-            loss_good = terms is not None and all(abs(float(value)) <= LARGEST for value in terms.values())
-            loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
-            norm = _norm_of(self._probe.measure(), self._program.scaler)
-            if self._council.all("micro-batch", loss_good and math.isfinite(norm)):
-                solo.append((norm, batch, key))
-            else:
-                self._forward.restore(entry)
-        if len(solo) == len(window) and solo:
-            # Every one is finite, so their sum was too large: leave out those that are too large alone, or the largest.
-            cut = limit if any(norm > limit for norm, _, _ in solo) else max(norm for norm, _, _ in solo) * (1 - 1e-9)
-            solo = [item for item in solo if item[0] <= cut]
-        self._back_to(window)
-        return [(batch, key) for _, batch, key in solo]
 
     # -- acting on a decision
 
@@ -455,6 +366,8 @@ class Recovery:
         return taped
 
 
+_UNNOTICED = {"parameter ": non_finite_parameter.RULE, "optimizer ": non_finite_optimizer_state.RULE,
+              "buffer ": non_finite_buffer.RULE}  # fmt: skip
 _WIDER = {"fp16": "bf16", "bf16": "fp32", "fp32": "fp32"}
 
 
@@ -465,22 +378,6 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     return float(value) if value in ("nan", "inf", "-inf") else value
-
-
-def clean_enough(looked: dict[str, Any]) -> bool:
-    """Whether the fault is in the batch and not in what the step started from."""
-    return not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers"))
-
-
-def _floating(batch: Any) -> list[tuple[str, torch.Tensor]]:
-    return [(n, t) for n, t in named_tensors_in(batch) if t.is_floating_point() and t.numel() and not t.is_sparse]
-
-
-def _norm_of(gradients: Gradients | None, scaler: Any) -> float:
-    if gradients is None:
-        return 0.0
-    total = float(gradients.total)
-    return total / float(scaler._scale) if scaler is not None else total
 
 
 def _first_code(reading: Reading) -> str:

@@ -357,6 +357,7 @@ def test_a_weight_that_nothing_reads_does_not_turn_bad_in_silence(tmp_path: Path
     guard.close()
     told = [event for event in read_events(tmp_path / "run") if event.kind == "state_not_finite"]
     assert [event.data["names"] for event in told] == [["parameter weight"]]
+    assert [(found.code, found.subject, found.step) for found in guard.vitals] == [("SY105", "weight", 10)]
 
 
 def test_a_mask_buffer_that_is_infinite_on_purpose_is_no_finding(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from specimens import SKIP_ONLY, batches, differing, make_guard, run_plain, setu
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.act import books, clerk, fallback, forward_state, gate, recovery, seal, snapshots, tape
+from steadygrad.act import books, clerk, fallback, forward_state, gate, recovery, seal, second_look, snapshots, tape
 from steadygrad.act.readout import Readout
 from steadygrad.journal import Journal, read_events, read_steps
 from steadygrad.watch.history import History
@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "seat.values": (seal.Seat, "values"),
     "gate.take_fresh": (gate.DeviceGate, "take_fresh"),
     "gate.forget_fresh": (gate.DeviceGate, "forget_fresh"),
-    "recovery.second_look": (recovery.Recovery, "second_look"),
+    "second_look.at": (second_look.SecondLook, "at"),
     "recovery.capabilities": (recovery.Recovery, "capabilities"),
     "recovery.note_terms": (recovery.Recovery, "note_terms"),
     "recovery.apply": (recovery.Recovery, "apply"),
@@ -87,7 +87,7 @@ def break_from(monkeypatch: pytest.MonkeyPatch, room: str, switch: list[bool], c
 
 WAYS = [(room, mode, False) for room in ROOMS for mode in MODES if ONLY.get(room, mode) == mode]
 # A scaler notes what it has unscaled, and a fault in between must not leave that note behind.
-WAYS += [(room, mode, True) for room in ("readout.pack", "books.enter", "recovery.second_look") for mode in MODES]
+WAYS += [(room, mode, True) for room in ("readout.pack", "books.enter", "second_look.at") for mode in MODES]
 
 
 @pytest.mark.parametrize(("room", "mode", "scaled"), WAYS)

@@ -1,0 +1,62 @@
+"""What the vitals warned of, taken to the clinic between two steps: a finding becomes an incident with a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ..records import Diagnosis, Finding
+from .flight import Window
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .manner import Manner
+
+ENOUGH_STEPS = 3
+"""Good steps to look at before a pattern can be called one; what the set-up showed waits for them."""
+MOST = 3
+"""Diagnoses of silent trouble in a run; past that, findings stay findings."""
+
+
+class Ear(Protocol):
+    """The part of the clinic that is asked."""
+
+    def look_into(
+        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str
+    ) -> tuple[Diagnosis, tuple[Finding, ...]] | None: ...
+
+
+class SilentTrouble:
+    """Asks once about each warning, of a settled state between two steps. Where there is none it is a comparison."""
+
+    def __init__(self, engine: Engine, clinic: Ear, manner: Manner) -> None:
+        self._engine, self._clinic, self._outside = engine, clinic, manner.outside
+        self._depth = {"auto": "full", "origin": "origin"}.get(manner.diagnose)
+        self._asked = 0
+
+    def look(self) -> None:
+        """Ask, if somebody warned and this is a good moment: the model in training, no window open, nothing in flight.
+
+        A few steps' time for each warning, on batches from just before. Ends as if nothing had happened.
+        """
+        engine = self._engine
+        clerk = engine.parts.clerk
+        if not clerk.suspects or engine.step < ENOUGH_STEPS or self._outside or not engine.program.model.training:
+            return
+        if engine.pending is not None:
+            engine.settle_pending(())
+        if len(engine.window) or engine.halt is not None:
+            return
+        findings, clerk.suspects = clerk.suspects, []
+        if self._depth is None or self._asked >= MOST:
+            return
+        with engine.shield("clinic", None), torch.inference_mode(False), torch.enable_grad():
+            steps = engine.recovery.recent_good(Window())
+            answer = self._clinic.look_into(findings, steps, engine.step, depth=self._depth)
+            if answer is not None:
+                self._asked += 1
+                diagnosis, told = answer
+                engine.books.enter_silent(engine.step, told, diagnosis)
+                engine.books.announce()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
+from .elastic import why_it_may_hang
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def begin(settings: Settings | None = None) -> None:
     settings = settings or Settings.from_environment(os.environ)
     if settings is None:
         return
+    if (warning := why_it_may_hang(os.environ)) and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"steady run: {warning}", file=sys.stderr)
     note = _Note(settings)
     wrapt.when_imported("torch")(lambda module: _torch_is_here(module, settings))
     if settings.reports is not None:

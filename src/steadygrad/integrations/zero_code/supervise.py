@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from .elastic import fresh_store
 from .settings import Settings
 
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGQUIT", "SIGINT")
@@ -81,7 +82,7 @@ def supervise(command: Sequence[str], settings: Settings) -> Ended:
             run_dir=str(Path(settings.run_dir).resolve()), policy=settings.policy, diagnose=settings.diagnose,
             notify=settings.notify, reports=reports,
         )  # fmt: skip
-        code = _run(command, wishes.environment(os.environ))
+        code = _run(command, wishes.environment(os.environ) | fresh_store(command, os.environ))
         notes = [_read(path) for path in sorted(Path(reports).iterdir())]
         return Ended(code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started)
 

@@ -76,9 +76,9 @@ def make_student(*, vocabulary: int, width: int, layers: int, seed: int) -> Llam
         )
     )  # fmt: skip
     with torch.no_grad():
-        # Its very first gradients say how often each token comes, with a norm of 3 at this width. They shall pass the
-        # limit of 2 that is meant for what comes later.
-        student.model.norm.weight.fill_(0.5)
+        # Its very first gradients say how often each token comes, with a norm that grows with the width and is 3 at 256.
+        # They shall pass the limit of 2 that is meant for what comes later.
+        student.model.norm.weight.fill_((32 / width) ** 0.5)
     return student
 
 

@@ -181,6 +181,8 @@ class Told:
     bad_tensors: int
     text_before: float
     text_after: float
+    refused: int = 0
+    """Updates the guard refused; with float16 also those at which its own loss scale was still too large."""
     first_incident: str = ""
     cause: str = ""
 
@@ -226,14 +228,14 @@ def compare(
         # Scaling is the guard's own work, so its loss stays as it is.
         own = dataclasses.replace(ill, loss=dataclasses.replace(ill.loss, loss_scale=1.0)) if loop == "guarded" else ill
         loss_fn = kind.make_loss(own)
-        first = cause = ""
+        refused, first, cause = 0, "", ""
         if loop == "guarded":
-            losses, first, cause = _guarded(model, ill, loss_fn, feed, run_dir)
+            losses, refused, first, cause = _guarded(model, ill, loss_fn, feed, run_dir)
         else:
             losses = _unguarded(model, ill, loss_fn, feed, device, zeroing=loop == "zeroing")
         bad = sum(not bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
         after = validate(healthy, config, data.val)["text"]
-        told.append(Told(loop, losses, bad, before, after, first, cause))
+        told.append(Told(loop, losses, bad, before, after, refused, first, cause))
         if show:
             print(_line(told[-1]), flush=True)
     return Compared(sickness, config.training.num_train_steps, tuple(told))
@@ -265,7 +267,7 @@ def _unguarded(
 
 def _guarded(
     model: nn.Module, config: Config, loss_fn: LossFn, feed: Iterator[Batch], run_dir: Path
-) -> tuple[list[float | None], str, str]:
+) -> tuple[list[float | None], int, str, str]:
     optimizer = make_optimizer(model, config)
     losses: list[float | None] = []
     with sg.Guard(
@@ -276,12 +278,13 @@ def _guarded(
             loss = guard.step(next(feed)).loss
             losses.append(loss if loss is not None and math.isfinite(loss) else None)
         incident = guard.incidents[0] if guard.incidents else None
+        refused = guard.summary()["skipped"]
     if incident is None:
-        return losses, "", ""
+        return losses, refused, "", ""
     term = next((found.detail for found in incident.findings if found.code == "SY102"), incident.headline)
     found = incident.diagnosis
     cause = f"{found.cause.code} {found.cause.slug}: {found.because}" if found and found.cause else ""
-    return losses, f"step {incident.first_step}: {term}", cause
+    return losses, refused, f"step {incident.first_step}: {term}", cause
 
 
 def _line(told: Told) -> str:

@@ -21,7 +21,7 @@ from recipes.latent_dlm.corpus import (
 )
 from recipes.latent_dlm.diffusion import add_noise, clean_and_noise, cosine_schedule, draw_times, latent_target
 from recipes.latent_dlm.evaluation import nearer_to_own
-from recipes.latent_dlm.latents import Scale, encoder_folder, project
+from recipes.latent_dlm.latents import Scale, encoder_folder, make_encoder, project
 from recipes.latent_dlm.losses import make_loss, text_loss, validate, word_weights
 from recipes.latent_dlm.model import MMDiT, num_parameters
 from recipes.latent_dlm.prepared import Prepared, batches, prepare
@@ -184,6 +184,30 @@ def test_an_encoder_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     assert encoder_folder("projection") is None
     with pytest.raises(sg.UsageError, match=r"no folder with a config\.json"):
         encoder_folder(str(tmp_path))
+
+
+def test_the_sentence_encoder_is_the_mean_over_a_sentences_own_tokens_in_its_place(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "small", "dog", "runs"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    tokenizer = transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"))
+    tokenizer.save_pretrained(tmp_path)
+    shape = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    model = transformers.BertModel(shape).eval()
+    model.save_pretrained(tmp_path)
+    encode, name = make_encoder(str(tmp_path), 16)
+    sentences = ["a small dog runs", "dog", "a dog runs"]
+    made = encode(sentences)
+    assert name == "minilm"
+    for row, sentence in zip(made, sentences, strict=True):
+        alone = torch.tensor([[2, *(words.index(word) for word in sentence.split()), 3]])
+        with torch.no_grad():
+            mean = model(alone).last_hidden_state[0].mean(0)
+        assert torch.allclose(row, mean / mean.norm(), atol=1e-5)
+    with pytest.raises(sg.UsageError, match=r"latent\.dim is 8, and the encoder in .* makes 16"):
+        make_encoder(str(tmp_path), 8)
 
 
 def test_standardising_is_taken_back_and_refuses_latents_that_are_all_the_same() -> None:

@@ -122,6 +122,13 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights_when_resumed(
     assert [line["step"] for line in lines(tmp_path / "stopped" / "validation.jsonl")] == [0, 10, 20, 30]
 
 
+def test_accumulated_batches_make_one_update(data: Prepared, tmp_path: Path) -> None:
+    config = smaller("training.num_train_steps=3", "training.gradient_accumulation_steps=2", "training.dtype=bf16")
+    result, _ = train(config, data, tmp_path, show=False)
+    assert result.guard["applied"] == 3
+    assert result.last["step"] == 3
+
+
 def broken_from(data: Prepared, first: int, last: int, batch_size: int = 8) -> Prepared:
     """The data, with the latents of the sentences of some batches NaN."""
     latents = data.train.latents_ND.clone()

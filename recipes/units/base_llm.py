@@ -94,7 +94,7 @@ class BaseLLM:
             # Half precision can overflow; a repaired logit is counted and told to the guard, a healthy one untouched.
             options = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": samples}
             options["logits_processor"] = LogitsProcessorList([sg.numerics.NumericalStabilityLogitsProcessor()])
-        size = max(1, (batch_size or (1024 if self.device == "cuda" else 16)) // samples)
+        size = max(1, (batch_size or (2048 if self.device == "cuda" else 16)) // samples)
         with Progress(transient=True) as progress:
             bar = progress.add_task(title, total=len(questions))
             for start in range(0, len(questions), size):

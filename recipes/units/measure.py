@@ -2,9 +2,9 @@
 
     python -m recipes.units.measure --out results --seconds 240
 
-First the speed of FP32 beside BF16 with FP32 trainable weights. Then SFT, CoT and RFT as the recipes do them, with as
-many steps as fit, the sick configuration, and SFT once more in FP32 with the same steps. Every part is written as soon
-as it is there, and a part that fails is told and passed over.
+First FP32 beside BF16 with FP32 trainable weights: a short SFT in each, with its speed and its accuracy. Then SFT, CoT
+and RFT as the recipes do them, with as many steps as fit, and the sick configuration. Every part is written as soon as
+it is there, and a part that fails is told and passed over.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import steadygrad as sg
 from recipes import cot, rft, sft
 
 from .base_llm import TRAINING_DTYPE, BaseLLM, with_lora
-from .command import Recipe, parser, two_sides
+from .command import Recipe, asked_of, parser, two_sides
 from .conversions import drawn
+from .evaluation import score
 from .report import hardware
 from .sick import show_sick
-from .training import Collate, Settings, arguments_for
+from .training import Collate, Settings, arguments_for, seeded
 
-WARM = 5
+WARM = 3
 
 
 class Clock(TrainerCallback):
@@ -50,28 +51,36 @@ class Clock(TrainerCallback):
         self._last = now
 
 
-def speed(recipe: Recipe, options: Any, out: Path, *, precision: str, batch: int, checkpointing: bool) -> float:
-    """Samples a second of the guarded trainer: the median step of 15."""
+def short_run(
+    options: Any, *, precision: str, batch: int, steps: int, checkpointing: bool, test: bool
+) -> dict[str, Any]:
+    """A short guarded SFT: the samples of its median step in a second and, if asked, how well it answers then."""
+    recipe = sft.RECIPE
     settings = Settings(
-        batch_size=batch, precision=precision, rank=options.rank, max_steps=WARM + 15, logging_steps=10,
-        gradient_checkpointing=checkpointing,
+        batch_size=batch, precision=precision, rank=options.rank, max_steps=steps, logging_steps=10, warmup_steps=5,
+        learning_rate=options.learning_rate, gradient_checkpointing=checkpointing,
     )  # fmt: skip
-    training, _ = two_sides(recipe, options)
+    training, testing = two_sides(recipe, options)
     llm = BaseLLM(options.model, instruction=recipe.instruction, cache=options.cache, dtype=TRAINING_DTYPE[precision])
-    pool = drawn(training, None, seed=0)
-    rows = llm.rows((str(question), recipe.reply(question)) for question in pool[: 4 * batch])
-    clock = Clock()
-    arguments = arguments_for(settings, out, save_strategy="no", report_to="none", disable_tqdm=True)
+    chosen = drawn(training, batch * steps, seed=0)
+    rows = llm.rows((str(question), recipe.reply(question)) for question in chosen)
+    clock, out = Clock(), options.out / f"{precision}-{batch}-{checkpointing}"
+    with seeded(0):
+        model = with_lora(llm.model, rank=settings.rank)
     trainer = Trainer(
-        model=with_lora(llm.model, rank=settings.rank),
-        args=arguments,
+        model=model,
+        args=arguments_for(settings, out, save_strategy="no", report_to="none", disable_tqdm=True),
         train_dataset=rows,
         data_collator=Collate(llm.tokenizer.pad_token_id),
         callbacks=[clock],
     )
-    with sg.attach(trainer, run_dir=out / "speed" / f"{precision}-{batch}-{checkpointing}"):
+    with sg.attach(trainer, run_dir=out / "run"):
         trainer.train()
-    return batch / statistics.median(clock.seconds)
+    found: dict[str, Any] = {"samples_per_second": batch / statistics.median(clock.seconds)}
+    if test:
+        model.save_pretrained(out / "adapter")
+        found["accuracy"] = score(asked_of(recipe, options, out / "adapter"), testing, max_new_tokens=24).accuracy
+    return found
 
 
 def main() -> None:
@@ -80,19 +89,21 @@ def main() -> None:
     asked.add_argument("--seconds", type=float, default=240)
     asked.add_argument("--model")
     asked.add_argument("--cache")
-    asked.add_argument("--batch-size", type=int, default=256)
+    asked.add_argument("--batch-size", type=int, default=512)
     asked.add_argument("--learning-rate", type=float, default=1e-3)
     asked.add_argument("--rank", type=int, default=32)
     asked.add_argument("--questions", type=int, default=500)
-    asked.add_argument("--sampled", type=int, default=2000, help="questions that RFT samples replies to")
+    asked.add_argument("--short", type=int, default=40, help="steps of the runs that compare precisions")
+    asked.add_argument("--sampled", type=int, default=1000, help="questions that RFT samples replies to")
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + given.seconds
     results: dict[str, Any] = {
         "hardware": hardware(),
         "date": time.strftime("%Y-%m-%d"),
-        "run": f"{Path(given.model).name if given.model else 'SmolLM2-135M-Instruct'}, batch {given.batch_size}, "
-        f"learning rate {given.learning_rate:g}, LoRA rank {given.rank}, {given.questions} test questions",
+        "run": f"{Path(given.model).name if given.model else 'SmolLM2-135M-Instruct'}, batch {given.batch_size} "
+        f"(CoT and RFT half of it), learning rate {given.learning_rate:g}, LoRA rank {given.rank}, "
+        f"{given.questions} test questions",
     }
 
     def left() -> float:
@@ -107,60 +118,48 @@ def main() -> None:
             results[name] = {"failed": f"{type(fault).__name__}: {fault}"}
         print(f"## {name}: {time.monotonic() - started:.1f} s, {left():.0f} s left", flush=True)
         (given.out / "units.json").write_text(json.dumps(results, indent=2))
+        (given.out / "units.md").write_text(in_markdown(results))
         return results[name]
 
     def options_for(recipe: Recipe, name: str, *words: str) -> Any:
         shared = ["--questions", str(given.questions), "--rank", str(given.rank)]
         shared += ["--batch-size", str(given.batch_size), "--learning-rate", str(given.learning_rate)]
-        shared += [
-            word for key in ("model", "cache") if getattr(given, key) for word in (f"--{key}", getattr(given, key))
-        ]
+        for key in ("model", "cache"):
+            shared += [f"--{key}", getattr(given, key)] if getattr(given, key) else []
         options = parser(recipe).parse_args(["train", "--no-gradient-checkpointing", *shared, *words])
         options.out = given.out / "work" / name
         return options
 
-    plain = options_for(sft.RECIPE, "speed")
-    rates: dict[tuple[str, str], float] = {}
-    for batch, checkpointing in ((given.batch_size, False), (32, True)):
+    def compared(batch: int, steps: int, *, checkpointing: bool = False, test: bool = False) -> None:
+        how = f"batch {batch}, {steps} steps{', gradient checkpointing' if checkpointing else ''}"
         for precision in ("bf16", "fp32"):
-            key = f"speed {precision}, batch {batch}, {'with' if checkpointing else 'without'} checkpointing"
-            found = part(
-                key,
-                lambda precision=precision, batch=batch, checkpointing=checkpointing: speed(
-                    sft.RECIPE, plain, plain.out, precision=precision, batch=batch, checkpointing=checkpointing
+            options = options_for(sft.RECIPE, "short")
+            given_to = {"precision": precision, "batch": batch, "steps": steps}
+            part(
+                f"speed {precision}, {how}",
+                lambda given_to=given_to, options=options: short_run(
+                    options, **given_to, checkpointing=checkpointing, test=test
                 ),
             )
-            if batch == given.batch_size and isinstance(found, float):
-                rates[precision, "sft"] = found / batch
-    # Worked steps are about twice as long as bare answers. What is not training: tests, sampling, the sick run.
-    fast, slow = rates.get(("bf16", "sft"), 5.0), rates.get(("fp32", "sft"), 2.5)
-    fast_cot, other = fast / 1.6, 85.0
-    # With s steps of SFT, CoT and FP32 and a third of it for RFT, this many fit into the time:
-    steps = int(max(10.0, (left() - other) / (1 / fast + 1 / slow + 1.33 / fast_cot)))
-    print(f"## {steps} steps each at {fast:.1f} (bf16) and {slow:.1f} (fp32) steps/s")
-    many = ("--max-steps", str(steps))
 
-    part("sft bf16", lambda: sft.train(sft.RECIPE, options_for(sft.RECIPE, "sft", "--precision", "bf16", *many)))
-    part("cot bf16", lambda: sft.train(cot.RECIPE, options_for(cot.RECIPE, "cot", "--precision", "bf16", *many)))
-    start = str(given.out / "work" / "cot")
-    few = (
-        "--max-steps",
-        str(max(5, steps // 3)),
-        "--samples",
-        str(given.sampled),
-        "--start",
-        start,
-        "--precision",
-        "bf16",
-    )
-    part("rft bf16", lambda: rft.train(rft.RECIPE, options_for(rft.RECIPE, "rft", *few, "--learning-rate", "2e-4")))
+    compared(given.batch_size, given.short, test=True)
+    known = results.get(f"speed bf16, batch {given.batch_size}, {given.short} steps", {})
+    rate = known.get("samples_per_second", 3.0 * given.batch_size) / given.batch_size
+    # Rows of worked steps are about twice as long and taken half as many at a time: a step costs about the same. What
+    # is not training, namely tests, sampling, loading and the sick run, takes some 80 seconds on one GPU.
+    steps = int(max(10.0, (left() - 80.0) * rate / (1 + 0.6 + 0.17)))
+    print(f"## {steps} steps at {rate:.1f} steps/s")
+    half, bf16 = ("--batch-size", str(max(1, given.batch_size // 2))), ("--precision", "bf16")
+    for recipe, name, share in ((sft.RECIPE, "sft", 1.0), (cot.RECIPE, "cot", 0.6)):
+        words = [*bf16, *(half if name == "cot" else ()), "--max-steps", str(max(5, int(steps * share)))]
+        options = options_for(recipe, name, *words)
+        part(f"{name} bf16", lambda recipe=recipe, options=options: sft.train(recipe, options))
+    few = ["--max-steps", str(max(5, int(steps * 0.17))), "--samples", str(given.sampled), "--learning-rate", "2e-4"]
+    start = ["--start", str(given.out / "work" / "cot")]
+    part("rft bf16", lambda: rft.train(rft.RECIPE, options_for(rft.RECIPE, "rft", *bf16, *half, *few, *start)))
     part("sick", lambda: show_sick(sft.RECIPE, options_for(sft.RECIPE, "sick")))
-    if left() > steps / slow + 8:
-        part("sft fp32", lambda: sft.train(sft.RECIPE, options_for(sft.RECIPE, "sft32", "--precision", "fp32", *many)))
-    else:
-        results["sft fp32"] = {"failed": "no time left"}
-    (given.out / "units.json").write_text(json.dumps(results, indent=2))
-    (given.out / "units.md").write_text(in_markdown(results))
+    if left() > 20:
+        compared(32, 12, checkpointing=True)
     print(in_markdown(results))
 
 
@@ -174,7 +173,7 @@ def in_markdown(results: dict[str, Any]) -> str:
     ]
     lines += ["| run | steps | accuracy before | after | answer_rate before | after | samples/s | refused | bad |"]
     lines += ["|---" * 9 + "|"]
-    for name in ("sft bf16", "cot bf16", "rft bf16", "sft fp32"):
+    for name in ("sft bf16", "cot bf16", "rft bf16"):
         found = results.get(name, {"failed": "not run"})
         if "scores" not in found:
             lines.append(f"| {name} | {found['failed']} |" + " - |" * 7)
@@ -186,12 +185,11 @@ def in_markdown(results: dict[str, Any]) -> str:
             f"{before['answer_rate']:.3f} | {after['answer_rate']:.3f} | {trained['samples_per_second']:.0f} | "
             f"{trained['refused']} | {trained['non_finite_weights']} |"
         )
-    lines += ["", "| speed of the guarded trainer | samples/s |", "|---|---|"]
-    lines += [
-        f"| {name.removeprefix('speed ')} | {value:.0f} |" if isinstance(value, float) else f"| {name} | failed |"
-        for name, value in results.items()
-        if name.startswith("speed")
-    ]
+    lines += ["", "| short SFT under guard | samples/s | accuracy after it |", "|---|---|---|"]
+    for name, found in results.items():
+        if name.startswith("speed") and "samples_per_second" in found:
+            accuracy = f"{found['accuracy']:.3f}" if "accuracy" in found else "-"
+            lines.append(f"| {name.removeprefix('speed ')} | {found['samples_per_second']:.0f} | {accuracy} |")
     sick = results.get("sick", {})
     if "incident" in sick:
         lines += ["", "The sick configuration:", "", "| step | plain loss | plain grad_norm | with the remedy |"]

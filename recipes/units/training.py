@@ -100,7 +100,9 @@ def fine_tune(
     """Train the adapter of `model` on `rows`; it lies in `out/adapter` afterwards, the run's journal in `out/run`."""
     if not rows:
         raise UsageError("There are no rows to train on.")
-    arguments = arguments_for(settings, out)
+    # A checkpoint every epoch; where epochs are a few steps long, every hundred.
+    often = {} if len(rows) >= 100 * settings.batch_size else {"save_strategy": "steps", "save_steps": 100}
+    arguments = arguments_for(settings, out, **often)
     collate = Collate(llm.tokenizer.pad_token_id)
     checkpoint = _prepared(out, settings, resume=resume)
     check_labels(rows, arguments, llm)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from steadygrad import UsageError
 
-from .spelling import encode, token_bytes
+from .spelling import BEGIN, encode, mark, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Aligner:
     ) -> None:
         self._student, self._teacher = student, teacher
         self._student_bytes, self._teacher_bytes = token_bytes(student), token_bytes(teacher)
-        self._student_begin = student.token_to_id("<begin>")
+        self._student_begin = mark(student, BEGIN)
         self._teacher_begin = teacher_begin
         self.first_piece = self._same(teacher_vocabulary) if match == "same" else self._told(teacher_vocabulary)
         if int((self.first_piece >= 0).sum()) == 0:

@@ -14,7 +14,7 @@ from .alignment import Aligned
 from .measuring import score_student
 from .models import load_student
 from .settings import Settings
-from .spelling import BEGIN, encode, load_tokenizer
+from .spelling import BEGIN, encode, load_tokenizer, mark
 from .text import read_corpus
 
 _PROMPT = "The "
@@ -25,7 +25,7 @@ def evaluate(out: Path, settings: Settings, *, data: str | None = None) -> list[
     tokenizer = load_tokenizer(out / "tokenizer.json")
     corpus = read_corpus(data or settings.data, max_bytes=settings.max_bytes)
     passages = corpus.validation if data is None else (*corpus.train, *corpus.validation)
-    begin = tokenizer.token_to_id(BEGIN)
+    begin = mark(tokenizer, BEGIN)
     rows = [Aligned(student=(begin, *encode(tokenizer, text)), teacher=(), pairs=()) for text in passages]
     num_bytes = sum(len(text.encode()) for text in passages)
     found = sorted(out.glob("seed-*/*/best/student.safetensors"))
@@ -49,7 +49,7 @@ def evaluate(out: Path, settings: Settings, *, data: str | None = None) -> list[
 
 @torch.no_grad()
 def _say(student: Any, tokenizer: Tokenizer, device: torch.device, tokens: int = 30) -> str:
-    ids = torch.tensor([[tokenizer.token_to_id(BEGIN), *encode(tokenizer, _PROMPT.strip())]], device=device)
+    ids = torch.tensor([[mark(tokenizer, BEGIN), *encode(tokenizer, _PROMPT.strip())]], device=device)
     for _ in range(tokens):
         best = student(ids, use_cache=False).logits[0, -1].argmax()
         ids = torch.cat([ids, best.reshape(1, 1)], dim=1)

@@ -12,6 +12,7 @@ Shapes: N tokens, D width of the model, F neurons, E experts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,10 @@ _MOST = 4.0
 class RoutedFeedForward(nn.Module):
     """In the place of a dense layer. All experts are computed, and those not picked count zero: the same sum."""
 
-    def __init__(self, dense: nn.Module, *, groups_F: Tensor, router_ED: Tensor, mean_F: Tensor, top_k: int) -> None:
+    anchor: Tensor
+    idle: Tensor
+
+    def __init__(self, dense: Any, *, groups_F: Tensor, router_ED: Tensor, mean_F: Tensor, top_k: int) -> None:
         super().__init__()
         order = groups_F.argsort(stable=True)
         with torch.no_grad():  # neurons of one expert side by side
@@ -39,7 +43,7 @@ class RoutedFeedForward(nn.Module):
             self.router.weight.copy_(router_ED)
         self.register_buffer("anchor", router_ED.detach().clone().float())
         weight = dense.get_submodule("gate_proj").weight
-        self.register_buffer("idle", mean_F[order][self.num_shared :].unflatten(0, (experts, -1)).to(weight.dtype))
+        self.register_buffer("idle", mean_F[order][self.num_shared :].reshape(experts, -1).to(weight.dtype))
         self.notes: list[tuple[Tensor, Tensor]] = []
         """Of the forwards since it was emptied: which experts were picked, as ones, and the router's log p. Whoever
         asks empties it; a list, so that the graph lives no longer than the one who asked."""
@@ -57,9 +61,10 @@ class RoutedFeedForward(nn.Module):
         dense = self.dense
         hidden = dense.act_fn(dense.gate_proj(x)) * dense.up_proj(x)
         shared, routed = hidden.split([self.num_shared, hidden.shape[-1] - self.num_shared], dim=-1)
-        experts = routed.unflatten(-1, (-1, self.size)) * weight.to(hidden.dtype).unsqueeze(-1)
+        experts = routed.reshape(*routed.shape[:-1], -1, self.size) * weight.to(hidden.dtype).unsqueeze(-1)
         experts = experts + self.idle.to(hidden.dtype) * (1 - picked).to(hidden.dtype).unsqueeze(-1)
-        return dense.down_proj(torch.cat([shared, experts.flatten(-2)], dim=-1))
+        output: Tensor = dense.down_proj(torch.cat([shared, experts.flatten(-2)], dim=-1))
+        return output
 
 
 def reset_routers(model: nn.Module) -> None:
@@ -85,7 +90,9 @@ def split_into_experts(
     """
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k={top_k} of {experts} experts cannot be picked")
-    layers = [module for module in model.modules() if hasattr(module, "gate_proj") and hasattr(module, "down_proj")]
+    layers: list[Any] = [
+        module for module in model.modules() if hasattr(module, "gate_proj") and hasattr(module, "down_proj")
+    ]
     parents = {id(child): (parent, name) for parent in model.modules() for name, child in parent.named_children()}
     inputs = _inputs_of(model, layers, batches)
     for parameter in model.parameters():
@@ -149,21 +156,22 @@ def _fill(likeness_FE: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def _hidden(layer: nn.Module, x_ND: Tensor) -> Tensor:
+def _hidden(layer: Any, x_ND: Tensor) -> Tensor:
     gate, up = (layer.get_submodule(name).weight.float() for name in ("gate_proj", "up_proj"))
-    activated: Tensor = layer.act_fn(x_ND @ gate.T) * (x_ND @ up.T)  # type: ignore[operator]
+    activated: Tensor = layer.act_fn(x_ND @ gate.T) * (x_ND @ up.T)
     return activated
 
 
 @torch.no_grad()
-def _least_important(layer: nn.Module, hidden_NF: Tensor, count: int) -> Tensor:
+def _least_important(layer: Any, hidden_NF: Tensor, count: int) -> Tensor:
     """The neurons whose output varies least: leaving them at their mean loses least."""
     varies_F = hidden_NF.std(0) * layer.get_submodule("down_proj").weight.float().norm(dim=0)
-    return varies_F.argsort()[:count].sort().values
+    least: Tensor = varies_F.argsort()[:count].sort().values
+    return least
 
 
 @torch.no_grad()
-def _fit_router(layer: nn.Module, x_ND: Tensor, hidden_NF: Tensor, groups_F: Tensor, experts: int) -> Tensor:
+def _fit_router(layer: Any, x_ND: Tensor, hidden_NF: Tensor, groups_F: Tensor, experts: int) -> Tensor:
     """Router weights whose logits follow the logarithm of how far each expert is from what it adds on average."""
     down = layer.get_submodule("down_proj").weight.float()
     around_NF = hidden_NF - hidden_NF.mean(0)
@@ -172,4 +180,5 @@ def _fit_router(layer: nn.Module, x_ND: Tensor, hidden_NF: Tensor, groups_F: Ten
     target_NE = target_NE - target_NE.mean(-1, keepdim=True)
     gram = x_ND.T @ x_ND
     ridge = 1e-2 * gram.diagonal().mean() * torch.eye(len(gram), device=gram.device)
-    return torch.linalg.solve(gram + ridge, x_ND.T @ target_NE).T.contiguous()
+    router: Tensor = torch.linalg.solve(gram + ridge, x_ND.T @ target_NE).T.contiguous()
+    return router

@@ -17,7 +17,7 @@ from recipes.common.smollm import load_smollm2
 from steadygrad import UsageError
 
 from .experts import routed_layers, split_into_experts
-from .spelling import encode, train_tokenizer
+from .spelling import BEGIN, encode, mark, train_tokenizer
 
 TINY = "tiny"
 """Name of a teacher that is random and small: what it says is noise, but everything runs as with a real one."""
@@ -46,7 +46,7 @@ def load_teacher(name: str | None, *, dtype: torch.dtype, passages: Sequence[str
             vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=2048,
         )  # fmt: skip
-        return Teacher(LlamaForCausalLM(config).to(dtype).eval(), tokenizer, tokenizer.token_to_id("<begin>"), TINY)
+        return Teacher(LlamaForCausalLM(config).to(dtype).eval(), tokenizer, mark(tokenizer, BEGIN), TINY)
     model, tokenizer = load_smollm2(name, dtype=dtype)
     begin = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     if begin is None or begin == tokenizer.unk_token_id:
@@ -76,8 +76,8 @@ def make_student(*, vocabulary: int, width: int, layers: int, seed: int) -> Llam
         )
     )  # fmt: skip
     with torch.no_grad():
-        # Its very first gradients say how often each token comes, with a norm that grows with the width and is 3 at 256.
-        # They shall pass the limit of 2 that is meant for what comes later.
+        # Its very first gradients say how often each token comes, with a norm that grows with the width: 3 at 256. They
+        # shall pass the limit of 2 that is meant for what comes later.
         student.model.norm.weight.fill_((32 / width) ** 0.5)
     return student
 
@@ -113,6 +113,9 @@ class Pair(nn.Module):
     """Teacher and student as one module, so that the guard knows the names of both. What it trains is the student and
     the routers. `teacher` is None in a run that learns from the text alone."""
 
+    first_piece: Tensor
+    compared: Tensor
+
     def __init__(self, student: Any, teacher: Any, first_piece: Tensor) -> None:
         super().__init__()
         self.student, self.teacher = student, teacher
@@ -121,5 +124,5 @@ class Pair(nn.Module):
         compared[first_piece[first_piece >= 0]] = True
         self.register_buffer("compared", compared)
 
-    def routers(self) -> list[nn.Parameter]:
+    def routers(self) -> list[Tensor]:
         return [] if self.teacher is None else [layer.router.weight for layer in routed_layers(self.teacher)]

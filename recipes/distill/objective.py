@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from .settings import Settings
 Terms = dict[str, Tensor]
 
 
-def make_loss_fn(settings: Settings) -> Callable[[Pair, Batch], Terms]:
+def make_loss_fn(settings: Settings) -> Callable[[Any, Batch], Terms]:
     """`loss_fn(pair, batch)` for the guard. Does not sync with the host."""
 
     def loss_fn(pair: Pair, batch: Batch) -> Terms:
@@ -56,7 +57,8 @@ def teacher_log_p(pair: Pair, batch: Batch, *, vocabulary: int) -> tuple[Tensor,
     hidden_BPD = take(hidden_BLD, batch["at_teacher"])
     logits = teacher.get_output_embeddings()(hidden_BPD).flatten(0, 1)
     log_p, told = retell(logits, pair.first_piece, vocabulary)
-    return log_p.unflatten(0, hidden_BPD.shape[:2]), told.unflatten(0, hidden_BPD.shape[:2])
+    shape = hidden_BPD.shape[:2]
+    return log_p.reshape(*shape, vocabulary), told.reshape(shape)
 
 
 def take(values_BLX: Tensor, places_BP: Tensor) -> Tensor:

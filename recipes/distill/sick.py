@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,7 @@ def run_sick(bench: Workbench, *, run_dir: Path, steps: int = 4, tell: Callable[
     pair, optimizer = _patient(bench)
     for step, batch in enumerate(_batches(bench, steps)):
         terms = sick_loss(pair, batch)
-        terms["loss"].backward()
+        torch.autograd.backward(terms["loss"])
         torch.nn.utils.clip_grad_norm_(pair.student.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -80,7 +81,7 @@ def run_sick(bench: Workbench, *, run_dir: Path, steps: int = 4, tell: Callable[
     return answer
 
 
-def sick_loss(pair: Pair, batch: Batch) -> dict[str, Tensor]:
+def sick_loss(pair: Any, batch: Batch) -> dict[str, Tensor]:
     """As the failing scripts write it. Do not copy this."""
     student = pair.student(batch["student_ids"], use_cache=False).logits
     with torch.no_grad():

@@ -73,6 +73,14 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     return found
 
 
+def mark(tokenizer: Tokenizer, word: str) -> int:
+    """The number of a mark such as BEGIN; one clear sentence where the tokenizer has none."""
+    number = tokenizer.token_to_id(word)
+    if number is None:
+        raise UsageError(f"The student's tokenizer has no {word}, so it was not made by this recipe.")
+    return int(number)
+
+
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token numbers of a text, with no marks added."""
     inner: Tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -50,7 +50,8 @@ def _passages(texts: Iterator[str], max_bytes: int) -> Iterator[str]:
     """Paragraphs, and long ones cut between words."""
     for text in texts:
         for paragraph in _BREAK.split(text):
-            words, size = [], 0
+            words: list[str] = []
+            size = 0
             for word in re.findall(r"\s*\S+", paragraph.strip("\n")):
                 length = len(word.encode())
                 if words and size + length > max_bytes:

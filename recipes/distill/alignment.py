@@ -51,7 +51,8 @@ class Aligner:
         self._student_bytes, self._teacher_bytes = token_bytes(student), token_bytes(teacher)
         self._student_begin = mark(student, BEGIN)
         self._teacher_begin = teacher_begin
-        self.first_piece = self._same(teacher_vocabulary) if match == "same" else self._told(teacher_vocabulary)
+        make = {"begins": self._told, "every": self._spelled, "same": self._same}
+        self.first_piece = make[match](teacher_vocabulary)
         if int((self.first_piece >= 0).sum()) == 0:
             raise UsageError(
                 "The two tokenizers share nothing: no token of the teacher can be spelled with tokens of the student."

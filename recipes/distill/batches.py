@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -45,16 +46,22 @@ def shuffled(
     rows: Sequence[Aligned], *, batch_size: int, steps: int, seed: int, device: torch.device, skip: int = 0
 ) -> Iterator[Batch]:
     """`steps` batches, epoch after epoch in a new order. With `skip`, the same ones less the first."""
+    order = shuffled_numbers(len(rows), batch_size=batch_size, steps=steps, seed=seed)
+    for numbers in islice(order, skip, None):
+        yield collate([rows[number] for number in numbers], device=device)
+
+
+def shuffled_numbers(count: int, *, batch_size: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """Which rows are in each of the batches."""
     chance = random.Random(seed)
     waiting: list[int] = []
-    for step in range(steps):
+    for _ in range(steps):
         while len(waiting) < batch_size:
-            epoch = list(range(len(rows)))
+            epoch = list(range(count))
             chance.shuffle(epoch)
             waiting += epoch
-        picked, waiting = waiting[:batch_size], waiting[batch_size:]
-        if step >= skip:
-            yield collate([rows[number] for number in picked], device=device)
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]
 
 
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:

@@ -135,3 +135,23 @@ def test_the_modes_carry_the_numbers_they_are_known_by() -> None:
         assert settings.max_grad_norm == 0.5
         assert settings.policy().max_norm_to_apply == 2.0
         assert settings.policy().skip_streak_halt == 10
+
+
+def test_the_study_trains_every_objective_from_the_same_start(bench: Workbench) -> None:
+    from recipes.distill.study import OBJECTIVES, Said, study
+
+    said = {match: Said(bench, match) for match in ("begins", "every", "same")}
+    curves = [
+        study(bench, objective, said[objective.match] if objective.match else None, steps=3, seed=0)
+        for objective in OBJECTIVES
+    ]
+    start = run_start(bench)
+    assert all(len(curve) == 3 and curve[-1] < start for curve in curves)
+    assert len({round(curve[-1], 3) for curve in curves}) == len(OBJECTIVES)
+
+
+def run_start(bench: Workbench) -> float:
+    from recipes.distill.measuring import score_student
+
+    student = bench.pair(seed=0, with_teacher=False).student
+    return score_student(student, bench.validation, bench.validation_bytes, device=bench.device).perplexity

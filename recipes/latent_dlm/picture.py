@@ -57,6 +57,8 @@ def _panel(left: float, title: str, curves: Mapping[str, tuple[str, Points]]) ->
 
 
 def _cut(text: str, most: int = 58) -> str:
+    """Short enough for its column. An untrained model may say any byte, and XML has no place for control characters."""
+    text = "".join(each if each.isprintable() else "\ufffd" for each in text)
     return text if len(text) <= most else text[: most - 1].rstrip() + "\u2026"
 
 

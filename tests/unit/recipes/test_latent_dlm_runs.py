@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -304,9 +305,10 @@ def test_the_picture_shows_both_losses_and_the_samples() -> None:
     svg = draw(
         "tiny",
         validation,
-        [("a small dog", "a little <dog>")],
+        [("a small dog", "a little <dog>\x08")],
         {"zeroing": [3.0, None, None], "guarded": [3.0, None, 2.0]},
     )
     assert svg.startswith("<svg ")
     assert svg.count("<polyline") == 3  # two losses, and the guarded run; one point makes no line
     assert "a little &lt;dog&gt;" in svg
+    ElementTree.fromstring(svg)

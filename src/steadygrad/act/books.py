@@ -26,7 +26,8 @@ from .shield import Shield
 
 logger = logging.getLogger("steadygrad")
 
-_SYMPTOMS = {"SY103": "nan_grad", "SY104": "nan_grad", "SY105": "nan_param", "SY106": "nan_state", "SY107": "nan_state"}
+_SYMPTOMS = {"SY103": "nan_grad", "SY104": "nan_grad", "SY105": "nan_param", "SY106": "nan_state", "SY107": "nan_state",
+             "SY501": "nan_loss"}  # fmt: skip
 _SHOWN_PER_SYMPTOM = 3
 _DIAGNOSED_PER_SYMPTOM = 3
 
@@ -75,7 +76,9 @@ class Books:
         """The findings of one reading. If the detectors break, finiteness alone is judged."""
         with self._shield("watch", _bare_findings(reading)) as answer:
             answer.value = judge(reading, self.history, self.policy)
-        return answer.value
+        if not reading.posted:
+            return answer.value
+        return tuple(sorted((*answer.value, *reading.posted), key=lambda found: found.severity is not Severity.FATAL))
 
     def decide(self, reading: Reading, findings: Sequence[Finding], can: Capabilities) -> Decision:
         """What to do about it; the ledger moves on."""

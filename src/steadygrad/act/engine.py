@@ -31,6 +31,7 @@ from .noise import Noise
 from .notify import Notifier
 from .parts import Parts
 from .policy import Policy
+from .posted import is_fatal, muted, urgent, with_posted
 from .program import Terms
 from .ranks_council import GuardLost
 from .readout import Row, must_refuse, reading_of
@@ -204,10 +205,11 @@ class Engine:
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, outcome)
             return
+        reading = with_posted(reading, alone=self.council.size == 1)
         findings = self.books.judge(reading)
         window, self.window = self.window, Window()
         self.step += 1
-        if self.policy.acts and must_refuse(reading):
+        if self.policy.acts and (must_refuse(reading) or is_fatal(reading.posted)):
             self._refuse(reading, window, outcome, attempt, gradients)
             return
         force = self.books.ledger  # a remedy that this very step takes back is in force until the next, as when late
@@ -268,6 +270,8 @@ class Engine:
             values, flight.layout, step=flight.step, lr=flight.lr, batch_key=flight.window.key, limits=flight.limits,
             refused=values[-1] != 0.0,
         )  # fmt: skip
+        if not urgent():  # what is fatal is for the update that comes
+            reading = with_posted(reading, alone=False)
         findings = self.books.judge(reading)
         if not reading.refused:
             decision = self._decide(reading, findings)
@@ -305,9 +309,10 @@ class Engine:
     ) -> None:  # fmt: skip
         """A refused update: leave no trace of its batch, remember it, and run what came behind it again."""
         self._clerk.after_refusal()
-        reading, kept = self.recovery.second_look.at(reading, window, gradients)
         ours_alone = self.council.size == 1 and not self._manner.outside and self.policy.acts
-        other_numbers = self._noise.to_blame(reading, window) if ours_alone else None
+        with muted():
+            reading, kept = self.recovery.second_look.at(reading, window, gradients)
+            other_numbers = self._noise.to_blame(reading, window) if ours_alone else None
         kept = kept if other_numbers is None else window.fed
         findings = self.books.judge(reading)
         decision = self._decide(reading, findings)
@@ -336,9 +341,11 @@ class Engine:
         if self.books.capsule_due(self._clinic.capsule, reading):
             with self.shield("clinic", None):
                 self._clinic.keep_capsule(window, decision.findings)
+        if is_fatal(reading.posted) and not must_refuse(reading):
+            return  # it was generation that went wrong, and this step cannot show how
         depth = self.books.diagnosis_due(self._manner.diagnose, caught=reading.undone)
         if depth is not None:
-            with self.shield("clinic", None):
+            with self.shield("clinic", None), muted():
                 others = self.recovery.recent_good(window)
                 past = self.recovery.past(window, self._followers.scheduler)
                 found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth, past=past)
@@ -415,7 +422,7 @@ class Engine:
     def late(self) -> bool:
         """Whether the next commit can be settled one step late."""
         settle = self._manner.settle
-        if settle == "now" or self.recovery.careful or self._manner.outside or self.council.size > 1:
+        if settle == "now" or urgent() or self.recovery.careful or self._manner.outside or self.council.size > 1:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late

@@ -2,7 +2,7 @@
 
 A logits processor that repairs a NaN stops a crash and cures nothing, so it also posts a finding here. A loss that had
 nothing to average over answers zero, and counts it here. Whoever owns the training step (the guard, or a loop of yours)
-calls `take` and acts.
+calls `take` and acts: the guard refuses the update of a step before which a fatal finding was posted.
 
 There is one board for the process, because a processor inside `generate` and the guard around the step never meet;
 every part also takes a board of its own where it is made or called.
@@ -90,6 +90,12 @@ class Board:
             if number:
                 found.append(_degenerate(name, number))
         return tuple(replace(finding, step=step, rank=rank) for finding in found)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a fatal finding waits. Host only."""
+        with self._lock:
+            return any(finding.severity is Severity.FATAL for finding in self._findings.values())
 
     def counts(self) -> dict[str, int]:
         """How often each thing happened since the process began. One host read for each device."""

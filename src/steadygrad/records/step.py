@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .judgement import Finding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -48,6 +50,8 @@ class Reading:
     """Ranks on which something was bad before it was reduced over all of them; `rank` is the first."""
     rank_losses: tuple[float, ...] = ()
     """Every rank's own loss, gathered when a step was refused."""
+    posted: tuple[Finding, ...] = ()
+    """What others found out since the last step: a logits processor that had to repair what it was given, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,9 +91,11 @@ class BaseLLM:
         said: list[list[str]] = []
         options: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
-            # Half precision can overflow; a repaired logit is counted and told to the guard, a healthy one untouched.
+            # Half precision can overflow: a NaN or infinite logit is repaired, counted and reported, a finite one untouched.
             options = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": samples}
-            options["logits_processor"] = LogitsProcessorList([sg.numerics.NumericalStabilityLogitsProcessor()])
+            options["logits_processor"] = LogitsProcessorList(
+                [sg.numerics.NumericalStabilityLogitsProcessor(clip_value=None)]
+            )
         size = max(1, (batch_size or (2048 if self.device == "cuda" else 16)) // samples)
         with Progress(transient=True) as progress:
             bar = progress.add_task(title, total=len(questions))

@@ -23,7 +23,7 @@ from ..records import Action, Decision, Finding, Outcome, Reading
 from ..watch.gradients import Gradients
 from .checkpoints import CheckpointStore
 from .fallback import PlainLoop
-from .flight import Flight, Window, answer_for, passed_over
+from .flight import Flight, Window, answer_for, left_over, passed_over
 from .forward_state import Entry
 from .ladder import Ledger
 from .manner import Clinic, Manner
@@ -137,6 +137,8 @@ class Engine:
 
     def enter(self) -> Entry:
         """Before a micro-batch's forward: take what it may move. Does not sync."""
+        if not len(self.window) and not self._manner.outside:
+            self.window.left_over = left_over(self.program.parameters)
         self._before_forward = entry = self.forward.take()
         self._clerk.before_forward(self.step)
         return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ class Window:
     batches: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     terms: list[Terms] = field(default_factory=list)
+    left_over: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Parameters that had a gradient before the first of them, from somebody else's backward, and what it was."""
 
     def add(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
         if self.entry is None:
@@ -55,6 +58,11 @@ class Window:
     @property
     def key(self) -> str:
         return "+".join(self.keys)
+
+
+def left_over(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Gradients that lie about before a window begins. There are none, so it costs a look at each parameter."""
+    return [(parameter, parameter.grad.clone()) for parameter in parameters if parameter.grad is not None]
 
 
 @dataclass(slots=True)

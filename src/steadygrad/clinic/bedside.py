@@ -59,7 +59,7 @@ class GuardPatient:
         self._program = program
         self._forward_state = forward
         self._state = state
-        self._entry = window.entry
+        self._entry, self._left_over = window.entry, window.left_over
         self._keepsake: Keepsake | None = None
         self._max_grad_norm = max_grad_norm
         self.model = program.model
@@ -101,6 +101,8 @@ class GuardPatient:
         assert self._entry is not None
         self._forward_state.restore(self._entry)
         self._program.zero_grad()
+        for parameter, grad in self._left_over:
+            parameter.grad = grad.clone()
 
     def put_in_place(self, tree: Tree) -> None:
         """Another moment's state in the structure of this one."""
@@ -189,6 +191,7 @@ class GuardPatient:
                 yield
             finally:
                 self._as_it_was()
+                self._program.zero_grad()  # what was left over was cleared when the step was refused
                 self._keepsake = self._expected = None
                 self._own_doing = False
                 self._earlier.clear()

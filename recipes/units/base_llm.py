@@ -91,7 +91,7 @@ class BaseLLM:
         said: list[list[str]] = []
         options: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
-            # Half precision can overflow: a NaN or infinite logit is repaired, counted and reported, a finite one untouched.
+            # Half precision can overflow: a NaN or infinite logit is repaired and reported, a finite one untouched.
             options = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": samples}
             options["logits_processor"] = LogitsProcessorList(
                 [sg.numerics.NumericalStabilityLogitsProcessor(clip_value=None)]

@@ -15,6 +15,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from .training import Collate, Settings, arguments_for, seeded
 WARM = 3
 
 
-class Clock(TrainerCallback):
+class Clock(TrainerCallback):  # type: ignore[misc]
     """The seconds of each step after the first few, with the device waited for."""
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ def main() -> None:
     }
 
     def left() -> float:
-        return ends - time.monotonic()
+        return float(ends - time.monotonic())
 
     def part(name: str, make: Callable[[], Any]) -> Any:
         started = time.monotonic()
@@ -133,14 +134,11 @@ def main() -> None:
     def compared(batch: int, steps: int, *, checkpointing: bool = False, test: bool = False) -> None:
         how = f"batch {batch}, {steps} steps{', gradient checkpointing' if checkpointing else ''}"
         for precision in ("bf16", "fp32"):
-            options = options_for(sft.RECIPE, "short")
-            given_to = {"precision": precision, "batch": batch, "steps": steps}
-            part(
-                f"speed {precision}, {how}",
-                lambda given_to=given_to, options=options: short_run(
-                    options, **given_to, checkpointing=checkpointing, test=test
-                ),
-            )
+            run = partial(
+                short_run, options_for(sft.RECIPE, "short"), precision=precision, batch=batch, steps=steps,
+                checkpointing=checkpointing, test=test,
+            )  # fmt: skip
+            part(f"speed {precision}, {how}", run)
 
     compared(given.batch_size, given.short, test=True)
     known = results.get(f"speed bf16, batch {given.batch_size}, {given.short} steps", {})
@@ -152,8 +150,7 @@ def main() -> None:
     half, bf16 = ("--batch-size", str(max(1, given.batch_size // 2))), ("--precision", "bf16")
     for recipe, name, share in ((sft.RECIPE, "sft", 1.0), (cot.RECIPE, "cot", 0.6)):
         words = [*bf16, *(half if name == "cot" else ()), "--max-steps", str(max(5, int(steps * share)))]
-        options = options_for(recipe, name, *words)
-        part(f"{name} bf16", lambda recipe=recipe, options=options: sft.train(recipe, options))
+        part(f"{name} bf16", partial(sft.train, recipe, options_for(recipe, name, *words)))
     few = ["--max-steps", str(max(5, int(steps * 0.17))), "--samples", str(given.sampled), "--learning-rate", "2e-4"]
     start = ["--start", str(given.out / "work" / "cot")]
     part("rft bf16", lambda: rft.train(rft.RECIPE, options_for(rft.RECIPE, "rft", *bf16, *half, *few, *start)))

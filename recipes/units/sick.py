@@ -38,9 +38,11 @@ def show_sick(recipe: Recipe, options: Any) -> dict[str, Any]:
     rows = llm.rows((str(q), recipe.reply(q)) for q in drawn(training, STEPS * size, seed=settings.seed))
 
     print(f"\n{STEPS} steps of the plain Trainer:")
-    plain = trainer_for(adapted(llm, settings), llm, rows, settings, options)
+    doomed = adapted(llm, settings)
+    plain = trainer_for(doomed, llm, rows, settings, options)
     plain.train()
     told(plain)
+    llm.model = doomed.unload()
 
     print(f"\nThe same {STEPS} steps under guard:")
     model = adapted(llm, settings)
@@ -97,11 +99,8 @@ def sick_model(recipe: Recipe, options: Any) -> BaseLLM:
 
 def adapted(llm: BaseLLM, settings: Settings) -> Any:
     """The frozen FP16 model with a fresh FP16 adapter, which is what makes it sick: PEFT's own default is FP32."""
-    if hasattr(llm.model, "peft_config"):
-        llm.model = llm.peft.unload()
     with seeded(settings.seed):
-        llm.peft = with_lora(llm.model, rank=settings.rank, fp32=False)
-    return llm.peft
+        return with_lora(llm.model, rank=settings.rank, fp32=False)
 
 
 def trainer_for(model: Any, llm: BaseLLM, rows: list[Row], settings: Settings, options: Any) -> Trainer:
@@ -117,7 +116,7 @@ def trainer_for(model: Any, llm: BaseLLM, rows: list[Row], settings: Settings, o
     return trainer
 
 
-class StopWhenUnderstood(TrainerCallback):
+class StopWhenUnderstood(TrainerCallback):  # type: ignore[misc]
     """Ends training as soon as there is an incident with a verified remedy that this recipe knows how to take."""
 
     def __init__(self, guard: Any) -> None:
@@ -137,6 +136,9 @@ def applicable(incident: sg.Incident) -> list[Any]:
 def in_words(incident: sg.Incident, trainer: Trainer, model: Any) -> str:
     """The incident in a paragraph: the optimizer, its epsilon, the dtype, and what was tried."""
     diagnosis, optimizer = incident.diagnosis, trainer.optimizer.optimizer
+    assert diagnosis is not None
+    assert diagnosis.cause is not None
+    assert diagnosis.origin is not None
     dtype = next(weight.dtype for weight in model.parameters() if weight.requires_grad)
     eps = optimizer.param_groups[0]["eps"]
     held = float(torch.tensor(eps, dtype=dtype))

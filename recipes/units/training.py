@@ -195,7 +195,7 @@ def self_test(model: Any, rows: list[Row], settings: Settings, collate: Collate)
     return result.verdict
 
 
-class StopAtCtrlC(TrainerCallback):
+class StopAtCtrlC(TrainerCallback):  # type: ignore[misc]
     """The first Ctrl-C ends training after the step under way, with a checkpoint; the second one at once."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def _prepared(out: Path, settings: Settings, *, resume: bool) -> str | None:
             raise UsageError(f"There is nothing to resume in {out}: it holds no checkpoint.")
         if known.is_file() and json.loads(known.read_text()) != told:
             raise UsageError(f"The run in {out} had other settings ({known}): resume it with the same ones.")
-        return found
+        return str(found)
     if known.is_file():
         for name in ("checkpoints", "run", "tensorboard"):
             shutil.rmtree(out / name, ignore_errors=True)

@@ -249,7 +249,7 @@ class Recovery:
 
     def doubt(self, reading: Reading, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """The findings, after old batches were asked about a divergence. Runs a few forwards where there is one."""
-        if self._council.size > 1 or self._rolling_back:
+        if not findings or self._council.size > 1 or self._rolling_back:
             return tuple(findings)
         with self._shield("watch", tuple(findings)) as answer:
             answer.value = self._opinion.of(reading, findings, self._tape.newest(len(self._tape)), self._books.recent)

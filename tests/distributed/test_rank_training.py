@@ -109,14 +109,14 @@ def test_a_streak_backs_off_and_halts_on_all_ranks_at_the_same_step(run_ranks: R
     assert "Training was halted at step" in first
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_ranks_diagnose_in_lockstep_and_all_have_the_answer(run_ranks: RunRanks, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fsdp2", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)])
+def test_ranks_diagnose_in_lockstep_and_all_have_the_answer(run_ranks: RunRanks, kind: str, world: int) -> None:
     poison = {"how": "trap", "batches": [4], "ranks": [1]}
-    for story in check(run_ranks, kind=kind, poison=poison, left_out=[4], options={"diagnose": "auto"}):
+    for story in check(run_ranks, world=world, kind=kind, poison=poison, left_out=[4], options={"diagnose": "auto"}):
         [[cause, op, _, remedies]] = story["diagnoses"]
         assert cause == "sqrt_grad_at_zero"
         assert "sqrt" in op
-        assert bool(remedies) == (kind == "ddp")  # with sharded parameters the origin is found and nothing is tried
+        assert remedies
 
 
 def test_a_step_that_talks_to_the_other_ranks_itself_is_run_again_on_all_of_them_at_once(run_ranks: RunRanks) -> None:

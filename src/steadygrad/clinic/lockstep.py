@@ -5,29 +5,31 @@ buffers. So no rank can replay one alone. The leader announces each thing it is 
 others do the same with theirs. Gradients are not reduced meanwhile, so that what the leader sees is its own doing.
 
 Sharded parameters are made whole for as long as it takes, on all ranks at once; then nothing in a replay depends on
-the others but what the user's own step asks of them. Remedies are not tried there: changing one rank's arithmetic
+the others but what the user's own step asks of them. If it asks nothing, and the whole state fits into memory, the
+leader examines a plain copy of the model by itself. If it does, remedies are not tried: changing one rank's arithmetic
 would have to change that of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..act.program import StepProgram
 from ..act.ranks_council import Alone, forget_unreduced, without_reducing
 from ..act.ranks_shards import is_sharded
-from ..act.training_state import TrainingState, copy_tree
+from ..act.training_state import TrainingState
 from ..errors import SteadyError
 from ..records import Diagnosis, from_plain
 from .bedside import GuardPatient
+from .cast import Cast, everything_played, played_by
 from .diagnose import diagnose
+from .standins import fits_whole, whole_and_plain
 
 _CLINIC = "clinic"
 HALF = (torch.float16, torch.bfloat16)
@@ -42,17 +44,23 @@ def examine_together(
 ) -> Diagnosis:
     """The leader's diagnosis, on every rank. Collective; state is bit-identical before and after on all of them."""
     model = program.model
+    sharded = any(map(is_sharded, program.parameters))
     with whole_parameters(model), without_reducing(model):
-        tied = council.any("collectives", _communicates(patient)) or any(map(is_sharded, program.parameters))
+        talks = council.any("collectives", _communicates(patient))
+        tied = talks or sharded
         if tied and (program.precision != "fp32" or any(p.dtype in HALF for p in model.parameters())):
             return Diagnosis(symptom=patient.facts.symptom or "none", phase="none", because=_TIED)
-        depth = "origin" if tied else depth
-        answer = (
-            _lead(patient, program, state, council, depth)
-            if council.rank == leader
-            else _follow(patient, program, council, leader)
-        )
+        alone = sharded and not talks and depth == "full" and council.all("memory", fits_whole(program))
+        answer: dict[str, Any] = {}
+        if not alone:
+            answer = (
+                _lead(patient, program, state, council, "origin" if tied else depth)
+                if council.rank == leader
+                else _follow(patient, program, council, leader)
+            )
         forget_unreduced(program)
+    if alone:
+        answer = _apart(patient, program, state, council, leader, depth)
     if "found" not in answer:
         raise RuntimeError(f"the clinic failed on rank {leader}: {answer.get('failed', 'no answer')}")
     return from_plain(Diagnosis, answer["found"])
@@ -127,6 +135,23 @@ def _lead(
     return told
 
 
+def _apart(
+    patient: GuardPatient, program: StepProgram, state: TrainingState, council: Alone, leader: int, depth: str
+) -> dict[str, Any]:
+    """The leader examines a whole copy of the sharded model by itself, while the others wait for its answer."""
+    answer: dict[str, Any] = {}
+    with whole_and_plain(program, state, mine=council.rank == leader):
+        if council.rank == leader:
+            try:
+                answer = {"found": diagnose(patient, depth=depth)}
+            except SteadyError:
+                raise
+            except Exception as error:
+                answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    told: dict[str, Any] = council.exchange(_CLINIC, answer)[leader]
+    return told
+
+
 def _follow(patient: GuardPatient, program: StepProgram, council: Alone, leader: int) -> dict[str, Any]:
     """Do what the leader announces with this rank's own batch, until it has its answer."""
     turn, terms = 0, None
@@ -155,16 +180,6 @@ def _follow(patient: GuardPatient, program: StepProgram, council: Alone, leader:
                 terms = None
 
 
-class Cast(Protocol):
-    """Whose parameters understudies play: a guard's program, or a loop's optimizer and models."""
-
-    model: nn.Module
-    parameters: Sequence[Tensor]
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]: ...
-
-
 @contextmanager
 def understudies(program: Cast, state: TrainingState) -> Iterator[None]:
     """Copies of the parameters play their part for the block: an operation may change a parameter's dtype, and torch
@@ -172,36 +187,10 @@ def understudies(program: Cast, state: TrainingState) -> Iterator[None]:
     if any(is_sharded(parameter) for parameter in program.parameters):
         yield
         return
-    owned = [p for optimizer in program.optimizers for group in optimizer.param_groups for p in group["params"]]
-    played = {id(p): p for p in [*program.model.parameters(), *program.parameters, *owned]}
+    played = everything_played(program)
     copies = {key: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for key, p in played.items()}
-    back = {id(copy): played[key] for key, copy in copies.items()}
-    parameters, states = program.parameters, [dict(optimizer.state) for optimizer in program.optimizers]
-    _recast(program, state, copies)
-    for optimizer, kept in zip(program.optimizers, states, strict=True):
-        optimizer.state.clear()
-        for parameter, values in kept.items():
-            optimizer.state[copies[id(parameter)]] = copy_tree(values, torch.clone)
-    try:
+    with played_by(program, state, copies):
         yield
-    finally:
-        _recast(program, state, back)
-        program.parameters = parameters
-        for optimizer, kept in zip(program.optimizers, states, strict=True):
-            optimizer.state.clear()
-            optimizer.state.update(kept)
-
-
-def _recast(program: Cast, state: TrainingState, others: Mapping[int, Tensor]) -> None:
-    for module in program.model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in others:
-                module._parameters[name] = others[id(parameter)]  # type: ignore[assignment]
-    for optimizer in program.optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [others.get(id(p), p) for p in group["params"]]
-    program.parameters = [others.get(id(p), p) for p in program.parameters]
-    state.exchange_parameters(others)
 
 
 @contextmanager

@@ -21,13 +21,14 @@ from ...act.training_state import TrainingState
 from ...clinic.batches import walk_batch
 from ...clinic.diagnose import diagnose
 from ...clinic.patient import StepFacts
+from ...clinic.standins import TalksToOthers
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
 from .batches import Found, indices_of, sample_key
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
 from .play_patient import PlayPatient, rows_of_play
-from .ranks import RankWords, TalksToOthers, on_its_own
+from .ranks import RankWords, on_its_own
 from .roots import runs_alone
 from .tracing import Tracing
 

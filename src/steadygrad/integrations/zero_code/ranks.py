@@ -23,12 +23,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...act.ranks_council import without_reducing
 from ...act.ranks_shards import is_sharded
 from ...act.training_state import TrainingState
 from ...clinic.lockstep import understudies
+from ...clinic.standins import NoCollectives
 from ...records import Diagnosis, Reading, from_plain, to_plain
 from ..desk import Desk
 from .calls import gradients_kept
@@ -40,10 +40,6 @@ _LOSSES_S = 60.0
 """How long to wait for what the other ranks saw: they are at the same line of the same step."""
 _DIAGNOSIS_S = 300.0
 """How long to wait for the rank that looks closer. The next collective of the program would wait for it as well."""
-
-
-class TalksToOthers(Exception):
-    """A line of a replay was about to talk to the other ranks."""
 
 
 class RankWords:
@@ -158,7 +154,7 @@ def on_its_own(desk: Desk, state: TrainingState, models: Sequence[nn.Module]) ->
         stack.enter_context(without_reducing(nn.ModuleList(wrappers_of(desk.parameters))))
         stack.enter_context(gradients_kept(list(desk.parameters)))
         stack.enter_context(understudies(cast, state))
-        stack.enter_context(_NoCollectives())  # type: ignore[no-untyped-call]
+        stack.enter_context(NoCollectives())  # type: ignore[no-untyped-call]
         yield
 
 
@@ -177,12 +173,3 @@ class _Cast:
     @parameters.setter
     def parameters(self, others: Sequence[Tensor]) -> None:
         self._desk.parameters = list(others)
-
-
-class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where a collective would be sent, before it is."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            raise TalksToOthers(f"{func} talks to the other ranks")
-        return func(*args, **(kwargs or {}))

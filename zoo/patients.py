@@ -17,8 +17,9 @@ import torch
 from steadygrad.clinic.bedside import select_rows
 from steadygrad.clinic.diagnose import diagnose
 from steadygrad.clinic.patient import StepFacts
-from steadygrad.clinic.replay import Change, hides_a_nan, parameters_read, replay
+from steadygrad.clinic.replay import Change, hides_a_nan, replay
 from steadygrad.clinic.seen import StepSeen
+from steadygrad.clinic.usage import parameters_read
 from steadygrad.clinic.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
 

@@ -7,6 +7,7 @@ stays what it was: a finding without a diagnosis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from ..records import Diagnosis, Finding
 from .diagnose import diagnose
 from .patient import FollowedPatient
-from .replay import parameters_read, replay
+from .replay import replay
+from .usage import parameters_read
 from .vigil import PATIENCE, Suspicion, Vigil
 
 EXPLAINS = {
@@ -47,6 +49,13 @@ def look_into(patient: FollowedPatient, findings: Sequence[Finding], *, depth: s
     return diagnose(patient, depth=depth, suspicion=replace(suspicion, step=patient.facts.step)), told
 
 
+def _learning(patient: FollowedPatient) -> bool:
+    """Whether the loss of the steps so far falls: then a few gains that stand still in half precision are lived with."""
+    losses = [r.loss for r in patient.facts.history if r.applied and math.isfinite(r.loss)]
+    third = max(1, len(losses) // 3)
+    return len(losses) >= ENOUGH_STEPS and sum(losses[-third:]) < 0.98 * sum(losses[:third])
+
+
 def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | None:
     """What a vigil over this step and those after it suspects. Only inside an examination."""
 
@@ -62,7 +71,7 @@ def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | Non
             patient.prepare_following(ahead)
 
         suspicion = vigil.look(ahead, replay(patient, restore=False, batches=batches, prepare=prepare), patient)
-    if suspicion is None and set(codes) & EXPLAINS["unmoved"]:
+    if suspicion is None and set(codes) & EXPLAINS["unmoved"] and not _learning(patient):
         still = vigil.standing_still()
         suspicion = Suspicion(symptom="silent", step=0, kind="unmoved", names=still) if still else None
     return suspicion

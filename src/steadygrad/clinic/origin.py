@@ -236,10 +236,12 @@ def _turns(record: OpRecord, place: int) -> bool:
     return record.op in ("mul", "div") and any(scalar < 0 for scalar in record.scalars)
 
 
-def ancestors(trace: Trace, record: OpRecord, *, limit: int = 200) -> list[OpRecord]:
-    """The ops that fed a record, nearest first, through every input, good or bad."""
+def ancestors(
+    trace: Trace, record: OpRecord, *, limit: int = 200, stop: frozenset[int] = frozenset()
+) -> list[OpRecord]:
+    """The ops that fed a record, nearest first, through every input, good or bad; not through those in `stop`."""
     found: list[OpRecord] = []
-    pending, seen = [record], {record.ordinal}
+    pending, seen = [record], {record.ordinal, *stop}
     while pending and len(found) < limit:
         current = pending.pop(0)
         for touch in current.reads:

@@ -17,7 +17,7 @@ import torch
 
 from .batches import walk_batch
 from .patient import Patient
-from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, trainable
+from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, samples_of, trainable
 from .strays import plain_tensors
 from .trace import Tracer
 
@@ -71,6 +71,7 @@ def replay(
     (prepare or patient.prepare)()
     change.prepared(patient)
     sizes = {(kind, name): absmax(tensor) for kind, name, tensor in named_state(patient)}
+    seen.samples = samples_of(patient) if until == "commit" else {}
     seen.largest = {name: size for (kind, name), size in sizes.items() if kind == "parameter"}
     # A buffer of infinities is a mask until something turns it into NaN.
     masks = {key for key, size in sizes.items() if key[0] == "buffer" and math.isinf(size)}
@@ -121,6 +122,7 @@ def replay(
             if parameter.shape == before[name].shape:
                 seen.updates[name] = norm_of(_wide(parameter.detach()) - _wide(before[name]))
                 seen.dtypes[name] = str(parameter.dtype).removeprefix("torch.")
+    seen.samples_after = samples_of(patient)
     already = set(seen.bad_before)
     for kind, name, tensor in named_state(patient):
         size = absmax(tensor)
@@ -226,14 +228,6 @@ def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
             tracer.trace.name(value, "batch", key)
     for name, tensor in plain_tensors(patient.model):
         tracer.trace.name(tensor, "buffer", name)
-
-
-def parameters_read(patient: Patient) -> frozenset[str]:
-    """The names of the parameters that a forward pass of this step uses, by whatever path."""
-    tracer = Tracer(patient.model, owners=patient.facts.owners)
-    replay(patient, tracer=tracer, until="forward")
-    labels = (tracer.trace.label(touch) for record in tracer.trace.records for touch in record.reads)
-    return frozenset(name for kind, name in labels if kind == "parameter")
 
 
 def hides_a_nan(patient: Patient) -> bool:

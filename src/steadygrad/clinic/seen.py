@@ -14,6 +14,7 @@ from .patient import Patient
 from .tracelog import Touch
 
 Tensor = torch.Tensor
+SAMPLED = 32
 
 
 @dataclass(slots=True)
@@ -45,6 +46,9 @@ class StepSeen:
     weight_norm: float = 0.0
     largest: dict[str, float] = field(default_factory=dict)
     """The largest magnitude of each parameter before the step."""
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """A few entries of each parameter before the step, by which it is seen that somebody wrote it between two steps."""
+    samples_after: dict[str, tuple[float, ...]] = field(default_factory=dict)
     backward_ran: bool = True
     bad_before: list[tuple[str, str]] = field(default_factory=list)
     bad_after: list[tuple[str, str]] = field(default_factory=list)
@@ -98,6 +102,24 @@ def absmax(tensor: Tensor) -> float:
         return 0.0
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
     return float(torch.linalg.vector_norm(real if real.dtype.itemsize > 2 else real.to(torch.float32), float("inf")))
+
+
+def samples_of(patient: Patient) -> dict[str, tuple[float, ...]]:
+    """A few entries of every parameter, evenly spread. One host read for each device."""
+    names: dict[torch.device, list[tuple[str, int]]] = {}
+    parts: dict[torch.device, list[Tensor]] = {}
+    for name, parameter in patient.model.named_parameters():
+        if parameter.numel() and parameter.is_floating_point() and not parameter.is_sparse:
+            flat = local_of(parameter.detach()).reshape(-1)
+            some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].to(torch.float64)
+            names.setdefault(parameter.device, []).append((name, some.numel()))
+            parts.setdefault(parameter.device, []).append(some)
+    found: dict[str, tuple[float, ...]] = {}
+    for device, tensors in parts.items():
+        values = iter(torch.cat(tensors).tolist())
+        for name, count in names[device]:
+            found[name] = tuple(next(values) for _ in range(count))
+    return found
 
 
 def norm_of(tensor: Tensor) -> float:

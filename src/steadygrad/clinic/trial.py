@@ -176,9 +176,7 @@ class _Judge:
             self.why = _what_is_bad(seen)
             return False
         if self.ward.evidence.kind == "spike":
-            # A batch that is out of line has its own loss whatever is done; what counts is the steps after it.
-            given = at_failure and self.ward.evidence.phase == "data" and not isinstance(self.change, DropRows)
-            return given or self._calm(seen)
+            return self._calm(seen)
         return not (at_failure and self.ward.silent) or self._cured(seen)
 
     def _accepts_skip(self, seen: StepSeen, at_failure: bool) -> bool:

@@ -67,6 +67,8 @@ class _Row:
     """How many numbers each entry of the batch has."""
     peaks: dict[str, float] = field(default_factory=dict)
     """The largest magnitude in each entry of the batch."""
+    written: frozenset[str] = frozenset()
+    """Parameters of which nearly every entry is another one than the step before had left there."""
 
     def allowed_growth_since(self, before: _Row) -> float:
         """How much higher a loss may be only because the batch is larger: a sum grows with its terms, and a sum over
@@ -103,7 +105,8 @@ class Vigil:
         entries = [(k, v) for b in patient.batches for k, v in walk_batch(b) if isinstance(v, torch.Tensor)]
         sizes, peaks = {k: v.numel() for k, v in entries}, {k: absmax(v) for k, v in entries}
         self.patient = patient
-        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes, peaks))
+        written = _written_between(self.rows[-1].seen, seen) if self.rows else frozenset()
+        self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes, peaks, written))
         return (
             self._neutralised(step, seen)
             or self._hidden(step, seen)
@@ -190,6 +193,8 @@ class Vigil:
         """
         if suspicion is None or self._outlier():
             return suspicion
+        if self._part_was_redrawn(suspicion.step):
+            return None
         before = [row for row in self.rows if row.step < suspicion.step and math.isfinite(row.seen.loss)][-PATIENCE:]
         told = [(abs(row.seen.loss), self.loss_now(self.patient, row.step)) for row in before]
         known = [(then, now) for then, now in told if now is not None]
@@ -197,6 +202,17 @@ class Vigil:
             return suspicion
         unharmed = sum(math.isfinite(now) and abs(now) <= RISEN * then for then, now in known)
         return None if 2 * unharmed > len(known) else suspicion
+
+    def _part_was_redrawn(self, step: int) -> bool:
+        """Whether a part of the model was written anew just before: a layer reset on purpose starts from a high loss.
+
+        All of it at once is another matter (a checkpoint that does not belong here), and so is a value out of range.
+        """
+        row = next((row for row in self.rows if row.step == step), None)
+        before = next((r for r in self.rows if r.step == step - 1), None)
+        if row is None or before is None or not row.written or 2 * len(row.written) > len(row.seen.samples):
+            return False
+        return all(row.seen.largest[n] <= 100 * max(before.seen.largest[n], 0.1) for n in row.written)
 
     def _outlier(self) -> bool:
         """Whether one of the last batches holds a number far beyond all that was seen in that place before."""
@@ -216,6 +232,8 @@ class Vigil:
         held = {id(p) for o in patient.optimizers for g in o.param_groups for p in g["params"]}
         outside = {name for name, p in patient.model.named_parameters() if p.requires_grad and id(p) not in held}
         starved = [n for n in sorted(outside) if all(self._norm(row, n) > 0 for row in rows)]
+        # One that moves between the steps is trained by somebody else: a second optimizer, an average.
+        starved = [n for n in starved if not any(n in row.written for row in self.rows)]
         # What the model itself does not know gathers gradient from step to step, because nobody clears it.
         strays = [(n, p) for n, p in stray_parameters(patient.model) if id(p) not in held and p.grad is not None]
         starved += [name for name, p in strays if p.grad is not None and bool((p.grad != 0).any())]
@@ -396,6 +414,17 @@ def grown_gradients(seen: StepSeen) -> tuple[str, ...]:
     grown = [n for n, size in seen.entering.items() if size > TAMPERED * max(total, 1e-12) and n in seen.gradients]
     # A scale that was never removed lifts all of them alike; a fault lifts one.
     return tuple(grown) if 2 * len(grown) < len(seen.entering) else ()
+
+
+def _written_between(before: StepSeen, now: StepSeen) -> frozenset[str]:
+    """Parameters that somebody wrote between two steps: nearly all sampled entries differ from what the step left."""
+    found = set()
+    for name, then in before.samples_after.items():
+        values = now.samples.get(name)
+        alike = values is not None and len(values) == len(then)
+        if values is not None and alike and sum(a != b for a, b in zip(values, then, strict=True)) > 0.9 * len(then):
+            found.add(name)
+    return frozenset(found)
 
 
 def _reached(seen: StepSeen) -> list[str]:

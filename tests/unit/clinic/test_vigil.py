@@ -320,3 +320,64 @@ def test_a_tensor_kept_as_a_plain_attribute_is_named_and_not_taken_for_data(run_
     found = run_case(make_case(model, loss_fn, regression(4), torch.optim.SGD(model.parameters(), lr=1e-2))).diagnosis
     assert (found.phase, found.origin.tensor, found.cause.slug) == ("state", "factor", "uninitialised")
     assert [trial.remedy.slug for trial in found.remedies] == ["init"]
+
+
+class WithAuxiliary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.auxiliary = nn.Linear(4, 6), nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(self.body(x))
+        return self.head(hidden), self.auxiliary(hidden)
+
+
+@pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0)])
+def test_a_term_whose_weight_is_zero_is_switched_off_and_not_cut_off(
+    weight: Any, run_case: Any, make_case: Any
+) -> None:
+    def switched(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        value, extra = model(batch["x"])
+        return F.mse_loss(value, batch["y"]) + weight * extra.square().mean()
+
+    def detached(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        value, extra = model(batch["x"])
+        return F.mse_loss(value, batch["y"]) + (0.1 + weight) * extra.detach().square().mean()
+
+    torch.manual_seed(0)
+    model = WithAuxiliary()
+    optimizer = torch.optim.Adam(model.parameters())
+    assert run_case(make_case(model, switched, regression(6), optimizer)).suspicion is None
+    found = run_case(make_case(model, detached, regression(6), optimizer)).diagnosis
+    assert (found.cause.slug, found.origin.module) == ("no_trainable_grad", "auxiliary")
+
+
+def test_a_layer_drawn_anew_on_purpose_is_no_divergence(run_case: Any, make_case: Any) -> None:
+    def reset(case: Any, index: int) -> None:
+        if index == 6:
+            nn.init.normal_(case.model[2].weight, std=3.0)
+
+    torch.manual_seed(0)
+    model = two_layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    assert run_case(make_case(model, loss_fn, regression(14), optimizer, before_step=reset)).suspicion is None
+
+
+def test_a_parameter_that_another_optimizer_trains_between_the_steps_is_not_missed(
+    run_case: Any, make_case: Any
+) -> None:
+    torch.manual_seed(0)
+    model = two_layers()
+    other = torch.optim.SGD(model[2].parameters(), lr=1e-2)
+
+    def train_the_head(case: Any, index: int) -> None:
+        if index:
+            other.step()
+            other.zero_grad()
+
+    mine = torch.optim.Adam(model[0].parameters())
+    assert run_case(make_case(model, loss_fn, regression(8), mine, before_step=train_the_head)).suspicion is None
+    model = two_layers()
+    alone = torch.optim.Adam(model[0].parameters())
+    found = run_case(make_case(model, loss_fn, regression(8), alone)).suspicion
+    assert (found.kind, found.names) == ("outside_optimizer", ("2.bias", "2.weight"))

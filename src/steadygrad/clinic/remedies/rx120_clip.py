@@ -32,5 +32,5 @@ RULE = Rule("RX120", "clip", "Clip the gradient norm.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if not ward.silent or ward.evidence.kind == "spike":
+    if not ward.silent or (ward.evidence.kind == "spike" and ward.evidence.phase == "optimizer"):
         yield Proposal(code=RULE.code, slug="clip", change="gradient norm clipped to 1", make=Clip)

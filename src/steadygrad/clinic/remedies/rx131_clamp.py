@@ -32,7 +32,7 @@ from ..surgery.calls import on_argument, on_floats, tiny
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX131", "clamp", "Bound the argument inside the domain of the function.")
-BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow", "lr_divergence"})
+BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow"})
 HALF_BOUND = 200.0
 BOUNDS: dict[str, tuple[float, float]] = {
     "exp": (-80.0, 20.0),

@@ -33,8 +33,9 @@ RULE = Rule("RX141", "lr_down", "Lower the learning rate.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.evidence.phase == "data" or (ward.cause != "lr_divergence" and ward.evidence.kind != "spike"):
-        return
+    spike = ward.evidence.kind == "spike" and ward.evidence.phase == "optimizer"
+    if ward.cause != "lr_divergence" and not spike:
+        return  # smaller steps from a bad batch or a bad state are still steps from there
     usual = ward.usual_rate
     rewind = ward.evidence.kind != "spike" or ward.evidence.risen
     if usual is not None and ward.evidence.rate > JUMP * usual:

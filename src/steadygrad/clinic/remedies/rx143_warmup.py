@@ -37,7 +37,7 @@ EARLY = 32
 
 def propose(ward: Ward) -> Iterator[Proposal]:
     step = ward.patient.facts.step
-    spike = ward.evidence.kind == "spike" and ward.evidence.phase != "data"
+    spike = ward.evidence.kind == "spike" and ward.evidence.phase == "optimizer"
     if (ward.cause == "lr_divergence" or spike) and step <= EARLY:
         yield Proposal(
             code=RULE.code,

@@ -14,6 +14,8 @@ from torch import Tensor
 
 _SMALLEST = 512
 _LARGEST_SLAB = 32 << 20
+_ARENA_SLAB = 256 << 20
+ALIGNED = 512
 
 
 class PinnedPool:
@@ -51,6 +53,30 @@ class PinnedPool:
             self._made[room] = made + count
             waiting.extend(torch.empty((count, room), dtype=torch.uint8, pin_memory=self._pin).unbind())
         return waiting.pop()
+
+
+class PinnedArena:
+    """Pinned memory for many tensors that are kept together: a few large allocations, filled one behind the other."""
+
+    def __init__(self, expected: int, *, pin: bool = True) -> None:
+        self._left = expected
+        self._pin = pin
+        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._filled = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A place of its own with the shape, dtype and layout of this tensor."""
+        size = tensor.numel() * tensor.element_size()
+        room = -(-size // ALIGNED) * ALIGNED
+        if self._filled + room > self._slab.numel():
+            # Torch rounds what it pins up to a power of two, so ask for one, and for no more than is needed.
+            wanted = max(room, min(self._left, _ARENA_SLAB))
+            self._slab = torch.empty(1 << max(0, wanted - 1).bit_length(), dtype=torch.uint8, pin_memory=self._pin)
+            self._filled = 0
+        chunk = self._slab[self._filled : self._filled + room]
+        self._filled += room
+        self._left = max(0, self._left - room)
+        return _inside(chunk, tensor)
 
 
 def _inside(chunk: Tensor, like: Tensor) -> Tensor:

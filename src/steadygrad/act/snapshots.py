@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .pinned import ALIGNED, PinnedArena
 from .training_state import TrainingState, Tree, copy_tree, largest_magnitudes
 
 LARGEST_FINITE = 3.4028235e38
@@ -78,7 +79,7 @@ class SnapshotRing:
         reused = bool(self._spare)
         live = self._state.live()
         tensors = [t for _, t in self._state.floating_tensors()]
-        copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device)
+        copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device, _bytes_in(live))
         by_device: dict[torch.device, list[Tensor]] = {}
         for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor)
@@ -138,8 +139,11 @@ class SnapshotRing:
 class _Copier:
     """Copies tensors into reused memory of the same shape where there is some. Allocating pinned memory is slow."""
 
-    def __init__(self, spare: dict[tuple[Any, ...], list[Tensor]], device: torch.device, on_device: bool) -> None:
+    def __init__(
+        self, spare: dict[tuple[Any, ...], list[Tensor]], device: torch.device, on_device: bool, expected: int
+    ) -> None:
         self._spare = spare
+        self._arena = PinnedArena(0 if spare else expected)
         self._pinned = device.type == "cuda" and not on_device
         self._on_device = on_device
 
@@ -148,11 +152,23 @@ class _Copier:
         if waiting:
             target = waiting.pop()
         elif self._pinned and tensor.device.type == "cuda":
-            target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            target = self._arena.like(tensor)
         else:
             target = torch.empty_like(tensor)
         target.copy_(tensor, non_blocking=True)
         return target
+
+
+def _bytes_in(tree: Tree) -> int:
+    total = 0
+
+    def weigh(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size() + ALIGNED if tensor.device.type == "cuda" else 0
+        return tensor
+
+    copy_tree(tree, weigh)
+    return total
 
 
 def _shape_key(tensor: Tensor) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steadygrad.act.pinned import PinnedPool
+from steadygrad.act.pinned import ALIGNED, PinnedArena, PinnedPool
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,32 @@ def test_a_chunk_used_again_for_another_tensor_has_that_ones_shape() -> None:
         assert (place.dtype, place.shape, place.stride()) == (tensor.dtype, tensor.shape, tensor.clone().stride())
         assert torch.equal(place, tensor)
         pool.give_back([chunk])
+
+
+def test_an_arena_gives_every_tensor_a_place_of_its_own_in_few_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadygrad.act.pinned._ARENA_SLAB", 1 << 20)
+    torch.manual_seed(0)
+    kinds = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64]
+    tensors = [
+        (torch.randn(int(torch.randint(0, 3000, ())), 3) * 9).to(kinds[number % len(kinds)]) for number in range(120)
+    ]
+    tensors += [torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), torch.tensor(1.5), torch.randn(70_000)]
+    arena = PinnedArena(sum(t.numel() * t.element_size() + ALIGNED for t in tensors), pin=False)
+    places = [arena.like(tensor) for tensor in tensors]
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+    for place, tensor in zip(places, tensors, strict=True):
+        assert torch.equal(place, tensor)
+        assert place.stride() == tensor.clone().stride()
+    slabs = {place.untyped_storage().data_ptr(): place.untyped_storage().nbytes() for place in places if place.numel()}
+    needed = sum(t.numel() * t.element_size() for t in tensors)
+    assert len(slabs) < len(tensors) / 4
+    assert needed <= sum(slabs.values()) < 1.6 * needed
+
+
+def test_an_arena_that_was_told_too_little_makes_more_room() -> None:
+    arena = PinnedArena(0, pin=False)
+    first, second = arena.like(torch.empty(1000)), arena.like(torch.empty(5000))
+    first.fill_(1.0)
+    second.fill_(2.0)
+    assert float(first.sum()) == 1000.0

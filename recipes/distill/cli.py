@@ -89,11 +89,13 @@ def _train(given: argparse.Namespace) -> int:
     console = Console(stderr=True)
     from .workbench import prepare  # torch and transformers take seconds: not before the arguments are right
 
-    bench = prepare(settings, say_so=lambda words: console.print(words, highlight=False))
+    bench = prepare(settings, say_so=lambda words: console.print(words, highlight=False, soft_wrap=True))
     if given.sick:
         from .sick import run_sick
 
-        sick = run_sick(bench, run_dir=out / "sick", tell=lambda words: console.print(words, highlight=False))
+        sick = run_sick(
+            bench, run_dir=out / "sick", tell=lambda words: console.print(words, highlight=False, soft_wrap=True)
+        )
         if given.json:
             print(json.dumps(asdict(sick)))
         return 0
@@ -173,6 +175,6 @@ def _progress(name: str, steps: int, console: Console) -> Iterator[Any]:
                 words = " ".join(f"{key} {value:.4g}" for key, value in numbers.items())
                 bar.update(task, numbers=words)
                 if not console.is_terminal:
-                    console.print(f"{name} step {step}: {words}", highlight=False)
+                    console.print(f"{name} step {step}: {words}", highlight=False, soft_wrap=True)
 
         yield tell

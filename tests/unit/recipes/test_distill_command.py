@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
+from recipes.distill import training
 from recipes.distill.cli import main
 from recipes.distill.text import SAMPLE, read_corpus
 
@@ -61,6 +64,30 @@ def test_train_leaves_a_table_of_both_objectives_and_eval_measures_the_same(
     assert "pass --resume" in capsys.readouterr().err
     assert main(["train", "--out", str(out), "--resume", "--json"]) == 0  # nothing is left to do
     assert json.loads(capsys.readouterr().out)["results"] == told["results"]
+
+
+def test_ctrl_c_leaves_runs_that_can_be_resumed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    plain = training.shuffled
+
+    def interrupted(*rows: Any, **how: Any) -> Iterator[Any]:
+        for number, batch in enumerate(plain(*rows, **how)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(training, "shuffled", interrupted)
+    given = ["--out", str(out), "--data", text, "--steps", "5", "--eval-every", "5", "--checkpoint-every", "2"]
+    assert main(["train", "--json", *given, *SMALL]) == 130
+    told = capsys.readouterr()
+    assert f"train --out {out} --resume" in told.err
+    assert [result["interrupted"] for result in json.loads(told.out)["results"]] == [True]
+    monkeypatch.undo()
+    assert main(["train", "--json", "--out", str(out), "--resume"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [(result["name"], result["curve"][-1][0]) for result in results] == [("ce", 5), ("kd", 5)]
 
 
 def test_the_sick_configuration_dies_in_the_plain_loop_and_is_explained_under_the_guard(

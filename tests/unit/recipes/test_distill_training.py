@@ -127,6 +127,19 @@ def test_norms_above_the_limit_are_refused_and_ten_in_a_row_end_the_run(bench: W
     assert result.curve[0][1] == result.best  # nothing was applied: the student is the one it began with
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_run_is_fp16_and_its_trained_weights_are_float32(bench: Workbench, tmp_path: Path) -> None:
+    again = prepare(replace(bench.settings, precision="auto", steps=40, eval_every=20))
+    assert again.precision == "fp16"
+    pair = again.pair(seed=0, with_teacher=True)
+    assert {p.dtype for p in [*pair.student.parameters(), *pair.routers()]} == {torch.float32}
+    result = run(again, again.settings, tmp_path / "run", pair=pair)
+    assert (result.refused, result.bad_updates) == (0, 0)
+    assert result.best < result.curve[0][1]
+    scales = steps_table(tmp_path / "run")["loss_scale"].to_pylist()
+    assert all(scale is not None and scale >= 1 for scale in scales)
+
+
 def test_the_modes_carry_the_numbers_they_are_known_by() -> None:
     careful, balanced = make_settings("ultra_conservative"), make_settings("balanced")
     assert (careful.student_lr, careful.temperature, careful.kd_weight, careful.ce_weight) == (5e-6, 1.5, 0.05, 0.95)

@@ -51,30 +51,25 @@ OBJECTIVES = (
 class Said:
     """What the frozen teacher says at the aligned positions of every training passage, told in one way."""
 
-    def __init__(self, bench: Workbench, match: str, *, batch_size: int = 8) -> None:
+    def __init__(self, bench: Workbench, match: str) -> None:
         teacher = bench.teacher
-        first = Aligner(
+        self.first_piece = Aligner(
             bench.tokenizer, teacher.tokenizer, teacher_begin=teacher.begin, teacher_vocabulary=teacher.vocabulary,
             match=match,
         ).first_piece  # fmt: skip
-        vocabulary = bench.tokenizer.get_vocab_size()
         self.match = match
-        self.compared = torch.zeros(vocabulary, dtype=torch.bool)
-        self.compared[first[first >= 0]] = True
+        self.compared = torch.zeros(bench.tokenizer.get_vocab_size(), dtype=torch.bool)
+        self.compared[self.first_piece[self.first_piece >= 0]] = True
         if match == "every":
             self.compared[:] = True  # a token that cannot be reached is taught never to come
         self.log_p: list[Tensor] = []
         self.told: list[Tensor] = []
-        for start in range(0, len(bench.train), batch_size):
-            rows = bench.train[start : start + batch_size]
-            batch = collate(rows, device=bench.device)
-            with torch.no_grad():
-                hidden = teacher.model.base_model(batch["teacher_ids"], use_cache=False).last_hidden_state
-                logits = teacher.model.get_output_embeddings()(take(hidden, batch["at_teacher"]))
-                for row, own in zip(rows, logits, strict=True):
-                    log_p, told = retell(own[: len(row.pairs)], first, vocabulary)
-                    self.log_p.append(log_p.half())
-                    self.told.append(told)
+
+    def hear(self, logits: Tensor) -> None:
+        """The teacher's logits for one more passage."""
+        log_p, told = retell(logits, self.first_piece, len(self.compared))
+        self.log_p.append(log_p.half())
+        self.told.append(told)
 
     def batch(self, numbers: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities and weights of some passages, padded."""
@@ -85,6 +80,21 @@ class Said:
             log_p[row, :length] = self.log_p[number].float()
             weights[row, :length] = self.told[number] if self.match == "begins" else 1.0
         return log_p, weights
+
+
+@torch.no_grad()
+def listen(bench: Workbench, *, batch_size: int = 8) -> dict[str, Said]:
+    """The teacher once over the training text, told in every way."""
+    said = {match: Said(bench, match) for match in ("begins", "every", "same")}
+    for start in range(0, len(bench.train), batch_size):
+        rows = bench.train[start : start + batch_size]
+        batch = collate(rows, device=bench.device)
+        hidden = bench.teacher.model.base_model(batch["teacher_ids"], use_cache=False).last_hidden_state
+        logits = bench.teacher.model.get_output_embeddings()(take(hidden, batch["at_teacher"]))
+        for row, own in zip(rows, logits, strict=True):
+            for each in said.values():
+                each.hear(own[: len(row.pairs)])
+    return said
 
 
 def study(bench: Workbench, objective: Objective, said: Said | None, *, steps: int, seed: int) -> list[float]:
@@ -132,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         teacher=given.teacher, data=given.data, vocabulary=given.vocabulary, steps=given.steps, precision="fp32"
     )
     bench = prepare(settings, say_so=print)
-    said = {match: Said(bench, match) for match in ("begins", "every", "same")}
+    said = listen(bench)
     print(f"validation perplexity after each third of {given.steps} steps")
     for objective in OBJECTIVES:
         for seed in given.seed:

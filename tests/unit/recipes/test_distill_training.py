@@ -151,9 +151,9 @@ def test_the_modes_carry_the_numbers_they_are_known_by() -> None:
 
 
 def test_the_study_trains_every_objective_from_the_same_start(bench: Workbench) -> None:
-    from recipes.distill.study import OBJECTIVES, Said, study
+    from recipes.distill.study import OBJECTIVES, listen, study
 
-    said = {match: Said(bench, match) for match in ("begins", "every", "same")}
+    said = listen(bench)
     curves = [
         study(bench, objective, said[objective.match] if objective.match else None, steps=3, seed=0)
         for objective in OBJECTIVES

@@ -34,6 +34,7 @@ from ..records import Action, Decision, Incident
 from ..start import tell_checkup
 from .desk import Desk, names_of
 from .patching import outside_of_compile, shell_of, wrap_method
+from .rhythm import Rhythm
 
 _KEEPS_OUT = {Action.SKIP, Action.ROLLBACK, Action.HALT}
 """Decisions by which the update at hand does not land, whatever its own numbers are."""
@@ -81,6 +82,7 @@ class OptimizerGuard:
         device = parameters_of(self._optimizers[0])[0].device
         ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
         self._ring = ring if self._council.all("ring", ring is not None) else None
+        self._rhythm = Rhythm(self._ring, self.policy.snapshot_every) if self._ring is not None else None
         self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
         self._notifier = Notifier(notify, run=str(self._journal.path or ""))
         for desk in self._desks if self._council.rank == 0 else ():
@@ -162,8 +164,9 @@ class OptimizerGuard:
         if self._entry is not None or not model.training or not torch.is_grad_enabled():
             return
         with self._shield("forward_state", None):
-            if self._ring is not None and self._step % self.policy.snapshot_every == 0:
-                self._ring.take(self._step)
+            rhythm = self._rhythm
+            if rhythm is not None and rhythm.due(self._step) and self._council.all("snapshot", rhythm.cheap()):
+                rhythm.take(self._step)
             self._entry = self._forward.take()
 
     def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:

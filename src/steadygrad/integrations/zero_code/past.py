@@ -28,12 +28,15 @@ from ...act.training_state import TrainingState
 from ...records import Reading
 from ...watch.gradients import GradientProbe
 from ..desk import Desk
+from ..rhythm import Rhythm
 from .slices import Play
 
 if TYPE_CHECKING:
     from .watch import Watch
 
 _NOT_KEPT = torch.zeros(())
+_LARGEST_OF_A_DEVICE = 4 << 30
+"""The host memory that a device copies to is slow to get, and this program did not ask for a pause of a minute."""
 _IN_USE = 32
 """An optimizer that made no update for so many steps is not part of the training any more."""
 _ROOM = {"cpu": 256 << 20}
@@ -85,6 +88,7 @@ class Past:
         self._last: weakref.WeakKeyDictionary[Desk, int] = weakref.WeakKeyDictionary()
         self._state: TrainingState | None = None
         self._ring: SnapshotRing | None = None
+        self._rhythm: Rhythm | None = None
         self._updates: deque[Landed] = deque()
         self._bytes = 0
         self._why_not = ""
@@ -99,11 +103,13 @@ class Past:
         if not watch.policy.acts:
             return
         self._look_around()
-        ring, step = self._ring, watch.step
-        if ring is None or not (self._due or not ring.steps or step - ring.steps[-1] >= watch.policy.snapshot_every):
+        ring, rhythm, step = self._ring, self._rhythm, watch.step
+        if ring is None or rhythm is None or not (self._due or rhythm.due(step)):
             return
+        if watch.alone and not self._due and not rhythm.cheap():
+            return  # several ranks copy at the same steps, whatever it costs on one of them
         self._due = False
-        ring.take(step)
+        rhythm.take(step)
         while self._updates and self._updates[0].step < ring.steps[0]:
             self._bytes -= self._updates.popleft().size
 
@@ -186,7 +192,13 @@ class Past:
         self._state = TrainingState(
             parameters=parameters, optimizers=optimizers, forward=forward, scheduler=schedules
         )  # fmt: skip
-        self._ring = setup.make_ring("auto", self._state, desks[0].parameters[0].device, watch.policy)
+        device = desks[0].parameters[0].device
+        size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._state.floating_tensors())
+        if device.type != "cpu" and size > _LARGEST_OF_A_DEVICE:
+            watch.ledger.event("no_snapshots", bytes=size)
+            return
+        self._ring = ring = setup.make_ring("auto", self._state, device, watch.policy)
+        self._rhythm = Rhythm(ring, watch.policy.snapshot_every) if ring is not None else None
 
     def _forget_updates(self) -> None:
         self._updates.clear()

@@ -124,6 +124,34 @@ def test_a_batch_that_was_refused_in_between_is_not_made_again(watching: Any) ->
     assert differing(loop.state(), wanted) == []
 
 
+def test_rates_that_the_loop_sets_by_hand_are_as_it_set_them(watching: Any) -> None:
+    def trained(data: Sequence[Tensor], poke_at: int | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        torch.manual_seed(7)
+        landed = 0
+        for number, batch in enumerate(data):
+            if number == poke_at:
+                with torch.no_grad():
+                    model.body[0].bias[0] = math.inf
+            else:
+                optimizer.param_groups[0]["lr"] = 1e-2 / (1 + landed)
+                landed += 1
+            optimizer.zero_grad()
+            out = model(batch)
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+        return [*model.state_dict().values(), torch.tensor(optimizer.param_groups[0]["lr"])]
+
+    wanted = trained(batches(without=[AT]), None)
+    watch = watching(policy="balanced")
+    found = trained(batches(), AT)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert "were made again" in watch.ledger.desks[0].books.incidents[0].decision.reason
+
+
 def test_where_they_cannot_be_made_again_the_run_goes_on_from_the_good_state_and_says_so(watching: Any) -> None:
     """The loop writes into its batches, so they are not what they were. It is a run that never saw steps 1 to AT."""
     wanted = plain(without=range(1, AT + 1))

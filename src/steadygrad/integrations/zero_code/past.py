@@ -223,13 +223,15 @@ class Past:
         snapshot = good[-1]
         updates = [landed for landed in self._updates if landed.step >= snapshot.step]
         num_since = before - snapshot.step
-        now = take_rng()
+        now, rates = take_rng(), [_plain_groups(desk.optimizer) for desk in self._desks]
         state.restore(snapshot.tree)
         why = self._make_again(state, updates, num_since, snapshot.step)
         if why:
             state.restore(snapshot.tree)
         else:
             put_rng(now)
+            for desk, kept in zip(self._desks, rates, strict=True):
+                _put_groups(desk.optimizer, kept)  # with what the loop set by hand since the last update
         self._forget_updates()
         ring.discard_after(snapshot.step)
         self._due = True
@@ -266,8 +268,7 @@ class Past:
             return False
         if landed.clip is not None:
             torch.nn.utils.clip_grad_norm_(desk.parameters, landed.clip)
-        for group, kept in zip(desk.optimizer.param_groups, landed.groups, strict=True):
-            group.update(kept)
+        _put_groups(desk.optimizer, landed.groups)
         desk.optimizer.step()
         for parameter in desk.parameters:
             parameter.grad = None
@@ -306,3 +307,8 @@ def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
         {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
         for group in optimizer.param_groups
     ]
+
+
+def _put_groups(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        group.update(kept)

@@ -50,7 +50,7 @@ def look_into(patient: FollowedPatient, findings: Sequence[Finding], *, depth: s
 
 
 def _learning(patient: FollowedPatient) -> bool:
-    """Whether the loss of the steps so far falls: then a few gains that stand still in half precision are lived with."""
+    """Whether the loss of the steps so far falls: then a few gains that stand still in half precision do no harm."""
     losses = [r.loss for r in patient.facts.history if r.applied and math.isfinite(r.loss)]
     third = max(1, len(losses) // 3)
     return len(losses) >= ENOUGH_STEPS and sum(losses[-third:]) < 0.98 * sum(losses[:third])

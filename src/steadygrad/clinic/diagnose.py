@@ -62,7 +62,7 @@ class Case:
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
         cause, match, also = name_cause(evidence)
-        if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.phase != "optimizer":
+        if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
             self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
             origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)
         rows = self._rows(evidence, origin, cause.slug if cause else "", depth)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..records import TensorDigest
 
 FP16_MAX = 65504.0
+FLOAT32_MAX = 3.4e38
 FP16_TINY = 5.96e-8
 
 
@@ -32,6 +33,8 @@ class OpFacts:
     argument_zero: bool = False
     argument_negative: bool = False
     argument_at_edge: bool = False
+    scalar_base: bool = False
+    """A plain number raised to the power of a tensor."""
     denominator_zero: bool = False
     incoming_zero: bool = False
     zeroed_by_mask: bool = False

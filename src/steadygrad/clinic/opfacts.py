@@ -13,7 +13,7 @@ from .evidence import OpFacts
 from .specimen import Specimen
 
 DIVISIONS = frozenset({"div", "reciprocal", "true_divide", "rsqrt", "remainder", "fmod", "addcdiv", "divide"})
-_EDGES = {"acos": 1.0, "asin": 1.0, "acosh": 1.0, "atanh": 1.0, "erfinv": 1.0}
+_EDGES = {"acos": 1.0, "asin": 1.0, "atanh": 1.0, "erfinv": 1.0}
 
 
 def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: torch.Tensor | None = None) -> OpFacts:
@@ -40,13 +40,27 @@ def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: t
     return OpFacts(
         argument_zero=_all(argument, lambda t: t == 0),
         argument_negative=_any(argument, lambda t: t < 0),
-        argument_at_edge=forward_op in _EDGES and _any(argument, lambda t: t.abs() >= _EDGES[forward_op] - 1e-6),
-        denominator_zero=denominator is not None and bool((denominator == 0).any()),
+        argument_at_edge=_at_edge(forward_op, argument),
+        scalar_base=op == "pow" and bool(specimen.args) and isinstance(specimen.args[0], int | float),
+        denominator_zero=_divides_by_nought(specimen, op)
+        or (denominator is not None and bool((denominator == 0).any())),
         incoming_zero=_all(incoming_at, lambda t: t == 0),
         masked_row=_masked_row(specimen),
         num_reduced=_num_reduced(specimen, out),
         **_wider(specimen),
     )
+
+
+def _at_edge(op: str, argument: torch.Tensor | None) -> bool:
+    if op == "acosh":
+        return _any(argument, lambda t: t <= 1 + 1e-6)
+    return op in _EDGES and _any(argument, lambda t: t.abs() >= _EDGES[op] - 1e-6)
+
+
+def _divides_by_nought(specimen: Specimen, op: str) -> bool:
+    """Whether a plain number, zero, stands under the division."""
+    given = specimen.args[1] if len(specimen.args) > 1 else None
+    return op in ("div", "true_divide", "divide") and isinstance(given, int | float) and given == 0
 
 
 def _all(values: torch.Tensor | None, test: Any) -> bool:

@@ -94,6 +94,7 @@ class Vigil:
     rows: list[_Row] = field(default_factory=list)
     overflows: int = 0
     kept: dict[str, tuple[int, int | None, int]] = field(default_factory=dict)
+    held: Suspicion | None = None
 
     def look(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
         """Judge one more step; a suspicion at once, or None for now."""
@@ -108,7 +109,8 @@ class Vigil:
         written = _written_between(self.rows[-1].seen, seen) if self.rows else frozenset()
         self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes, peaks, written))
         return (
-            self._neutralised(step, seen)
+            self._was_held(seen)
+            or self._neutralised(step, seen)
             or self._hidden(step, seen)
             or self._non_finite(step, seen, patient)
             or self._thrown(step, seen)
@@ -122,7 +124,7 @@ class Vigil:
 
     def conclude(self) -> Suspicion | None:
         """At the end of the steps: a jump in the very last ones that had no time to be confirmed."""
-        return self._grew(self._spike(ended=True)) or self._unmoved(ended=True)
+        return self.held or self._grew(self._spike(ended=True)) or self._unmoved(ended=True)
 
     def _non_finite(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
         bad_terms = tuple(name for name, value in seen.terms.items() if not math.isfinite(value))
@@ -141,16 +143,34 @@ class Vigil:
         grown = grown_gradients(seen)
         if grown:
             return Suspicion(symptom="spike", step=step, kind="tampered_gradient", names=grown)
-        before = set(seen.bad_before)
-        for kind, symptom in (("parameter", "nan_param"), ("optimizer", "nan_state"), ("buffer", "nan_state")):
+        for kind, symptom in (("parameter", "nan_param"), ("optimizer", "nan_state")):
             names = tuple(name for k, name in seen.bad_after if k == kind)
             if names:
                 return Suspicion(symptom=symptom, step=step, kind="non_finite", names=names)
-        if before:
-            return Suspicion(
-                symptom="nan_state", step=step, kind="non_finite", names=tuple(n for _, n in seen.bad_before)
-            )
-        return None
+        return self._bad_buffer(step, seen)
+
+    def _was_held(self, seen: StepSeen) -> Suspicion | None:
+        """A buffer that the last step made bad, and that does harm in this one."""
+        harmed = not seen.loss_finite or seen.bad_gradients or seen.bad_entering
+        read = self.held is not None and set(self.held.names) & {name for _, name in seen.bad_before}
+        return self.held if harmed and read else None
+
+    def _bad_buffer(self, step: int, seen: StepSeen) -> Suspicion | None:
+        """A buffer that is bad while all else is sound.
+
+        One that was so from the start is a value that nobody has measured yet: it is told when somebody reads it. One
+        that a step has just made bad may be a figure for a log, overwritten by the next: it is told if it stays so.
+        """
+        from_start = {key for key in self.rows[0].seen.bad_before if key[0] == "buffer"}
+        bad = [key for key in seen.bad_after if key not in from_start]
+        held, self.held = self.held, None
+        if held is not None and set(held.names) & {name for _, name in bad}:
+            return held
+        names = tuple(name for _, name in bad)
+        found = Suspicion(symptom="nan_state", step=step, kind="non_finite", names=names) if bad else None
+        if found is not None and not set(bad) & set(seen.bad_before):
+            self.held, found = found, None
+        return found
 
     def _thrown(self, step: int, seen: StepSeen) -> Suspicion | None:
         """A weight that the last update left small and that is astronomic now: nobody computed that.

@@ -57,13 +57,13 @@ class Ward:
             return False
         return named.stage == "forward" or not named.site.library
 
-    def operation(self, operate: Operate) -> Callable[[], Change]:
-        """The origin's call with other arguments, made anew for every trial."""
+    def operation(self, operate: Operate, *, everywhere: bool = False) -> Callable[[], Change]:
+        """The origin's call, or all calls of that name in its file, with other arguments, made anew for every trial."""
         named = self.exam.named if self.exam is not None else None
         assert named is not None
         assert named.where is not None
         site, name, owners = named.where, named.call, self.patient.facts.owners
-        return lambda: CallSurgery(site, name, operate, owners)
+        return lambda: CallSurgery(site, name, operate, owners, everywhere=everywhere)
 
     @property
     def call(self) -> str:

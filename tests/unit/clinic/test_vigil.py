@@ -381,3 +381,35 @@ def test_a_parameter_that_another_optimizer_trains_between_the_steps_is_not_miss
     alone = torch.optim.Adam(model[0].parameters())
     found = run_case(make_case(model, loss_fn, regression(8), alone)).suspicion
     assert (found.kind, found.names) == ("outside_optimizer", ("2.bias", "2.weight"))
+
+
+class Booked(nn.Module):
+    """Keeps figures in buffers; `reads` lets one of them into the loss."""
+
+    def __init__(self, *, reads: bool, lasting: bool) -> None:
+        super().__init__()
+        self.body, self.reads, self.lasting = nn.Linear(4, 1), reads, lasting
+        self.register_buffer("score", torch.full((2,), float("nan")))
+        self.register_buffer("ratio", torch.tensor(0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            now = x.std() / x.std()  # of a constant batch nought by nought
+            self.ratio.copy_(0.9 * self.ratio + 0.1 * now if self.lasting else now)
+        out = self.body(x)
+        return out + self.score[0] if self.reads else out
+
+
+def test_figures_for_a_log_may_be_nan_as_long_as_nobody_reads_them(run_case: Any, make_case: Any) -> None:
+    def seen(**kind: bool) -> Any:
+        torch.manual_seed(0)
+        model, batches = Booked(**kind), regression(8)
+        batches[4]["x"].fill_(1.0)
+        return run_case(make_case(model, loss_fn, batches, torch.optim.SGD(model.parameters(), lr=1e-2)))
+
+    assert seen(reads=False, lasting=False).suspicion is None
+    read = seen(reads=True, lasting=False)
+    assert (read.suspicion.step, read.diagnosis.origin.tensor) == (0, "score")
+    stays = seen(reads=False, lasting=True)
+    assert (stays.suspicion.step, stays.suspicion.names) == (4, ("ratio",))
+    assert (stays.diagnosis.phase, stays.diagnosis.origin.op) == ("forward", "div")

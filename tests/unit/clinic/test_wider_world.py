@@ -241,3 +241,104 @@ def test_what_a_checkpoint_recomputes_is_forward_and_its_line_is_told(
     assert found.origin.code_line.endswith("# the root")
     assert found.rows == (1,)
     assert "eps" in slugs(found)
+
+
+class FromZero(torch.optim.Optimizer):
+    """Counts its steps from zero, so the first two divisions are by a plain zero, on two lines."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state |= {"t": 0, "m": torch.zeros_like(parameter), "v": torch.zeros_like(parameter)}
+                state["m"].lerp_(parameter.grad, 0.1)
+                state["v"].lerp_(parameter.grad.square(), 0.01)
+                mean = state["m"] / (1 - 0.9 ** state["t"])  # the division
+                spread = state["v"] / (1 - 0.99 ** state["t"])
+                parameter.sub_(group["lr"] * mean / (spread.sqrt() + 1e-8))
+                state["t"] += 1
+
+
+def test_a_plain_zero_under_a_division_is_seen_and_its_twin_on_the_next_line_too(run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
+    case = make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, FromZero(model.parameters()))
+    found = run_case(case).diagnosis
+    assert (found.phase, found.origin.op, found.cause.slug) == ("optimizer", "div", "zero_division")
+    assert found.origin.code_line.endswith("# the division")
+    assert "eps" in slugs(found)
+
+
+def test_a_learning_rate_of_infinity_is_named_and_the_usual_one_tried(run_case: Any, make_case: Any) -> None:
+    def schedule(case: Any, index: int) -> None:
+        case.optimizer.param_groups[0]["lr"] = math.inf if index == 3 else 1e-2
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    case = make_case(model, lambda m, b: F.mse_loss(m(b[0]), b[1]), batches, sgd(model), before_step=schedule)
+    seen = run_case(case)
+    assert seen.suspicion.step == 3
+    assert (seen.diagnosis.phase, seen.diagnosis.cause.slug) == ("optimizer", "lr_divergence")
+    assert "lr_down" in slugs(seen.diagnosis)
+
+
+def test_a_nan_outside_the_domain_that_where_discarded_is_a_trap_and_no_edge(run_case: Any, make_case: Any) -> None:
+    class Lens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.index = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, sine: torch.Tensor) -> torch.Tensor:
+            bent = self.index * sine
+            return torch.where(bent.abs() < 1, torch.asin(bent), torch.zeros_like(bent))
+
+    model = Lens()
+    batches = [torch.full((4,), 0.3) + 0.01 * i for i in range(5)]
+    batches[3][2] = 0.9
+    found = run_case(make_case(model, lambda m, b: m(b).square().mean(), batches, sgd(model))).diagnosis
+    assert (found.phase, found.origin.op, found.cause.slug, found.rows) == ("backward", "asin", "where_grad_trap", (2,))
+    assert "double_where" in slugs(found)
+
+
+def test_functions_that_grow_like_an_exponential_overflow_like_one(run_case: Any, make_case: Any) -> None:
+    for grow in (torch.i0, torch.special.i1, lambda x: 10.0**x):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        batches = [torch.rand(4, 3) for _ in range(4)]
+        batches[2][1] = 60.0
+        found = run_case(make_case(model, lambda m, b, grow=grow: grow(m(b)).log1p().mean(), batches, sgd(model, 1e-4)))
+        assert (found.diagnosis.cause.slug, found.diagnosis.rows) == ("exp_overflow", (1,))
+
+
+def test_a_flipped_bit_in_a_buffer_is_a_fault_and_a_bad_value_in_one_is_poison(run_case: Any, make_case: Any) -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(3, 1)
+            self.register_buffer("places", 0.1 * torch.arange(300.0).reshape(100, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x + self.places[:4]).square()
+
+    def cause(value: float) -> str:
+        def write(case: Any, index: int) -> None:
+            if index == 3:
+                case.model.places[1, 1] = value
+
+        torch.manual_seed(0)
+        model = Placed()
+        batches = [torch.rand(4, 3) for _ in range(5)]
+        case = make_case(model, lambda m, b: m(b).mean(), batches, sgd(model, 1e-4), before_step=write)
+        return str(run_case(case).diagnosis.cause.slug)
+
+    assert cause(2.0**127) == "transient_fault"
+    assert cause(math.nan) == "poisoned_state"

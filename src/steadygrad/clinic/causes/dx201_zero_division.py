@@ -28,6 +28,7 @@ from ..opfacts import DIVISIONS
 from .match import Match
 
 RULE = Rule("DX201", "zero_division", "A division met an exact zero.")
+POLES = frozenset({"digamma", "polygamma", "special_zeta"})
 NORMALISATIONS = frozenset(
     {
         "native_layer_norm",
@@ -46,6 +47,8 @@ def match(e: Evidence) -> Match | None:
     if e.phase == "optimizer":
         divided = e.op in DIVISIONS and e.facts.denominator_zero and not e.half
         return Match(0.9, f"{e.op} in the optimizer by an exact zero") if divided else None
+    if e.op in POLES and e.facts.argument_zero and not e.backward:
+        return Match(0.8, f"{e.op} at zero, where it grows like one over its argument")
     divides = e.op in DIVISIONS or e.op == "pow"
     if e.op in NORMALISATIONS and not e.backward and not any(d.num_nan or d.num_inf for d in e.inputs) and not e.half:
         return Match(0.7, f"{e.op} of values without any spread, with no eps to speak of")

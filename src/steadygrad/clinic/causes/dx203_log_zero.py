@@ -37,6 +37,8 @@ def match(e: Evidence) -> Match | None:
         return None
     if e.op in LOGS and e.facts.argument_zero:
         return Match(0.9, f"{e.op} of an exact zero")
+    if e.op in ("lgamma", "mvlgamma") and e.facts.argument_zero:
+        return Match(0.8, f"{e.op} at zero, where it grows like a logarithm")
     if e.op == "linalg_slogdet" or e.call in ("logdet", "slogdet"):
         return Match(0.85, "the logarithm of a determinant that is zero or below it")
     if e.op == "ctc_loss":

@@ -22,20 +22,26 @@ References
 from __future__ import annotations
 
 from ...rules import Rule
-from ..evidence import Evidence
+from ..evidence import FLOAT32_MAX, Evidence
 from .match import Match
 
 RULE = Rule("DX204", "exp_overflow", "The exponential of a large argument overflowed.")
 
-EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "sinh", "cosh", "special_exp2", "logaddexp", "ldexp"})
+EXPONENTIALS = frozenset(
+    {"exp", "expm1", "exp2", "sinh", "cosh", "special_exp2", "logaddexp", "ldexp", "i0", "special_i1", "matrix_exp"}
+)
+TAME = 1e4
+"""A function that overflows at an argument no larger than this grows like an exponential."""
 
 
 def match(e: Evidence) -> Match | None:
-    if e.op not in EXPONENTIALS or e.backward or e.kind != "non_finite":
-        return None
-    if any(d.num_nan or d.num_inf for d in e.inputs):
+    if e.op is None or e.backward or e.kind != "non_finite" or any(d.num_nan or d.num_inf for d in e.inputs):
         return None
     largest = max((d.absmax for d in e.inputs), default=0.0)
+    if e.op not in EXPONENTIALS and not e.facts.scalar_base:
+        grown = e.op.startswith("special_") or (e.op == "pow" and e.facts.float64_absmax > FLOAT32_MAX)
+        single = len(e.inputs) == 1 and not e.is_nan and not e.half and largest <= TAME
+        return Match(0.6, f"{e.op} of an argument as large as {largest:.4g}") if grown and single else None
     if e.half and e.facts.float32_finite:
         return Match(0.6, f"{e.op} of {largest:.4g} in float16")
     return Match(0.92, f"{e.op} of an argument as large as {largest:.4g}")

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from ...rules import Rule
 from ..evidence import Evidence
+from .dx303_where_grad_trap import LEGAL_INFINITIES
 from .match import Match
 
 RULE = Rule("DX302", "domain_edge_grad", "A function was differentiated at the edge of its domain.")
@@ -68,7 +69,9 @@ def match(e: Evidence) -> Match | None:
     if e.op is None or e.kind != "non_finite":
         return None
     if e.op in EDGES and e.backward:
-        return Match(0.96, f"the derivative of {e.op} is undefined at the edge of its domain")
+        # Outside of the domain, not at its edge: forward was NaN there too, and somebody threw it away.
+        outside = e.discarded_forward and e.op not in LEGAL_INFINITIES
+        return Match(0.9 if outside else 0.96, f"the derivative of {e.op} is undefined at the edge of its domain")
     at_edge = e.facts.argument_at_edge and e.op not in ("log1p", "logit", "special_logit", "xlogy")
     if e.op in EDGES and at_edge:
         return Match(0.6, f"{e.op} of an argument at or outside the edge of its domain")

@@ -26,6 +26,7 @@ from ...rules import Rule
 from ..evidence import Evidence
 from .match import Match
 
+ASTRONOMIC = 1e15
 RULE = Rule("DX404", "transient_fault", "A value changed without anybody computing it.")
 
 
@@ -39,7 +40,9 @@ def match(e: Evidence) -> Match | None:
     if e.phase == "state":
         for change in e.changes:
             few = change.num_changed <= max(2, change.num_elements // 1000)
-            if change.kind == "parameter" and few and change.out_of_range:
+            # A buffer may be badly loaded, too. Finite and astronomic is what a flipped bit makes of a number.
+            flipped = change.kind == "buffer" and not change.non_finite_after and change.absmax_after > ASTRONOMIC
+            if few and change.out_of_range and (change.kind == "parameter" or flipped):
                 return Match(
                     0.95,
                     f"{change.num_changed} entry of {change.name} jumped to {change.absmax_after:.3g} between steps",

@@ -22,6 +22,8 @@ References
 
 from __future__ import annotations
 
+import math
+
 from ...rules import Rule
 from ..evidence import Evidence
 from .match import Match
@@ -35,6 +37,8 @@ def match(e: Evidence) -> Match | None:
             f", the rate grew from {e.earlier_rate:.3g} to {e.rate:.3g}" if (e.earlier_rate or e.rate) < e.rate else ""
         )
         return Match(0.9, f"the loss rose with no bad batch and no changed state{grew}")
+    if e.kind == "non_finite" and e.phase == "optimizer" and not math.isfinite(e.rate):
+        return Match(0.97, f"the learning rate itself is {e.rate}")
     if e.kind != "non_finite" or e.phase in ("data", "state") or len(e.losses) < 2 or e.facts.num_reduced in (0, 1):
         return None
     degenerate = e.facts.denominator_zero or e.facts.argument_zero or e.facts.masked_row or e.cancelled or e.is_nan

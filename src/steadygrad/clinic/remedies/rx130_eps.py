@@ -46,7 +46,7 @@ MATRICES = frozenset(
 def _repair(call: str, lift: float = 1.0) -> Operate:
     """Which argument gets the floor: the denominator of a division, else the first. `lift` raises the floor."""
     if call in ("div", "truediv", "true_divide", "divide"):
-        return on_argument(1, partial(floor_denominator, lift=lift))
+        return partial(_over_a_floor, on_argument(1, partial(floor_denominator, lift=lift)), lift)
     if call in ("rtruediv", "rdiv", "reciprocal"):
         return on_argument(0, partial(floor_denominator, lift=lift))
     if call in (
@@ -73,6 +73,15 @@ def _off_singular(lift: float, tensor: torch.Tensor) -> torch.Tensor:
     return tensor + torch.nn.functional.pad(torch.diag(least), (0, columns - len(least), 0, rows - len(least)))
 
 
+def _over_a_floor(
+    floored: Operate, lift: float, func: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """A division by a tensor, or by a plain number, that is nowhere too small."""
+    if len(args) > 1 and isinstance(args[1], int | float) and abs(args[1]) < 1e-6:
+        args = (args[0], 1e-6 * lift, *args[2:])
+    return floored(func, args, kwargs)
+
+
 def _floor(lift: float, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clamp_min(lift * tiny(tensor)) if tensor.is_floating_point() else tensor
 
@@ -96,3 +105,11 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             code_change=with_floor(ward.origin.code_line if ward.origin else None, ward.call),
             if_needed=lift > 1,
         )
+    yield Proposal(
+        code=RULE.code,
+        slug="eps",
+        change=f"a floor under the argument of every {ward.call} in this file",
+        make=ward.operation(_repair(ward.call), everywhere=True),
+        safety="close",
+        if_needed=True,
+    )

@@ -38,12 +38,12 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         return  # smaller steps from a bad batch or a bad state are still steps from there
     usual = ward.usual_rate
     rewind = ward.evidence.kind != "spike" or ward.evidence.risen
-    if usual is not None and ward.evidence.rate > JUMP * usual:
+    if usual is not None and not ward.evidence.rate <= JUMP * usual:
         yield Proposal(
             code=RULE.code,
             slug="lr_down",
             change=f"learning rate back to {usual:.3g}, where it had been",
-            make=lambda: Options(lr=lambda lr: min(lr, usual)),
+            make=lambda: Options(lr=lambda lr: lr if lr <= usual else usual),
             rewind=rewind,
         )
     yield Proposal(

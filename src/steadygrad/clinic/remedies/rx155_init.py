@@ -25,10 +25,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...rules import Rule
+from ..origin import ancestors
 from ..surgery.state import Initialise, Redraw
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX155", "init", "Initialise what was never written.")
+
+
+def _zero_weights(ward: Ward) -> tuple[str, ...]:
+    """Parameters without a single number that is not zero, among what the origin was made of."""
+    if ward.exam is None or ward.exam.record is None:
+        return ()
+    trace, named = ward.exam.trace, ward.exam.named or ward.exam.record
+    touches = [t for r in (named, *ancestors(trace, named, limit=12)) for t in r.reads]
+    names = {name for kind, name in map(trace.label, touches) if kind == "parameter"}
+    ward.patient.restore()
+    ward.patient.prepare()
+    weights = dict(ward.patient.model.named_parameters())
+    zero = {name for name in names if name in weights and bool((weights[name] == 0).all())}
+    # The same layer in another block is as it is here.
+    alike = {_without_numbers(name) for name in zero}
+    return tuple(sorted(n for n, w in weights.items() if _without_numbers(n) in alike and bool((w == 0).all())))
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join("#" if part.isdigit() else part for part in name.split("."))
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
@@ -39,6 +60,13 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             slug="init",
             change=f"bad entries of {leaf[1]} drawn small and random",
             make=lambda: Initialise(*leaf),
+        )
+    if ward.cause == "zero_division" and (zero := _zero_weights(ward)):
+        yield Proposal(
+            code=RULE.code,
+            slug="init",
+            change=f"{zero[0]}, which is zero throughout, drawn anew",
+            make=lambda: Redraw(zero),
         )
     origin, names = ward.origin, ward.evidence.names
     if ward.evidence.kind == "zero_gradient" and names and origin is not None and origin.source is None:

@@ -20,10 +20,16 @@ Operate = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class CallSurgery(Change):
-    """Replace what happens at one call site: `site` is (file, line), `name` the function as the tracer saw it."""
+    """Replace what happens at one call site: `site` is (file, line), `name` the function as the tracer saw it.
 
-    def __init__(self, site: tuple[str, int], name: str, operate: Operate, owners: frozenset[str]) -> None:
+    `everywhere` takes all calls of that name in the file: a fault often has a twin on the next line.
+    """
+
+    def __init__(
+        self, site: tuple[str, int], name: str, operate: Operate, owners: frozenset[str], *, everywhere: bool = False
+    ) -> None:
         self.site, self.name, self.operate, self.owners = site, name, operate, owners
+        self.everywhere = everywhere
         self.num_operated = 0
 
     @contextmanager
@@ -41,7 +47,8 @@ class _Operating(StaysInBackward):
         if getattr(func, "__name__", "") == self.surgery.name:
             stack = current_stack(owners=self.surgery.owners)
             frame = stack.frames[0] if stack.frames else None
-            if frame is not None and (frame.file, frame.line) == self.surgery.site:
+            file, line = self.surgery.site
+            if frame is not None and frame.file == file and (self.surgery.everywhere or frame.line == line):
                 self.surgery.num_operated += 1
                 return self.surgery.operate(func, args, kwargs)
         return func(*args, **kwargs)

@@ -39,6 +39,8 @@ _LARGEST_OF_A_DEVICE = 4 << 30
 """The host memory that a device copies to is slow to get, and this program did not ask for a pause of a minute."""
 _IN_USE = 32
 """An optimizer that made no update for so many steps is not part of the training any more."""
+_MOST = 512
+"""Updates that are remembered at the most: making more of them again would take too long."""
 _ROOM = {"cpu": 256 << 20}
 _ROOM_ON_DEVICE = 64 << 20
 """How many bytes of batches are kept for being run again; on a device memory is dearer."""
@@ -92,7 +94,6 @@ class Past:
         self._updates: deque[Landed] = deque()
         self._bytes = 0
         self._why_not = ""
-        self._lost_at = -1
         self._due = True
 
     # -- while all is well
@@ -125,16 +126,15 @@ class Past:
             return
         found = self._remember(optimizer, reading)
         if isinstance(found, str):
-            self._why_not, self._lost_at = found, reading.step
+            self._why_not = found
             self._forget_updates()
             return
         self._updates.append(found)
         self._bytes += found.size
         room = _ROOM.get(next((t.device.type for t in tensors_in(found.plays[0].batch)), "cpu"), _ROOM_ON_DEVICE)
-        while self._bytes > room:
-            dropped = self._updates.popleft()
-            self._bytes -= dropped.size
-            self._why_not, self._lost_at = "there were too many to keep", dropped.step
+        while self._bytes > room or len(self._updates) > _MOST:
+            self._bytes -= self._updates.popleft().size
+            self._why_not = "there were too many to keep"
 
     def followed(self, optimizer: Any, call: Callable[[], Any]) -> None:
         """A schedule or an average of the loop went on."""

@@ -83,6 +83,8 @@ class ForwardState:
         self._told: set[str] = set()
         self._find_slots()
         self._remember_counters()
+        self._cold_list: list[tuple[tuple[int, str], dict[str, Any], str, Any]] = []
+        self._list_cold_counters()
 
     def register(self, name: str, take: Callable[[], Any], put: Callable[[Any], None]) -> None:
         """Add state the guard cannot see: `take()` returns a copy, `put(copy)` restores it."""
@@ -112,6 +114,7 @@ class ForwardState:
         """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
         self._takes_since_audit += 1
         self._look_before_forward()
+        self._look_at_counters()
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         return Entry(
@@ -137,6 +140,28 @@ class ForwardState:
                 now = slot.get()
                 if isinstance(now, Tensor):
                     slot.hot, slot.tensor, slot.version = True, now, now._version
+
+    def _look_at_counters(self) -> None:
+        """Plain counters that have moved: what they are now is what they were before this forward, whoever moved them,
+        and what they were is what they were before the forwards until now. Host only, tens of nanoseconds each."""
+        moved = [
+            key
+            for key, home, name, before in self._cold_list
+            if (now := home.get(name)) is not before and now != before
+        ]
+        for key in moved:
+            home, name, before = self._counters[key]
+            self._counters[key] = (home, name, home.get(name))
+            self._hot_counters[key], self._cold_counters[key] = (home, name), before
+        if moved:
+            self._list_cold_counters()
+
+    def _list_cold_counters(self) -> None:
+        self._cold_list = [
+            (key, home, name, before)
+            for key, (home, name, before) in self._counters.items()
+            if key not in self._hot_counters
+        ]
 
     def notice(self) -> None:
         """After a forward pass: find tensors that moved for the first time. Host work only.
@@ -225,6 +250,8 @@ class ForwardState:
             if key not in self._hot_counters:
                 self._hot_counters[key] = (home, name)
                 self._cold_counters[key] = moved[key] = before
+        if moved:
+            self._list_cold_counters()
         return moved
 
     def unregistered(self) -> list[str]:
@@ -275,6 +302,7 @@ class ForwardState:
                 self._counters[key] = (home, name, value)
                 self._hot_counters[key] = (home, name)
                 self._cold_counters.setdefault(key, value)
+        self._list_cold_counters()
 
     def extras(self) -> dict[str, Any]:
         return {name: take() for name, (take, _) in self._extras.items()}

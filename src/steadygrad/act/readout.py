@@ -15,8 +15,6 @@ from ..watch.gradients import Gradients
 from ..watch.history import Limits
 from .program import Terms
 
-LARGEST = torch.finfo(torch.float32).max
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -105,7 +103,7 @@ class Readout:
 def must_refuse(reading: Reading) -> bool:
     """The device flag's rule on the host, over the same numbers: both speeds refuse exactly the same steps."""
     numbers = (reading.grad_norm, reading.loss, *reading.terms.values(), *reading.micro_losses)
-    if not all(abs(number) <= LARGEST for number in numbers):
+    if not all(map(math.isfinite, numbers)):
         return True
     losses = reading.micro_losses or (reading.loss,)
     norm_limit = math.inf if reading.grad_norm_limit is None else reading.grad_norm_limit

@@ -18,7 +18,6 @@ from .flight import Window
 from .forward_state import ForwardState
 from .program import StepProgram
 from .ranks_council import Alone
-from .readout import LARGEST
 from .tape import named_tensors_in
 from .training_state import TrainingState, bad_state, non_finite
 
@@ -124,7 +123,7 @@ class SecondLook:
     def good_part(self, window: Window) -> Kept | None:
         """The good micro-batches of an unfinished window if some are bad, whose traces are then gone; None if none is.
         Reads the device."""
-        finite = all(abs(float(value)) <= LARGEST for terms in window.terms for value in terms.values())
+        finite = all(math.isfinite(float(value)) for terms in window.terms for value in terms.values())
         gradients = self._probe.measure()
         if finite and (gradients is None or finite_gradients(gradients)):
             return None
@@ -140,7 +139,7 @@ class SecondLook:
             entry = self._forward.take()
             self._program.zero_grad()
             terms = self._program.micro(batch)
-            loss_good = terms is not None and all(abs(float(value)) <= LARGEST for value in terms.values())
+            loss_good = terms is not None and all(math.isfinite(float(value)) for value in terms.values())
             loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
             norm = _norm_of(self._probe.measure(), self._program.scaler)
             if self._council.all("micro-batch", loss_good and math.isfinite(norm)):

@@ -17,8 +17,6 @@ from torch import Tensor
 from .pinned import ALIGNED, PinnedArena
 from .training_state import TrainingState, Tree, copy_tree, largest_magnitudes
 
-LARGEST_FINITE = 3.4028235e38
-
 
 class Snapshot:
     """One state. `good` waits for the answer of the scan the first time it is asked."""
@@ -36,7 +34,7 @@ class Snapshot:
         if self._good is None:
             if self._done is not None:
                 self._done.synchronize()
-            self._good = all(bool((part <= LARGEST_FINITE).all()) for part in self._largest if part.numel())
+            self._good = all(bool(torch.isfinite(part).all()) for part in self._largest if part.numel())
             self._largest = []
         return self._good
 

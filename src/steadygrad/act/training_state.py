@@ -7,6 +7,7 @@ other holders of the tensors (an EMA, a compiled graph, a fused optimizer) must 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,8 +126,7 @@ def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
     bad: list[str] = []
     for indices in groups.values():
         largest = largest_magnitudes([tensors[i][1] for i in indices]).tolist()
-        # NaN fails every comparison, so ask for what is good.
-        bad += [tensors[i][0] for i, value in zip(indices, largest, strict=True) if not value <= 3.5e38]
+        bad += [tensors[i][0] for i, value in zip(indices, largest, strict=True) if not math.isfinite(value)]
     return bad
 
 
@@ -139,8 +139,11 @@ def bad_state(state: TrainingState) -> dict[str, Any]:
 
 @torch.no_grad()
 def largest_magnitudes(tensors: Sequence[Tensor]) -> Tensor:
-    """max |x| of each tensor of one device, as a float32 vector (NaN stays NaN). Does not sync."""
-    return torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors), float("inf"))])
+    """max |x| of each tensor of one device, as one vector of float32, or float64 if one is (NaN stays NaN). Does not
+    sync."""
+    norms = torch._foreach_norm(list(tensors), float("inf"))
+    wide = torch.float64 if any(norm.dtype is torch.float64 for norm in norms) else torch.float32
+    return torch.stack([norm.to(wide) for norm in norms])
 
 
 def copy_tree(value: Any, copier: Callable[[Tensor], Tensor]) -> Any:

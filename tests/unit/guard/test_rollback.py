@@ -327,9 +327,7 @@ class Watched(optim.AdamW):
 # -- what is not registered
 
 
-def test_an_attribute_that_first_moves_late_is_found_and_reported(
-    tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_attribute_that_first_moves_late_is_put_back_all_the_same(tmp_path: Any) -> None:
     from steadygrad.journal import read_events
 
     class Late(nn.Module):
@@ -352,16 +350,13 @@ def test_an_attribute_that_first_moves_late_is_found_and_reported(
     with make_guard(model, optim.AdamW(model.parameters(), fused=True), loss_fn, run_dir=tmp_path) as guard:
         for batch in batches(9):
             guard.step(batch)
+        assert model.seen_late == 3
         guard.step(nan_batch())
-        # From now on it is known, and a second refused batch leaves no trace of it.
+        assert model.seen_late == 3
         guard.step(batches(1)[0])
-        after_good = model.seen_late
         guard.step(nan_batch())
-        assert model.seen_late == after_good
-    events = [event for event in read_events(tmp_path) if event.kind == "unregistered_state_changed"]
-    assert [event.data["names"] for event in events] == [["seen_late"]]
-    assert "seen_late" in caplog.text
-    assert "extra_state" in caplog.text
+        assert model.seen_late == 4
+    assert [event for event in read_events(tmp_path) if event.kind == "unregistered_state_changed"] == []
 
 
 def test_a_list_that_grows_and_an_attribute_that_appears_are_reported_once(tmp_path: Any) -> None:

@@ -48,8 +48,8 @@ class Guard:
         batch_key: `batch_key(batch)` names a batch in the journal; by default batches are counted.
         extra_state: name -> (take, put) for state the guard cannot see, such as your own generator.
         notify: told of every incident, from a thread of its own: an http(s) URL that gets a POST, a command that gets
-            the incident as JSON on standard input, or a function that gets it as a dictionary. A run that is open in Weights & Biases, Trackio or MLflow
-            is told too; False tells nobody.
+            the incident as JSON on standard input, or a function that gets it as a dictionary. A run that is open in
+            Weights & Biases, Trackio or MLflow is told too; False tells nobody.
     """
 
     def __init__(

@@ -64,7 +64,8 @@ def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> 
         evidence, origin = blame_batch(patient, exam, evidence, origin)
     if origin.phase == "state" and evidence.leaf is not None:
         origin = replace(origin, module=_owner_of_all(evidence))
-        evidence = replace(evidence, bad_since_start=_bad_since_start(patient, evidence.leaf))
+        since_start = evidence.leaf in exam.trace.unwritten or _bad_since_start(patient, evidence.leaf)
+        evidence = replace(evidence, bad_since_start=since_start)
     return evidence, origin
 
 

@@ -160,7 +160,7 @@ class _Judge:
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
         now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]
-        now = [] if ward.evidence.risen else now
+        now = [] if ward.evidence.risen else [*now, *_losses_of_others(ward)]
         self.ceiling = max([*losses, *(loss for loss in now if math.isfinite(loss))], default=0.0)
         # Calm lies well below the peak that comes without a remedy, and never above three times what was usual.
         self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling
@@ -248,6 +248,22 @@ class _Judge:
             self.why = "" if moved else "what is written still never changes"
             return moved
         return True
+
+
+def _losses_of_others(ward: Ward) -> list[float]:
+    """What batches from around give with the weights from before a spike: some are harder than others."""
+    following = getattr(ward.patient, "following", None)
+    if ward.evidence.kind != "spike" or ward.evidence.phase != "optimizer" or following is None:
+        return []
+    found = []
+    for ahead in (1, 2, 3):
+        if (batches := following(ahead)) is None:
+            break
+        try:
+            found.append(abs(replay(ward.patient, batches=batches, until="forward").loss))
+        except CANNOT_RUN:
+            break
+    return found
 
 
 def _starts_at_zero(name: str, seen: StepSeen) -> bool:

@@ -22,6 +22,8 @@ from .strays import stray_parameters
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
+STOPPED = 6
+"""Steps at the end of a run without any gradient, after some with one, before that is called a fault."""
 JUMP = 5.0
 """A loss this many times the largest before it, and still high one step on, is a spike."""
 STEPS_BEFORE_SPIKE = 4
@@ -124,7 +126,7 @@ class Vigil:
 
     def conclude(self) -> Suspicion | None:
         """At the end of the steps: a jump in the very last ones that had no time to be confirmed."""
-        return self.held or self._grew(self._spike(ended=True)) or self._unmoved(ended=True)
+        return self.held or self._grew(self._spike(ended=True)) or self._unmoved(ended=True) or self._stopped()
 
     def _non_finite(self, step: int, seen: StepSeen, patient: Patient) -> Suspicion | None:
         bad_terms = tuple(name for name, value in seen.terms.items() if not math.isfinite(value))
@@ -282,6 +284,26 @@ class Vigil:
         if starved:
             return Suspicion(symptom="silent", step=self.rows[0].step, kind="zero_gradient", names=tuple(starved))
         return None
+
+    def _stopped(self) -> Suspicion | None:
+        """Had a gradient, and has had none for so long that it is no turn of somebody else's (a critic's, a task's)."""
+        silent = self.rows[-STOPPED:]
+        if len(self.rows) <= STOPPED or self.patient is None or not all(row.seen.backward_ran for row in silent):
+            return None
+        held = {id(p) for o in self.patient.optimizers for g in o.param_groups for p in g["params"]}
+        names = [n for n, p in self.patient.model.named_parameters() if p.requires_grad and id(p) in held]
+        starved = [n for n in names if all(self._norm(row, n) == 0.0 for row in silent)]
+        learning = {_owner(name) for name in names if name not in starved}
+        starved = [n for n in starved if _owner(n) not in learning and any(self._norm(row, n) > 0 for row in self.rows)]
+        if not starved or all(row.seen.loss == 0 for row in silent):
+            return None
+        used = self.reads(self.patient)
+        starved = [name for name in starved if name in used]
+        if not starved:
+            return None
+        last = max(at for at, row in enumerate(self.rows) for name in starved if self._norm(row, name) > 0)
+        step = self.rows[last + 1].step
+        return Suspicion(symptom="silent", step=step, kind="zero_gradient", names=tuple(starved))
 
     @staticmethod
     def _norm(row: _Row, name: str) -> float:

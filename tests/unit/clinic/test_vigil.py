@@ -413,3 +413,31 @@ def test_figures_for_a_log_may_be_nan_as_long_as_nobody_reads_them(run_case: Any
     stays = seen(reads=False, lasting=True)
     assert (stays.suspicion.step, stays.suspicion.names) == (4, ("ratio",))
     assert (stays.diagnosis.phase, stays.diagnosis.origin.op) == ("forward", "div")
+
+
+@pytest.mark.parametrize("turn", ["for good", "every sixth step"])
+def test_a_gradient_that_stops_for_good_is_told_and_one_that_takes_turns_is_not(
+    turn: str, run_case: Any, make_case: Any
+) -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head, self.now = nn.Linear(4, 6), nn.Linear(6, 1), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.tanh(self.encoder(x))
+            cut = self.now >= 3 if turn == "for good" else self.now % 6 != 0
+            return self.head(hidden.detach() if cut else hidden)
+
+    def count(case: Any, index: int) -> None:
+        case.model.now = index
+
+    torch.manual_seed(0)
+    model = Turns()
+    optimizer = torch.optim.Adam(model.parameters())
+    seen = run_case(make_case(model, loss_fn, regression(14), optimizer, before_step=count))
+    if turn == "for good":
+        assert (seen.suspicion.step, seen.diagnosis.origin.module) == (3, "encoder")
+        assert [trial.remedy.slug for trial in seen.diagnosis.remedies] == ["no_detach"]
+    else:
+        assert seen.suspicion is None

@@ -30,15 +30,14 @@ FAST = (
     "241_head_replaced_after_optimizer",
     "313_resume_with_wrong_rate",
 )
-# What a guard does not tell today, and why: nothing but a buffer is bad; gradients left over by somebody else; hooks
-# between the steps that a re-run cannot repeat; an activation hit by chance, which leaves nothing to find again; a
-# window of micro-batches, judged at its end; a warning of the vitals that comes before there is an incident.
+# What a guard does not tell today, and why: nothing but a buffer is bad; hooks between the steps that a re-run cannot
+# repeat; an activation hit by chance, which leaves nothing to find again; a window of micro-batches, judged at its end;
+# a warning of the vitals that comes before there is an incident.
 KNOWN = {
     "023_custom_bn_running_var_batch_of_one": {"detected", "phase", "op", "module", "line", "rows", "cause", "remedy"},
     "047_resume_with_nan_optimizer_state": {"detected", "remedy"},
     "048_resume_fp16_optimizer_state": {"phase", "cause", "remedy"},
     "205_adam_eps_after_unfreeze_fp16": {"detected", "phase", "op", "cause", "remedy"},
-    "232_saliency_pass_leaves_nan_grad": {"phase", "cause", "remedy"},
     "237_llama_without_warmup": {"phase", "cause", "remedy"},
     "239_bitflip_in_activation": {"module"},
     "323_rmsprop_average_turns_negative": {"detected", "remedy"},

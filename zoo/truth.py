@@ -34,6 +34,7 @@ SAME_ARITHMETIC = {
     "back_off": {"scale_down"},
     "unscale_once": {"unscale_first"},
     "add_param_group": {"rebuild_optimizer"},
+    "module_list": {"rebuild_optimizer"},
     "nan_to_num_input": {"drop_rows"},
     "schedule_per_epoch": {"lr_down"},
     "warmup": {"lr_down"},

@@ -225,7 +225,8 @@ class _Judge:
                 )
                 self.why = "" if cured else "parameters still receive no gradient"
             case "unmoved" | "outside_optimizer":
-                moved = sum(1 for name in names if seen.updates.get(name, 0.0) > 0)
+                adopted = getattr(self.change, "moved", ())
+                moved = sum(1 for name in names if seen.updates.get(name, 0.0) > 0 or name in adopted)
                 cured = 2 * moved > len(names)
                 self.why = "" if cured else "weights still do not move"
             case "mis_sized":

@@ -441,3 +441,16 @@ def test_a_gradient_that_stops_for_good_is_told_and_one_that_takes_turns_is_not(
         assert [trial.remedy.slug for trial in seen.diagnosis.remedies] == ["no_detach"]
     else:
         assert seen.suspicion is None
+
+
+def test_layers_the_model_does_not_know_are_adopted_in_a_trial_and_given_back(run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model = ListedLayers(list)
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = [p.detach().clone() for layer in model.hidden for p in layer.parameters()]
+    found = run_case(make_case(model, loss_fn, regression(8), optimizer)).diagnosis
+    (cure,) = found.remedies
+    assert (cure.remedy.slug, "ModuleList" in (cure.remedy.code_change or "")) == ("rebuild_optimizer", True)
+    after = [p for layer in model.hidden for p in layer.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert len(optimizer.param_groups) == 1

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...rules import Rule
-from ..surgery.optimizer import AddParameters
+from ..surgery.optimizer import AddParameters, AdoptStrays
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX147", "rebuild_optimizer", "Give the missing parameters to the optimizer.")
@@ -33,14 +33,20 @@ RULE = Rule("RX147", "rebuild_optimizer", "Give the missing parameters to the op
 def propose(ward: Ward) -> Iterator[Proposal]:
     if ward.evidence.kind == "outside_optimizer":
         known = {name for name, _ in ward.patient.model.named_parameters()}
-        # One the model does not know is no part of the state that is put back after a trial; and an optimizer that
-        # gets it would still leave it out of every checkpoint.
         names = tuple(name for name in ward.evidence.names if name in known)
-        if not names:
-            return
-        yield Proposal(
-            code=RULE.code,
-            slug="rebuild_optimizer",
-            change=f"{len(names)} parameters added to the optimizer",
-            make=lambda: AddParameters(names),
-        )
+        strays = tuple(name for name in ward.evidence.names if name not in known)
+        if names:
+            yield Proposal(
+                code=RULE.code,
+                slug="rebuild_optimizer",
+                change=f"{len(names)} parameters added to the optimizer",
+                make=lambda: AddParameters(names),
+            )
+        if strays:
+            yield Proposal(
+                code=RULE.code,
+                slug="rebuild_optimizer",
+                change=f"{strays[0]}{' and others' if len(strays) > 1 else ''} registered and added to the optimizer",
+                make=lambda: AdoptStrays(strays),
+                code_change="keep layers in nn.ModuleList or nn.ModuleDict, parameters in nn.ParameterList",
+            )

@@ -10,6 +10,7 @@ import torch
 from ..patient import Patient
 from ..replay import Change
 from ..seen import StepSeen
+from ..strays import stray_parameters
 
 
 class Options(Change):
@@ -92,6 +93,39 @@ class AddParameters(Change):
         if self._added:
             patient.optimizers[0].param_groups.pop()
             self._added = False
+
+
+class AdoptStrays(Change):
+    """Parameters that the model itself does not know join the first optimizer, and are put back by us afterwards."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = frozenset(names)
+        self.moved: set[str] = set()
+        self._kept: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+
+    def prepared(self, patient: Patient) -> None:
+        if self._kept or not patient.optimizers:
+            return
+        for name, parameter in stray_parameters(patient.model):
+            if name in self.names:
+                grad = None if parameter.grad is None else parameter.grad.detach().clone()
+                self._kept.append((name, parameter, parameter.detach().clone(), grad))
+                parameter.grad = None  # nobody has cleared it so far
+        patient.optimizers[0].add_param_group({"params": [parameter for _, parameter, _, _ in self._kept]})
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        patient.commit()
+        self.moved |= {name for name, parameter, value, _ in self._kept if not torch.equal(parameter.detach(), value)}
+
+    def undo(self, patient: Patient) -> None:
+        if self._kept:
+            group = patient.optimizers[0].param_groups.pop()
+            for parameter in group["params"]:
+                patient.optimizers[0].state.pop(parameter, None)
+        for _, parameter, value, grad in self._kept:
+            parameter.data.copy_(value)
+            parameter.grad = grad
+        self._kept.clear()
 
 
 class UnscaleFirst(Change):

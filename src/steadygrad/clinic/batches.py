@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import SUPPORTED_NODES
 
 _MAX_DEPTH = 6
 _LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, torch.nn.Module, type, torch.dtype, torch.device)
@@ -76,7 +77,7 @@ def rebuilt(value: Any, parts: list[tuple[Any, Any]]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([item for _, item in parts])
     if isinstance(value, Mapping) and (type(value) is dict or not isinstance(value, MutableMapping)):
-        return dict(parts)
+        return _as_registered(value, parts) if type(value) in SUPPORTED_NODES else dict(parts)
     own = copy.copy(value)
     for key, item in parts:
         if isinstance(own, MutableMapping):
@@ -84,6 +85,13 @@ def rebuilt(value: Any, parts: list[tuple[Any, Any]]) -> Any:
         else:
             object.__setattr__(own, key, item)
     return own
+
+
+def _as_registered(value: Any, parts: list[tuple[Any, Any]]) -> Any:
+    """A mapping of a kind that torch was told how to take apart and put together keeps its kind."""
+    node = SUPPORTED_NODES[type(value)]
+    _, about = node.flatten_fn(value)
+    return node.unflatten_fn([item for _, item in parts], about)
 
 
 def narrow(value: Any, rows: list[int], size: int) -> Any:

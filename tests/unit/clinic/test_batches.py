@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import register_pytree_node
 
 from steadygrad.clinic.batches import map_batch, narrow, walk_batch
 from steadygrad.clinic.bedside import select_rows
@@ -115,3 +117,31 @@ def test_rows_that_are_sick_alone_and_sound_among_others_are_not_named(run_case:
     assert found.cause.slug == "zero_division"
     assert found.rows is None
     assert found.rows_coupled
+
+
+def test_a_mapping_that_torch_was_told_how_to_rebuild_keeps_its_kind() -> None:
+    class Bound(Mapping[str, Any]):
+        def __init__(self, names: dict[str, Any], owner: object) -> None:
+            self.names, self.owner = names, owner
+
+        def __getitem__(self, key: str) -> Any:
+            return self.names[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.names)
+
+        def __len__(self) -> int:
+            return len(self.names)
+
+    register_pytree_node(
+        Bound,
+        lambda bound: (list(bound.names.values()), (list(bound.names), bound.owner)),
+        lambda values, about: Bound(dict(zip(about[0], values, strict=True)), about[1]),
+    )
+    owner = object()
+    batch = Bound({"x": torch.ones(2), "inner": {"y": torch.zeros(2)}}, owner)
+    wide = map_batch(batch, lambda leaf: leaf.double())
+    assert type(wide) is Bound
+    assert wide.owner is owner
+    assert (wide["x"].dtype, wide["inner"]["y"].dtype) == (torch.float64, torch.float64)
+    assert batch["x"].dtype is torch.float32

@@ -184,7 +184,9 @@ def test_a_limit_on_file_size_degrades_and_passes(tmp_path: Path) -> None:
     kinds = [event.kind for event in read_events(tmp_path / "run")]
     assert kinds[0] == "small"
     assert kinds.count("large") == 1  # waited for the limit to go and was then written, once
-    assert kinds[-1] == "again"
+    # What the journal tells of itself comes when its thread comes to it, so only the order of these two is certain.
+    assert kinds.count("again") == 1
+    assert kinds.index("large") < kinds.index("again")
 
 
 def test_a_descriptor_that_dies_under_the_writer_costs_nothing(tmp_path: Path) -> None:

@@ -342,3 +342,27 @@ def test_a_flipped_bit_in_a_buffer_is_a_fault_and_a_bad_value_in_one_is_poison(r
 
     assert cause(2.0**127) == "transient_fault"
     assert cause(math.nan) == "poisoned_state"
+
+
+def test_the_argument_that_is_meant_gets_the_floor_or_the_bound(run_case: Any, make_case: Any) -> None:
+    cases = [
+        (lambda v: torch.polygamma(1, v), 0.0, "zero_division", "eps"),
+        (lambda v: torch.fmod(torch.ones_like(v), v), 0.0, "zero_division", "eps"),
+        (torch.lgamma, 0.0, "log_zero", "eps"),
+        (torch.logit, 1.0, "log_zero", "clamp"),
+        (lambda v: 7.0**v, 400.0, "exp_overflow", "clamp"),
+        (torch.acosh, 0.5, "domain_edge_grad", "clamp"),
+    ]
+    for function, bad, cause, repair in cases:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        low = 1.2 if function is torch.acosh else 0.3
+        batches = [(torch.rand(4, 3), torch.rand(4, 1) * 0.5 + low) for _ in range(5)]
+        batches[3][1][2] = bad
+
+        def loss(model: nn.Module, batch: Any, function: Any = function) -> torch.Tensor:
+            return (function(batch[1]) - model(batch[0])).square().mean()
+
+        found = run_case(make_case(model, loss, batches, sgd(model, 1e-4))).diagnosis
+        assert (found.cause.slug, found.rows) == (cause, (2,))
+        assert repair in slugs(found)

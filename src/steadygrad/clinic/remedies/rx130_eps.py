@@ -47,6 +47,8 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
     """Which argument gets the floor: the denominator of a division, else the first. `lift` raises the floor."""
     if call in ("div", "truediv", "true_divide", "divide"):
         return partial(_over_a_floor, on_argument(1, partial(floor_denominator, lift=lift)), lift)
+    if call in ("fmod", "remainder", "xlogy"):
+        return on_argument(1, partial(floor_denominator, lift=lift))
     if call in ("rtruediv", "rdiv", "reciprocal"):
         return on_argument(0, partial(floor_denominator, lift=lift))
     if call in (

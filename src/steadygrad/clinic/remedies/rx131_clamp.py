@@ -34,6 +34,8 @@ from ..ward import Proposal, Ward
 RULE = Rule("RX131", "clamp", "Bound the argument inside the domain of the function.")
 BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow"})
 HALF_BOUND = 200.0
+TAME = 10.0
+"""Of an argument no larger than this nothing that grows overflows."""
 BOUNDS: dict[str, tuple[float, float]] = {
     "exp": (-80.0, 20.0),
     "expm1": (-80.0, 20.0),
@@ -48,6 +50,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "arcsin": (-1.0, 1.0),
     "atanh": (-1.0, 1.0),
     "erfinv": (-1.0, 1.0),
+    "logit": (0.0, 1.0),
     "acosh": (1.0, 1e18),
     "arccosh": (1.0, 1e18),
 }
@@ -67,7 +70,7 @@ def _inside(low: float, high: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.silent or not ward.can_operate() or ward.cause not in BOUNDED:
+    if ward.silent or not ward.can_operate() or not (ward.cause in BOUNDED or ward.call == "logit"):
         return
     if ward.call in BOUNDS or ward.evidence.op in BOUNDS:
         low, high = BOUNDS.get(ward.call) or BOUNDS[ward.evidence.op or ""]
@@ -77,6 +80,10 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         low, high = 0.0, float("inf")
         operate = on_argument(0, lambda tensor: tensor.clamp_min(tiny(tensor) ** 2))
         text = f"the argument of {ward.call} bounded at zero"
+    elif ward.cause == "exp_overflow":
+        low, high = -TAME, TAME
+        operate = on_argument(0, lambda tensor: tensor.clamp(-TAME, TAME) if tensor.is_floating_point() else tensor)
+        text = f"the argument of {ward.call} bounded to [-{TAME}, {TAME}]"
     elif ward.cause == "fp16_overflow":
         low, high = -HALF_BOUND, HALF_BOUND
         operate = on_floats(lambda tensor: tensor.clamp(-HALF_BOUND, HALF_BOUND))

@@ -60,11 +60,15 @@ def tiny(tensor: torch.Tensor) -> float:
 
 
 def on_argument(index: int, repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
-    """Repair the index-th argument if it is a tensor."""
+    """Repair the index-th argument if it is a tensor; for index 0 the first that is one."""
 
     def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = list(args)
-        if index < len(given) and isinstance(given[index], torch.Tensor):
+        if index == 0 and given and not isinstance(given[0], torch.Tensor):
+            # A number comes first (an order, a base): what is meant is the first tensor.
+            place = next((i for i, item in enumerate(given) if isinstance(item, torch.Tensor)), 0)
+            given[place] = repair(given[place]) if isinstance(given[place], torch.Tensor) else given[place]
+        elif index < len(given) and isinstance(given[index], torch.Tensor):
             given[index] = repair(given[index])
         elif "input" in kwargs and index == 0:
             kwargs = {**kwargs, "input": repair(kwargs["input"])}

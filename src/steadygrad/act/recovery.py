@@ -87,6 +87,7 @@ class Recovery:
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
         self._unnoticed: set[str] = set()
+        self._seen_bad: set[str] = set()
         self._bad_at_start: frozenset[tuple[str, str]] = frozenset()
         self._careful_left = 0
         self._last_snapshot = 0.0
@@ -141,13 +142,17 @@ class Recovery:
         """The state is not finite although no step was: a weight that nothing reads, say. Never silent, and told once;
         nothing is undone, for the run may well be sound without it."""
         names = list(non_finite(self._state.floating_tensors()))
-        if fresh := [name for name in names if name not in self._unnoticed]:
-            self._unnoticed.update(fresh)
+        # A buffer may be a figure for a log, or wait for its first value: it is told of if it was finite at the start
+        # and is still bad one snapshot later.
+        doubtful = {name for name in names if name.startswith("buffer ") and (step == 0 or name not in self._seen_bad)}
+        fresh = [name for name in names if name not in self._unnoticed and name not in doubtful]
+        self._unnoticed |= {*fresh, *(doubtful if step == 0 else ())}
+        self._seen_bad = set(names)
+        if fresh:
             self._books.journal.event("state_not_finite", names=names[:32])
-            for kind, rule in _UNNOTICED.items():
-                mine = [name.removeprefix(kind) for name in fresh if name.startswith(kind)]
-                if mine:
-                    self._books.tell_unnoticed(rule, step, mine)
+        for kind, rule in _UNNOTICED.items():
+            if mine := [name.removeprefix(kind) for name in fresh if name.startswith(kind)]:
+                self._books.tell_unnoticed(rule, step, mine)
         return names
 
     def checkpoint_due(self, step: int) -> bool:

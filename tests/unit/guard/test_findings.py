@@ -360,6 +360,41 @@ def test_a_weight_that_nothing_reads_does_not_turn_bad_in_silence(tmp_path: Path
     assert [(found.code, found.subject, found.step) for found in guard.vitals] == [("SY105", "weight", 10)]
 
 
+class Logging(nn.Module):
+    """Keeps figures in buffers that nothing reads: one is NaN until its first value, one is so for one step only."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.calls, self.breaks = 0, breaks
+        self.register_buffer("never", torch.tensor(math.nan))
+        self.register_buffer("ratio", torch.tensor(1.0))
+        self.register_buffer("average", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.ratio.fill_(math.nan if self.calls == 10 else 1.0)  # just before a snapshot
+        self.average.lerp_(torch.tensor(math.nan if self.breaks and self.calls == 7 else 1.0), 0.5)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_buffer_is_told_of_if_it_turned_bad_and_stays_so(breaks: bool) -> None:
+    torch.manual_seed(0)
+    model = Logging(breaks=breaks)
+    with sg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch).pow(2).mean(),
+        policy=sg.Policy.named("balanced").but(snapshot_every=5),
+        diagnose="off",
+    ) as guard:
+        for _ in range(24):
+            guard.step(torch.randn(3, 4))
+    found = [(finding.code, finding.subject) for finding in guard.vitals if finding.code.startswith("SY10")]
+    assert found == ([("SY107", "average")] if breaks else [])
+
+
 def test_a_mask_buffer_that_is_infinite_on_purpose_is_no_finding(tmp_path: Path) -> None:
     """An additive causal mask of -inf is healthy: snapshots hold, checkpoints are written, a skip stays a skip."""
 

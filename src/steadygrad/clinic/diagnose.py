@@ -61,6 +61,10 @@ class Case:
 
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
+        if self.exam is not None and self.exam.birth is not None and self.exam.birth.unseen:
+            self.notes.append(
+                "written by a kernel that torch does not see (Triton, CUDA, numpy): nobody can look inside"
+            )
         cause, match, also = name_cause(evidence)
         if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
             self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")

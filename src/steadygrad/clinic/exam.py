@@ -11,7 +11,7 @@ import torch
 from ..records import Origin, TensorDigest
 from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
-from .origin import Birth, ancestors, find_birth
+from .origin import Birth, ancestors, find_birth, kernel_of
 from .patient import Patient
 from .replay import replay
 from .seen import StepSeen
@@ -75,6 +75,8 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
     if exam.birth is None or exam.birth.record is None:
         return exam
     exam.record = exam.birth.record
+    if exam.birth.unseen:
+        exam.record.op = kernel_of(exam.record)
     if exam.record.forward_ordinal is not None:
         exam.forward = tracer.trace.records[exam.record.forward_ordinal]
     catch_in_the_act(patient, exam)

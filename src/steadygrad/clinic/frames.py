@@ -41,6 +41,8 @@ class Frame:
     line: int
     function: str
     library: bool = False
+    owner: str = ""
+    """The class that the function belongs to, "" for none."""
 
     @property
     def source(self) -> str:
@@ -110,7 +112,9 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
         else:
             if kind != "torch":
                 entered_patient = True
-                found.append(Frame(code.co_filename, frame.f_lineno, code.co_name, kind == "library"))
+                owner = code.co_qualname.rpartition(".")[0].rpartition(".")[2]
+                library = kind == "library"
+                found.append(Frame(code.co_filename, frame.f_lineno, code.co_name, library, owner.strip("<>")))
             elif code.co_filename.endswith("checkpoint.py"):
                 recompute = recompute or code.co_name in ("recompute_fn", "unpack_hook", "backward")
         frame = frame.f_back

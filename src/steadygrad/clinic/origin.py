@@ -85,6 +85,8 @@ class Birth:
     intended: bool = False
     bits: bool = False
     """Written through an integer view: nobody computed this number."""
+    unseen: bool = False
+    """Written by a kernel that torch does not see (Triton, a CUDA extension, numpy), after this op."""
 
     @property
     def order(self) -> int:
@@ -102,6 +104,9 @@ def producer(trace: Trace, touch: Touch) -> OpRecord | None:
         record = trace.records[ordinal]
         if reading is None and any(t.storage == touch.storage and "int" in t.dtype for t in record.writes):
             return record
+    # This step made the storage and what torch wrote there was sound: a kernel that it does not see wrote the rest.
+    if log and trace.label(touch)[0] == "constant":
+        return trace.records[log[-1][0]]
     return None
 
 
@@ -140,7 +145,9 @@ class _Search:
                 found.append(self._leaf(touch))
                 continue
             if not any(is_bad(self.trace.value(t)) for t in record.writes):
-                found.append(Birth(record=record, is_nan=math.isnan(self.trace.value(touch)), bits=True))
+                bits = any("int" in t.dtype for t in record.writes)
+                is_nan = math.isnan(self.trace.value(touch))
+                found.append(Birth(record=record, is_nan=is_nan, bits=bits, unseen=not bits))
                 continue
             follow, birth = self._at(record)
             pending += follow
@@ -208,6 +215,12 @@ class _Search:
         # Turned over on its way it is +inf, and no mask at all.
         mask = consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
         return mask and not turned_over(self.trace, touch, birth.record)
+
+
+def kernel_of(record: OpRecord) -> str:
+    """What to call a kernel that torch does not see: the class whose code was at work, an autograd function say."""
+    owners = [frame.owner for frame in record.stack.frames if frame.owner and frame.owner != "locals"]
+    return owners[0] if owners else "unseen_kernel"
 
 
 def turned_over(trace: Trace, touch: Touch, maker: OpRecord) -> bool:

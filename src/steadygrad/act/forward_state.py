@@ -90,15 +90,6 @@ class ForwardState:
         """Add state the guard cannot see: `take()` returns a copy, `put(copy)` restores it."""
         self._extras[name] = (take, put)
 
-    @property
-    def hot_names(self) -> tuple[str, ...]:
-        """The tensors seen to change in forward so far."""
-        return tuple(slot.name for slot in self._slots.values() if slot.hot)
-
-    @property
-    def hot_tensors(self) -> list[tuple[str, Tensor]]:
-        return [(slot.name, slot.tensor) for slot in self._slots.values() if slot.hot]
-
     def infinite_on_purpose(self) -> frozenset[str]:
         """Tensors that held an infinity, and no NaN, before the first step: additive masks and the like."""
         return frozenset(

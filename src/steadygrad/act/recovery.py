@@ -260,9 +260,6 @@ class Recovery:
             answer.value = self._opinion.of(reading, findings, self._tape.newest(len(self._tape)), self._books.recent)
         return answer.value
 
-    def is_quarantined(self, key: str) -> bool:
-        return key in self._bad_keys
-
     def good_part(self, window: Window) -> Kept:
         """The good micro-batches of an unfinished window. If some are bad, their traces are gone. Reads the device."""
         kept = self.second_look.good_part(window)

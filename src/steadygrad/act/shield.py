@@ -48,7 +48,6 @@ class Shield:
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
-        self.last_fault: str | None = None
         self._tell: Callable[..., Any] | None = None
 
     def report_to(self, tell: Callable[..., Any]) -> None:
@@ -62,7 +61,6 @@ class Shield:
     def note(self, room: str, fault: BaseException) -> None:
         """Record a fault of ours; loud the first time for each room."""
         count = self.faults[room] = self.faults.get(room, 0) + 1
-        self.last_fault = f"{room}: {type(fault).__name__}: {fault}"
         if count == 1:
             logger.error(
                 "steadygrad itself failed in %s (%s: %s). Training goes on without that part; please report this.",

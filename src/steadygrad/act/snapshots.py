@@ -143,7 +143,6 @@ class _Copier:
         self._spare = spare
         self._arena = PinnedArena(0 if spare else expected)
         self._pinned = device.type == "cuda" and not on_device
-        self._on_device = on_device
 
     def __call__(self, tensor: Tensor) -> Tensor:
         waiting = self._spare.get(_shape_key(tensor))

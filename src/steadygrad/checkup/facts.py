@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from ..records.checkup import DataStatistics
 from .settings import Settings
 
-HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-"""Half a unit in the last place, relative to a power of two: a smaller update does not move the weight."""
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
 """The smallest positive number; half of it and less rounds to zero."""
 

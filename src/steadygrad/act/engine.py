@@ -334,6 +334,8 @@ class Engine:
             return
         if other_numbers is not None:
             put_rng(other_numbers)
+            self.run_again(kept, outcome)  # its batch lands after all, and its outcome says so
+            kept = []
         self.run_again([*kept, *behind], next_outcome)
 
     def _call_the_clinic(self, reading: Reading, decision: Decision, window: Window) -> None:

@@ -45,11 +45,14 @@ def train(settle: str, run_dir: Path) -> dict[str, Any]:
     batches = [torch.randn(2, 4) for _ in range(30)]
     torch.manual_seed(unlucky_seed(2))
     with sg.Guard(model, optimizer, diffusion, settle=settle, run_dir=run_dir, policy=POLICY, diagnose="off") as guard:
+        outcomes = []
         with contextlib.suppress(sg.TrainingHalted):
             for batch in batches:
-                guard.step(batch)
+                outcomes.append(guard.step(batch))
         assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
-        return guard.summary()
+        summary = guard.summary()
+        assert sum(outcome.applied for outcome in outcomes) == summary["applied"]
+        return summary
 
 
 @pytest.mark.parametrize("settle", ["now", "late"])

@@ -1,10 +1,13 @@
-"""The figures of docs/recipes/units.md, taken in one process and within a number of seconds.
+"""The figures of docs/recipes/units.md.
 
-    python -m recipes.units.measure --out results --seconds 240
+    python -m recipes.units.measure --out results                          # everything, one after another
+    python -m recipes.units.measure --out results --parts sft              # side by side, in processes of their own
+    python -m recipes.units.measure --out results --parts cot rft
+    python -m recipes.units.measure --out results --parts page             # one page of what all of them left there
 
-First FP32 beside BF16 with FP32 trainable weights: a short SFT in each, with its speed and its accuracy. Then SFT, CoT
-and RFT as the recipes do them, with as many steps as fit, and the sick configuration. Every part is written as soon as
-it is there, and a part that fails is told and passed over.
+`speed` is BF16 with FP32 trainable weights beside FP32, at several batch sizes, and wants the GPU for itself. `sft`,
+`cot` and `rft` are the recipes; `sft_fp32` is `sft` in FP32, with the same seed and as many steps; `sick` is the
+failing configuration. A part is written as soon as it is there, and one that fails is told and passed over.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ import steadygrad as sg
 from recipes import cot, rft, sft
 
 from .base_llm import TRAINING_DTYPE, BaseLLM, with_lora
-from .command import Recipe, asked_of, parser, two_sides
+from .command import Recipe, parser, two_sides
 from .conversions import drawn
-from .evaluation import score
 from .report import hardware
 from .sick import show_sick
-from .training import Collate, Settings, arguments_for, seeded
+from .training import Collate, Settings, arguments_for, inputs_as_they_come, seeded
 
 WARM = 3
+PARTS = ("speed", "sft", "sft_fp32", "cot", "rft", "sick", "page")
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
@@ -52,16 +55,14 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self._last = now
 
 
-def short_run(
-    options: Any, *, precision: str, batch: int, steps: int, checkpointing: bool, test: bool
-) -> dict[str, Any]:
-    """A short guarded SFT: the samples of its median step in a second and, if asked, how well it answers then."""
+def speed(options: Any, *, precision: str, batch: int, steps: int, checkpointing: bool) -> dict[str, Any]:
+    """A few guarded steps of SFT: the samples of the median one in a second."""
     recipe = sft.RECIPE
     settings = Settings(
-        batch_size=batch, precision=precision, rank=options.rank, max_steps=steps, logging_steps=10, warmup_steps=5,
+        batch_size=batch, precision=precision, rank=options.rank, max_steps=steps, logging_steps=steps, warmup_steps=5,
         learning_rate=options.learning_rate, gradient_checkpointing=checkpointing,
     )  # fmt: skip
-    training, testing = two_sides(recipe, options)
+    training, _ = two_sides(recipe, options)
     llm = BaseLLM(options.model, instruction=recipe.instruction, cache=options.cache, dtype=TRAINING_DTYPE[precision])
     chosen = drawn(training, batch * steps, seed=0)
     rows = llm.rows((str(question), recipe.reply(question)) for question in chosen)
@@ -75,52 +76,36 @@ def short_run(
         data_collator=Collate(llm.tokenizer.pad_token_id),
         callbacks=[clock],
     )
-    with sg.attach(trainer, run_dir=out / "run"):
+    with inputs_as_they_come(model, settings), sg.attach(trainer, run_dir=out / "run"):
         trainer.train()
-    found: dict[str, Any] = {"samples_per_second": batch / statistics.median(clock.seconds)}
-    if test:
-        model.save_pretrained(out / "adapter")
-        found["accuracy"] = score(asked_of(recipe, options, out / "adapter"), testing, max_new_tokens=24).accuracy
-    return found
+    return {"samples_per_second": batch / statistics.median(clock.seconds)}
 
 
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--seconds", type=float, default=240)
+    asked.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     asked.add_argument("--model")
     asked.add_argument("--cache")
-    asked.add_argument("--batch-size", type=int, default=512)
+    asked.add_argument("--batch-size", type=int, default=256)
     asked.add_argument("--learning-rate", type=float, default=1e-3)
     asked.add_argument("--rank", type=int, default=32)
     asked.add_argument("--questions", type=int, default=500)
-    asked.add_argument("--short", type=int, default=40, help="steps of the runs that compare precisions")
-    asked.add_argument("--sampled", type=int, default=1000, help="questions that RFT samples replies to")
+    asked.add_argument("--steps", type=int, default=400, help="of SFT; CoT makes half as many, RFT an eighth")
+    asked.add_argument("--sampled", type=int, default=1500, help="questions that RFT samples replies to")
+    asked.add_argument("--speed-batches", type=int, nargs="+", default=[256, 1024])
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    ends = time.monotonic() + given.seconds
-    results: dict[str, Any] = {
-        "hardware": hardware(),
-        "date": time.strftime("%Y-%m-%d"),
-        "run": f"{Path(given.model).name if given.model else 'SmolLM2-135M-Instruct'}, batch {given.batch_size} "
-        f"(CoT and RFT half of it), learning rate {given.learning_rate:g}, LoRA rank {given.rank}, "
-        f"{given.questions} test questions",
-    }
 
-    def left() -> float:
-        return float(ends - time.monotonic())
-
-    def part(name: str, make: Callable[[], Any]) -> Any:
+    def part(name: str, make: Callable[[], Any]) -> None:
         started = time.monotonic()
         try:
-            results[name] = make()
+            found = make()
         except Exception as fault:  # the other parts are worth having
             traceback.print_exc()
-            results[name] = {"failed": f"{type(fault).__name__}: {fault}"}
-        print(f"## {name}: {time.monotonic() - started:.1f} s, {left():.0f} s left", flush=True)
-        (given.out / "units.json").write_text(json.dumps(results, indent=2))
-        (given.out / "units.md").write_text(in_markdown(results))
-        return results[name]
+            found = {"failed": f"{type(fault).__name__}: {fault}"}
+        print(f"## {name}: {time.monotonic() - started:.1f} s", flush=True)
+        (given.out / f"part-{name}.json").write_text(json.dumps(found, indent=2))
 
     def options_for(recipe: Recipe, name: str, *words: str) -> Any:
         shared = ["--questions", str(given.questions), "--rank", str(given.rank)]
@@ -131,46 +116,46 @@ def main() -> None:
         options.out = given.out / "work" / name
         return options
 
-    def compared(batch: int, steps: int, *, checkpointing: bool = False, test: bool = False) -> None:
-        how = f"batch {batch}, {steps} steps{', gradient checkpointing' if checkpointing else ''}"
-        for precision in ("bf16", "fp32"):
-            run = partial(
-                short_run, options_for(sft.RECIPE, "short"), precision=precision, batch=batch, steps=steps,
-                checkpointing=checkpointing, test=test,
-            )  # fmt: skip
-            part(f"speed {precision}, {how}", run)
+    def trained(recipe: Recipe, name: str, train: Callable[..., Any], precision: str, share: float, *more: str) -> None:
+        words = ["--precision", precision, "--max-steps", str(max(5, int(given.steps * share))), *more]
+        part(name, lambda: train(recipe, options_for(recipe, name, *words)))
 
-    compared(given.batch_size, given.short, test=True)
-    known = results.get(f"speed bf16, batch {given.batch_size}, {given.short} steps", {})
-    rate = known.get("samples_per_second", 3.0 * given.batch_size) / given.batch_size
-    # Rows of worked steps are about twice as long and taken half as many at a time: a step costs about the same. What
-    # is not training, namely tests, sampling, loading and the sick run, takes some 80 seconds on one GPU.
-    steps = int(max(10.0, (left() - 80.0) * rate / (1 + 0.6 + 0.17)))
-    print(f"## {steps} steps at {rate:.1f} steps/s")
-    half, bf16 = ("--batch-size", str(max(1, given.batch_size // 2))), ("--precision", "bf16")
-    for recipe, name, share in ((sft.RECIPE, "sft", 1.0), (cot.RECIPE, "cot", 0.6)):
-        words = [*bf16, *(half if name == "cot" else ()), "--max-steps", str(max(5, int(steps * share)))]
-        part(f"{name} bf16", partial(sft.train, recipe, options_for(recipe, name, *words)))
-    few = ["--max-steps", str(max(5, int(steps * 0.17))), "--samples", str(given.sampled), "--learning-rate", "2e-4"]
-    start = ["--start", str(given.out / "work" / "cot")]
-    part("rft bf16", lambda: rft.train(rft.RECIPE, options_for(rft.RECIPE, "rft", *bf16, *half, *few, *start)))
-    part("sick", lambda: show_sick(sft.RECIPE, options_for(sft.RECIPE, "sick")))
-    if left() > 20:
-        compared(32, 12, checkpointing=True)
-    print(in_markdown(results))
+    if "speed" in given.parts:
+        for batch, checkpointing in [(size, False) for size in given.speed_batches] + [(32, True)]:
+            for precision in ("bf16", "fp32"):
+                how = f"batch {batch}{', gradient checkpointing' if checkpointing else ''}"
+                options = options_for(sft.RECIPE, "speed")
+                measure = partial(speed, options, precision=precision, batch=batch, steps=12)
+                part(f"speed {precision}, {how}", partial(measure, checkpointing=checkpointing))
+    if "sft" in given.parts:
+        trained(sft.RECIPE, "sft", sft.train, "bf16", 1.0)
+    if "sft_fp32" in given.parts:
+        trained(sft.RECIPE, "sft_fp32", sft.train, "fp32", 1.0)
+    if "cot" in given.parts:
+        trained(cot.RECIPE, "cot", sft.train, "bf16", 0.5)
+    if "rft" in given.parts:
+        start = ("--start", str(given.out / "work" / "cot"), "--samples", str(given.sampled))
+        trained(rft.RECIPE, "rft", rft.train, "bf16", 0.125, *start, "--learning-rate", "2e-4")
+    if "sick" in given.parts:
+        part("sick", lambda: show_sick(sft.RECIPE, options_for(sft.RECIPE, "sick")))
+    if "page" in given.parts:
+        found = {
+            path.stem.removeprefix("part-"): json.loads(path.read_text()) for path in given.out.glob("part-*.json")
+        }
+        run = (
+            f"{hardware()}; batch {given.batch_size}, learning rate {given.learning_rate:g}, LoRA rank {given.rank}, "
+            f"{given.questions} test questions"
+        )
+        (given.out / "units.md").write_text(in_markdown(found, run))
+        print(in_markdown(found, run))
 
 
-def in_markdown(results: dict[str, Any]) -> str:
+def in_markdown(results: dict[str, Any], run: str) -> str:
     """The page of results: scores, speed, and the sick configuration."""
-    lines = [
-        f"# Unit conversion: SFT, CoT and RFT, {results['date']}",
-        "",
-        f"{results['hardware']}; {results['run']}.",
-        "",
-    ]
+    lines = [f"# Unit conversion: SFT, CoT and RFT, {time.strftime('%Y-%m-%d')}", "", f"{run}.", ""]
     lines += ["| run | steps | accuracy before | after | answer_rate before | after | samples/s | refused | bad |"]
     lines += ["|---" * 9 + "|"]
-    for name in ("sft bf16", "cot bf16", "rft bf16"):
+    for name in ("sft", "sft_fp32", "cot", "rft"):
         found = results.get(name, {"failed": "not run"})
         if "scores" not in found:
             lines.append(f"| {name} | {found['failed']} |" + " - |" * 7)
@@ -182,11 +167,11 @@ def in_markdown(results: dict[str, Any]) -> str:
             f"{before['answer_rate']:.3f} | {after['answer_rate']:.3f} | {trained['samples_per_second']:.0f} | "
             f"{trained['refused']} | {trained['non_finite_weights']} |"
         )
-    lines += ["", "| short SFT under guard | samples/s | accuracy after it |", "|---|---|---|"]
-    for name, found in results.items():
-        if name.startswith("speed") and "samples_per_second" in found:
-            accuracy = f"{found['accuracy']:.3f}" if "accuracy" in found else "-"
-            lines.append(f"| {name.removeprefix('speed ')} | {found['samples_per_second']:.0f} | {accuracy} |")
+    lines += ["", "| a few steps of SFT under guard | samples/s |", "|---|---|"]
+    for name, found in sorted(results.items()):
+        if name.startswith("speed"):
+            told = f"{found['samples_per_second']:.0f}" if "samples_per_second" in found else found["failed"]
+            lines.append(f"| {name.removeprefix('speed ')} | {told} |")
     sick = results.get("sick", {})
     if "incident" in sick:
         lines += ["", "The sick configuration:", "", "| step | plain loss | plain grad_norm | with the remedy |"]

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,11 +106,12 @@ def fine_tune(
     collate = Collate(llm.tokenizer.pad_token_id)
     checkpoint = _prepared(out, settings, resume=resume)
     check_labels(rows, arguments, llm)
-    tested = self_test(model, rows, settings, collate)
+    with inputs_as_they_come(model, settings):
+        tested = self_test(model, rows, settings, collate)
     stop = StopAtCtrlC()
     with tensorboard_in(out / "tensorboard"):
         trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[stop])
-    with sg.attach(trainer, run_dir=out / "run") as guard:
+    with inputs_as_they_come(model, settings), sg.attach(trainer, run_dir=out / "run") as guard:
         started = time.perf_counter()
         done_before = int(Path(checkpoint).name.rpartition("-")[2]) if checkpoint else 0
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -237,6 +238,14 @@ def _prepared(out: Path, settings: Settings, *, resume: bool) -> str | None:
     out.mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps(told, indent=2))
     return None
+
+
+def inputs_as_they_come(model: Any, settings: Settings) -> AbstractContextManager[Any]:
+    """In BF16 autocast decides what an adapter computes in: PEFT would copy every input to FP32 first."""
+    from peft.helpers import disable_input_dtype_casting
+
+    bf16 = settings.precision == "bf16" and torch.cuda.is_available()
+    return disable_input_dtype_casting(model) if bf16 else nullcontext()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UsageError
+from . import patching
 
 try:
     from transformers.trainer_callback import TrainerCallback
@@ -74,6 +75,7 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         self._norms: list[float] = []
         self._num_nan = self._num_inf = 0
         self._bad: tuple[tuple[str, str], ...] = ()
+        self._alarmed: tuple[tuple[str, str], ...] = ()
         self.reports: list[GradientReport] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -91,7 +93,7 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
             self._take_off()
             bad = self._judge(optimizer)
             if bad:
-                _say(state, self._alarm(step, bad))
+                _say(state, self._alarm(step, bad, refused=_is_guarded(optimizer)))
                 if self._halt_on_nan:
                     _drop_gradients(model)
                     control.should_training_stop = True
@@ -133,14 +135,19 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
             self._norms.append(math.sqrt(math.fsum(norm * norm for norm, _ in rows)) / scale)
         return bad
 
-    def _alarm(self, step: int, bad: tuple[tuple[str, str], ...]) -> str:
+    def _alarm(self, step: int, bad: tuple[tuple[str, str], ...], *, refused: bool) -> str:
         kinds = sorted({kind for _, kind in bad}, reverse=True)
         rows = [f"[step {step}] {' and '.join(kinds)} in the gradients of {len(bad)} parameter(s)"]
+        if bad == self._alarmed and not self._halt_on_nan:
+            return f"{rows[0]}, those named before"  # a run that is dead says so at every step
+        self._alarmed = bad
         rows += [f"  {name} ({kind})" for name, kind in bad[:_SHOWN]]
         if len(bad) > _SHOWN:
             rows.append(f"  and {len(bad) - _SHOWN} more")
         if self._halt_on_nan:
             rows.append("  Training stops here; the weights are those from before this step.")
+        elif refused:
+            rows.append("  The guard that is attached to this trainer judges this update before it lands.")
         else:
             rows.append(
                 "  This callback only looks: the optimizer is about to apply it. sg.attach(trainer) refuses it."
@@ -305,6 +312,12 @@ def _drop_gradients(model: Any) -> None:
     """An optimizer passes over a parameter without a gradient, so this update changes nothing."""
     for parameter in model.parameters() if model is not None else ():
         parameter.grad = None
+
+
+def _is_guarded(optimizer: Any) -> bool:
+    """Whether `sg.attach` stands before this optimizer's step: then the function on the object is one of ours."""
+    step = getattr(optimizer, "__dict__", {}).get("step")
+    return getattr(step, "__globals__", None) is vars(patching)
 
 
 def _kind(norm: float, largest: float) -> str:

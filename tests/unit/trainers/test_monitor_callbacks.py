@@ -67,6 +67,26 @@ def test_a_bad_gradient_is_told_at_its_step_with_the_parameters_names(
     assert not all_finite(trainer)  # it only looks
 
 
+def test_names_that_stay_bad_are_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(poisoned(tmp_path, sg.GradientMonitorCallback()))  # nobody refuses it: every later step is NaN as well
+    printed = capsys.readouterr().out
+    assert printed.count("transformer.wte.weight (NaN)") == 1
+    assert printed.count("those named before") == STEPS - BAD_STEP
+
+
+def test_beside_a_guard_the_alarm_does_not_say_that_the_update_lands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = poisoned(tmp_path, sg.GradientMonitorCallback())
+    with sg.attach(trainer, diagnose="off"):
+        train(trainer)
+    printed = capsys.readouterr().out
+    assert "[step 3] NaN in the gradients of" in printed
+    assert "judges this update before it lands" in printed
+    assert "about to apply it" not in printed
+    assert all_finite(trainer)
+
+
 def test_one_bad_gradient_is_not_spread_over_all_names_by_clipping(tmp_path: Path) -> None:
     monitor = sg.GradientMonitorCallback(log_every_n_steps=1)
     trainer = healthy(tmp_path, monitor, max_grad_norm=1.0)

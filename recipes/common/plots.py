@@ -32,15 +32,16 @@ def bars(path: Path, title: str, values: Mapping[str, Mapping[str, float]]) -> N
     _write(path, title, body, series)
 
 
-def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Curves over steps with a logarithmic axis; points that are not finite or not above zero are left out."""
+def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, log: bool = True) -> None:
+    """Curves over steps. Points that are not finite are left out, and on a logarithmic axis those not above zero."""
     good = {
-        name: [(x, math.log10(y)) for x, y in points if math.isfinite(y) and y > 0] for name, points in curves.items()
+        name: [(x, math.log10(y) if log else y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
+        for name, points in curves.items()
     }
     every = [point for points in good.values() for point in points] or [(0.0, 0.0)]
     (x0, x1), (y0, y1) = ((min(side), max(side)) for side in zip(*every, strict=True))
     spread = (y1 - y0) or 1.0
-    body = _axis([y0 + spread * part / 4 for part in range(5)], lambda value: (value - y0) / spread, power=True)
+    body = _axis([y0 + spread * part / 4 for part in range(5)], lambda value: (value - y0) / spread, power=log)
     for number, points in enumerate(good.values()):
         path_of = " ".join(
             f"{LEFT + (x - x0) / ((x1 - x0) or 1.0) * (WIDTH - LEFT - 20):.1f},{_y((y - y0) / spread):.1f}"

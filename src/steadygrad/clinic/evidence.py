@@ -65,6 +65,8 @@ class Evidence:
     outputs: tuple[TensorDigest, ...] = ()
     facts: OpFacts = OpFacts()
     intended_infinities: bool = False
+    mask_reached_loss: bool = False
+    """An infinity that was written on purpose, to mask something, is what the loss is made of."""
     masks_come_from_log: bool = False
     cancelled: bool = False
     tiny_scalar_in_half: bool = False

@@ -11,7 +11,7 @@ import torch
 from ..records import Origin, TensorDigest
 from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
-from .origin import Birth, ancestors, find_birth, kernel_of
+from .origin import Birth, ancestors, find_birth, first_taker, kernel_of, producer
 from .patient import Patient
 from .replay import replay
 from .seen import StepSeen
@@ -23,6 +23,8 @@ MAX_WATCHED = 24
 _MASKING = frozenset(
     {"where", "masked_fill", "nan_to_num", "masked_select", "masked_scatter", "index_put", "index", "clamp"}
 )
+
+_LARGEST = frozenset({"amax", "max", "logsumexp", "cummax"})
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Examination:
     forward_specimen: Specimen = field(default_factory=Specimen)
     incoming: torch.Tensor | None = None
     zeroed_by_mask: bool = False
+    mask_reached_loss: bool = False
     nearby: dict[int, Specimen] = field(default_factory=dict)
 
     @property
@@ -75,6 +78,10 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
     if exam.birth is None or exam.birth.record is None:
         return exam
     exam.record = exam.birth.record
+    if exam.birth.intended and not seen.loss_finite and not exam.birth.record.backward:
+        # A mask did what it is there for; wrong is that the loss is made of what it had put out of play.
+        exam.record = first_taker(tracer.trace, touches[0], exam.birth.record) or exam.record
+        exam.mask_reached_loss = exam.record is not exam.birth.record
     if exam.birth.unseen:
         exam.record.op = kernel_of(exam.record)
     if exam.record.forward_ordinal is not None:
@@ -151,7 +158,7 @@ def locate(exam: Examination) -> Origin | None:
         if kind == "batch":
             return Origin(phase="data", tensor=name)
         return Origin(phase="state", module=owner_of(kind, name), tensor=name.partition("/")[0] or None)
-    record, named = exam.birth.record, exam.named
+    record, named = exam.record or exam.birth.record, exam.named
     assert named is not None
     phase = phase_of(record)
     frame = named.stack.innermost
@@ -228,7 +235,21 @@ def facts_of(exam: Examination) -> OpFacts:
     """What the origin's own tensors show."""
     forward = exam.forward_specimen if exam.forward is not None else None
     facts = op_facts(exam.specimen, forward=forward, incoming=exam.incoming)
-    return replace(facts, zeroed_by_mask=exam.zeroed_by_mask)
+    masked_row = facts.masked_row or _shifted_by_nothing(exam)
+    return replace(facts, zeroed_by_mask=exam.zeroed_by_mask, masked_row=masked_row)
+
+
+def _shifted_by_nothing(exam: Examination) -> bool:
+    """A softmax written by hand: -inf minus the largest (or the log-sum) of a row in which all is -inf."""
+    record = exam.record
+    if record is None or record.op != "sub" or record.backward or len(record.reads) < 2:
+        return False
+    taken = exam.specimen.tensors[1] if len(exam.specimen.tensors) > 1 else None
+    makers = [producer(exam.trace, record.reads[1])]
+    while makers[-1] is not None and makers[-1].op in ("detach", "unsqueeze", "where", "clone", "to_copy"):
+        makers.append(next((p for t in makers[-1].reads if (p := producer(exam.trace, t)) is not None), None))
+    last = makers[-1]
+    return last is not None and last.op in _LARGEST and taken is not None and bool(torch.isneginf(taken).any())
 
 
 def cancelled(exam: Examination) -> bool:

@@ -102,6 +102,7 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         outputs=exam.specimen.outputs,
         facts=facts_of(exam),
         intended_infinities=any(d.num_inf for d in exam.specimen.inputs) or any(map(math.isinf, record.scalars)),
+        mask_reached_loss=exam.mask_reached_loss,
         cancelled=cancelled(exam),
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
         plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,

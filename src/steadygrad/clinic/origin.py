@@ -8,6 +8,7 @@ mask fill) is innocent and the birth stands; one that overflowed from finite num
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -215,6 +216,21 @@ class _Search:
         # Turned over on its way it is +inf, and no mask at all.
         mask = consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS
         return mask and not turned_over(self.trace, touch, birth.record)
+
+
+def first_taker(trace: Trace, sink: Touch, maker: OpRecord) -> OpRecord | None:
+    """The first op on the way from a mask to the loss that takes the masked entry for a value: behind the softmax that
+    the mask was meant for, or the first of all."""
+    path: list[OpRecord] = []
+    touch: Touch | None = sink
+    while touch is not None:
+        record = producer(trace, touch)
+        if record is None or record is maker or record in path:
+            break
+        path.append(record)
+        touch = next((t for t in record.reads if is_bad(trace.value(t))), None)
+    behind = list(itertools.takewhile(lambda record: record.op not in SOFTMAX, path))
+    return behind[-1] if behind else None
 
 
 def kernel_of(record: OpRecord) -> str:

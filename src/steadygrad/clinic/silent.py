@@ -18,7 +18,9 @@ from .tracelog import Exit, OpRecord, Touch, Trace
 
 # Ops whose derivative is zero wherever it exists, and ops whose output is an index.
 FLAT = frozenset({"round", "floor", "ceil", "sign", "sgn", "trunc", "heaviside", "bernoulli"})
-CHOOSING = frozenset({"argmin", "argmax", "multinomial", "bucketize", "searchsorted"})
+CHOOSING = frozenset({"argmin", "argmax", "multinomial"})
+ORDERING = frozenset({"bucketize", "searchsorted", "argsort", "to_copy"})
+"""What leaves an integer of a number: its place in an order, or the number without its fraction."""
 PICKING = frozenset({"topk", "sort", "max", "min", "kthvalue", "mode", "median", "cummax", "cummin"})
 """Ops that give values and their places: where only the places are used, no gradient comes back."""
 COMPARING = frozenset({"gt", "ge", "lt", "le"})
@@ -178,7 +180,7 @@ def _cut(trace: Trace, names: frozenset[str]) -> OpRecord | Exit | None:
         if not record.grad_enabled:
             return record
         floats = [t for t in record.writes if "float" in t.dtype]
-        if record.op in CHOOSING or (record.op in PICKING and _only_index_used(trace, record)):
+        if record.op in CHOOSING | ORDERING - {"to_copy"} or (record.op in PICKING and _only_index_used(trace, record)):
             return record
         if record.writes and not floats:
             indices = indices or record

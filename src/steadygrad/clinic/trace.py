@@ -227,6 +227,15 @@ class Tracer:
 
 EXITS = frozenset({"numpy", "tolist", "item", "__array__", "__float__"})
 """Calls that hand a tensor's values to Python: no gradient comes back from there."""
+COPIES = frozenset({"tensor", "new_tensor"})
+"""Calls that make a new tensor of the values they are given, with no way back to where those came from."""
+
+
+def given_to(args: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among what a copy is made of: itself, or the items of a list."""
+    data = args[-1] if args else None
+    items = list(data) if isinstance(data, list | tuple) else [data]
+    return [item for item in items if isinstance(item, torch.Tensor)]
 
 
 def reads_data(func: Any) -> bool:
@@ -285,6 +294,9 @@ class _Calls(StaysInBackward):
         name = getattr(func, "__name__", "")
         if args and (name in EXITS or reads_data(func)):
             self.tracer.left(args[0], name if name in EXITS else "data")
+        elif name in COPIES:
+            for item in given_to(args):
+                self.tracer.left(item, name)
         if name in ("__get__", "__set__"):
             return func(*args, **kwargs)
         before = self.tracer.called(name)

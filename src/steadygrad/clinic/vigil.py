@@ -217,7 +217,8 @@ class Vigil:
             return suspicion
         if self._part_was_redrawn(suspicion.step):
             return None
-        before = [row for row in self.rows if row.step < suspicion.step and math.isfinite(row.seen.loss)][-PATIENCE:]
+        sound = [row for row in self.rows if math.isfinite(row.seen.loss)]
+        before = [row for row in sound if row.step < suspicion.step][-PATIENCE:] or sound[:-1][:1]
         told = [(abs(row.seen.loss), self.loss_now(self.patient, row.step)) for row in before]
         known = [(then, now) for then, now in told if now is not None]
         if not known:

@@ -28,7 +28,22 @@ from ..opfacts import DIVISIONS
 from .match import Match
 
 RULE = Rule("DX201", "zero_division", "A division met an exact zero.")
-POLES = frozenset({"digamma", "polygamma", "special_zeta"})
+POLES = frozenset({"digamma", "polygamma", "special_polygamma", "special_zeta", "special_psi"})
+SOLVERS = frozenset(
+    {
+        "linalg_inv_ex",
+        "linalg_solve_ex",
+        "linalg_solve_triangular",
+        "linalg_lu_solve",
+        "linalg_ldl_solve",
+        "triangular_solve",
+        "cholesky_solve",
+        "cholesky_inverse",
+    }
+)
+"""What divides by the pivots of a matrix."""
+TAME = 5.0
+"""A function that is infinite at an argument no larger than this has a pole there; it does not grow to it."""
 NORMALISATIONS = frozenset(
     {
         "native_layer_norm",
@@ -47,10 +62,14 @@ def match(e: Evidence) -> Match | None:
     if e.phase == "optimizer":
         divided = e.op in DIVISIONS and e.facts.denominator_zero and not e.half
         return Match(0.9, f"{e.op} in the optimizer by an exact zero") if divided else None
-    if e.op in POLES and e.facts.argument_zero and not e.backward:
-        return Match(0.8, f"{e.op} at zero, where it grows like one over its argument")
+    sound = not any(d.num_nan or d.num_inf for d in e.inputs)
+    largest = max((d.absmax for d in e.inputs), default=0.0)
+    if e.op in POLES and not e.backward and (e.facts.argument_zero or (sound and largest <= TAME)):
+        return Match(0.8, f"{e.op} at a pole, where it grows like one over its argument")
+    if e.op in SOLVERS and not e.backward and not e.half and sound:
+        return Match(0.8, f"{e.op} of a matrix that has no inverse: one of its pivots is zero")
     divides = e.op in DIVISIONS or e.op == "pow"
-    if e.op in NORMALISATIONS and not e.backward and not any(d.num_nan or d.num_inf for d in e.inputs) and not e.half:
+    if e.op in NORMALISATIONS and not e.backward and sound and not e.half:
         return Match(0.7, f"{e.op} of values without any spread, with no eps to speak of")
     if e.facts.denominator_zero and e.op in DIVISIONS:
         return Match(0.9, f"{e.op} by an exact zero")

@@ -30,6 +30,8 @@ RULE = Rule("DX202", "empty_reduction", "A mean, variance or loss was taken over
 REDUCTIONS = frozenset(
     {"mean", "var", "std", "var_mean", "std_mean", "median", "nanmean", "nll_loss_forward", "nll_loss2d_forward"}
 )
+# Calls that count what they reduce and divide by it, in ops of their own.
+COUNTING = frozenset({"mean", "nanmean", "var", "std", "var_mean", "std_mean", "cov", "corrcoef", "nanmedian"})
 
 
 def match(e: Evidence) -> Match | None:
@@ -39,6 +41,10 @@ def match(e: Evidence) -> Match | None:
         return Match(0.95, f"{e.op} over an empty tensor")
     if e.op in REDUCTIONS and e.facts.num_reduced is not None and e.facts.num_reduced <= 1:
         return Match(0.95, f"{e.op} over {e.facts.num_reduced} elements")
+    if e.op in ("segment_reduce", "scatter_reduce", "index_reduce") and not any(d.num_nan for d in e.inputs):
+        return Match(0.85, f"{e.op} over a segment in which there is nothing")
+    if e.call in COUNTING and e.facts.denominator_zero:
+        return Match(0.95, f"{e.call} over nothing: it divides by a count of zero")
     if e.op.startswith("nll_loss") and not any(d.num_nan or d.num_inf for d in e.inputs):
         return Match(0.9, "no label of this batch counts towards the loss")
     return None

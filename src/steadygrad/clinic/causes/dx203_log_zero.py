@@ -39,12 +39,17 @@ def match(e: Evidence) -> Match | None:
         return Match(0.9, f"{e.op} of an exact zero")
     if e.op in ("lgamma", "mvlgamma") and e.facts.argument_zero:
         return Match(0.8, f"{e.op} at zero, where it grows like a logarithm")
+    tame = max((d.absmax for d in e.inputs), default=0.0) < 1e3
+    if e.op in ("lgamma", "mvlgamma") and tame and not any(d.num_nan or d.num_inf for d in e.inputs):
+        return Match(0.75, f"{e.op} at a pole, where it grows like a logarithm")
     if e.op == "linalg_slogdet" or e.call in ("logdet", "slogdet"):
         return Match(0.85, "the logarithm of a determinant that is zero or below it")
     if e.op == "ctc_loss":
         return Match(0.9, "no alignment fits: the target needs more frames than there are")
     if e.op in ("xlogy", "kl_div", "binary_cross_entropy", "logit"):
         return Match(0.8, f"{e.op} at probability zero")
+    if not e.is_nan and e.mask_reached_loss:
+        return Match(0.85, f"{e.op} took an entry that a mask had given probability zero")
     if e.is_nan and e.intended_infinities and e.op in COMBINES:
         return Match(0.85, f"{e.op} met infinities that stand for probability zero")
     if e.op in LOGS and e.facts.argument_negative:

@@ -28,10 +28,26 @@ from .match import Match
 RULE = Rule("DX204", "exp_overflow", "The exponential of a large argument overflowed.")
 
 EXPONENTIALS = frozenset(
-    {"exp", "expm1", "exp2", "sinh", "cosh", "special_exp2", "logaddexp", "ldexp", "i0", "special_i1", "matrix_exp"}
+    {
+        "exp",
+        "expm1",
+        "exp2",
+        "sinh",
+        "cosh",
+        "special_exp2",
+        "logaddexp",
+        "ldexp",
+        "i0",
+        "special_i1",
+        "matrix_exp",
+        "linalg_matrix_exp",
+    }
 )
 TAME = 1e4
 """A function that overflows at an argument no larger than this grows like an exponential."""
+STEEP = 5.0
+"""One that is infinite at an argument no larger than this does not grow: it has a pole or an edge there."""
+POWERS = frozenset({"pow", "prod", "cumprod"})
 
 
 def match(e: Evidence) -> Match | None:
@@ -39,9 +55,13 @@ def match(e: Evidence) -> Match | None:
         return None
     largest = max((d.absmax for d in e.inputs), default=0.0)
     if e.op not in EXPONENTIALS and not e.facts.scalar_base:
-        grown = e.op.startswith("special_") or (e.op == "pow" and e.facts.float64_absmax > FLOAT32_MAX)
-        single = len(e.inputs) == 1 and not e.is_nan and not e.half and largest <= TAME
-        return Match(0.6, f"{e.op} of an argument as large as {largest:.4g}") if grown and single else None
+        if e.is_nan or e.half or largest <= STEEP:
+            return None
+        grown = e.op.startswith("special_") and len(e.inputs) == 1 and largest <= TAME
+        beyond = e.facts.float64_absmax > FLOAT32_MAX or e.facts.float64_finite is False
+        raised = e.op in POWERS and beyond and not (e.facts.argument_zero or e.facts.argument_negative)
+        sure = 0.6 if largest <= TAME else 0.55
+        return Match(sure, f"{e.op} of an argument as large as {largest:.4g}") if grown or raised else None
     if e.half and e.facts.float32_finite:
         return Match(0.6, f"{e.op} of {largest:.4g} in float16")
     return Match(0.92, f"{e.op} of an argument as large as {largest:.4g}")

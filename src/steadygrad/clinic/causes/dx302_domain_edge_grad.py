@@ -63,6 +63,8 @@ EDGES = frozenset(
         "linalg_slogdet",
     }
 )
+# Functions that are infinite, or nothing at all, at the edge of their domain and beyond it.
+UNIT_EDGES = frozenset({"special_ndtri", "special_entr", "special_erfinv", "special_log_ndtr"})
 
 
 def match(e: Evidence) -> Match | None:
@@ -70,8 +72,11 @@ def match(e: Evidence) -> Match | None:
         return None
     if e.op in EDGES and e.backward:
         # Outside of the domain, not at its edge: forward was NaN there too, and somebody threw it away.
-        outside = e.discarded_forward and e.op not in LEGAL_INFINITIES
+        hidden = e.discarded_forward or (e.facts.incoming_zero and e.facts.zeroed_by_mask)
+        outside = hidden and e.op not in LEGAL_INFINITIES
         return Match(0.9 if outside else 0.96, f"the derivative of {e.op} is undefined at the edge of its domain")
+    if e.op in UNIT_EDGES and not e.backward and not any(d.num_nan or d.num_inf for d in e.inputs):
+        return Match(0.7, f"{e.op} of an argument at or outside the edge of its domain")
     at_edge = e.facts.argument_at_edge and e.op not in ("log1p", "logit", "special_logit", "xlogy")
     if e.op in EDGES and at_edge:
         return Match(0.6, f"{e.op} of an argument at or outside the edge of its domain")

@@ -38,7 +38,30 @@ FLOORED = frozenset({"zero_division", "log_zero", "sqrt_grad_at_zero", "cancella
 
 
 MATRICES = frozenset(
-    {"logdet", "slogdet", "det", "inv", "inv_ex", "inverse", "pinv", "solve", "cholesky", "eigh", "svd", "qr", "lstsq"}
+    {
+        "logdet",
+        "slogdet",
+        "det",
+        "inv",
+        "inv_ex",
+        "inverse",
+        "pinv",
+        "pinverse",
+        "solve",
+        "solve_ex",
+        "solve_triangular",
+        "triangular_solve",
+        "cholesky",
+        "cholesky_ex",
+        "cholesky_inverse",
+        "lu_factor",
+        "eigh",
+        "eigvalsh",
+        "svd",
+        "svdvals",
+        "qr",
+        "lstsq",
+    }
 )
 """Calls whose first argument is a matrix that must not be singular, or have two equal values."""
 
@@ -47,7 +70,9 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
     """Which argument gets the floor: the denominator of a division, else the first. `lift` raises the floor."""
     if call in ("div", "truediv", "true_divide", "divide"):
         return partial(_over_a_floor, on_argument(1, partial(floor_denominator, lift=lift)), lift)
-    if call in ("fmod", "remainder", "xlogy"):
+    if call == "addcdiv":
+        return on_argument(2, partial(floor_denominator, lift=lift))
+    if call in ("fmod", "remainder", "xlogy", "floor_divide", "floordiv"):
         return on_argument(1, partial(floor_denominator, lift=lift))
     if call in ("rtruediv", "rdiv", "reciprocal"):
         return on_argument(0, partial(floor_denominator, lift=lift))

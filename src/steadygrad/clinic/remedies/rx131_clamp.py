@@ -28,7 +28,7 @@ import torch
 
 from ...rules import Rule
 from ..codeline import with_bounds
-from ..surgery.calls import on_argument, on_floats, tiny
+from ..surgery.calls import on_argument, on_floats, on_tensors, tiny, within_sound_range
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX131", "clamp", "Bound the argument inside the domain of the function.")
@@ -51,6 +51,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "atanh": (-1.0, 1.0),
     "erfinv": (-1.0, 1.0),
     "logit": (0.0, 1.0),
+    "special_ndtri": (0.0, 1.0),
     "acosh": (1.0, 1e18),
     "arccosh": (1.0, 1e18),
 }
@@ -82,13 +83,14 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         text = f"the argument of {ward.call} bounded at zero"
     elif ward.cause == "exp_overflow":
         low, high = -TAME, TAME
-        operate = on_argument(0, lambda tensor: tensor.clamp(-TAME, TAME) if tensor.is_floating_point() else tensor)
+        operate = on_tensors(lambda tensor: tensor.clamp(int(-TAME), int(TAME)))
         text = f"the argument of {ward.call} bounded to [-{TAME}, {TAME}]"
     elif ward.cause == "fp16_overflow":
         low, high = -HALF_BOUND, HALF_BOUND
         operate = on_floats(lambda tensor: tensor.clamp(-HALF_BOUND, HALF_BOUND))
         text = f"the arguments of {ward.call} bounded to [-{HALF_BOUND}, {HALF_BOUND}]"
     else:
+        yield _sound_range(ward)
         return
     yield Proposal(
         code=RULE.code,
@@ -97,4 +99,17 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         make=ward.operation(operate),
         safety="close",
         code_change=with_bounds(ward.origin.code_line if ward.origin else None, ward.call, low, high),
+    )
+    if ward.cause != "fp16_overflow":
+        yield _sound_range(ward)
+
+
+def _sound_range(ward: Ward) -> Proposal:
+    return Proposal(
+        code=RULE.code,
+        slug="clamp",
+        change=f"the argument of {ward.call} bounded to where {ward.call} is finite and so is its slope",
+        make=ward.operation(within_sound_range),
+        safety="close",
+        if_needed=True,
     )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ...rules import Rule
-from ..surgery.calls import masked_twice
+from ..surgery.calls import masked_twice, masked_where_unsound
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX132", "double_where", "Mask the argument before the function, not only its result.")
@@ -66,13 +66,13 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         return
     index = 1 if ward.call in ("div", "truediv", "true_divide", "divide") else 0
     unsafe = UNSAFE.get(ward.call) or UNSAFE.get(ward.evidence.op or "")
-    if unsafe is None:
-        return
+    # Of a function that is not in the table the function itself is asked, entry by entry.
+    operate = masked_twice(unsafe, index) if unsafe is not None else masked_where_unsound
     yield Proposal(
         code=RULE.code,
         slug="double_where",
         change=f"unsafe arguments of {ward.call} replaced before the call",
-        make=ward.operation(masked_twice(unsafe, index)),
+        make=ward.operation(operate),
         safety="exact",
         code_change=f"safe = torch.where(ok, x, 1.0)  # then {ward.call} of safe" if ward.call else None,
     )

@@ -22,6 +22,8 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from operator import mul
 
 from ...rules import Rule
 from ..surgery.optimizer import Options
@@ -38,19 +40,20 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         return  # smaller steps from a bad batch or a bad state are still steps from there
     usual = ward.usual_rate
     rewind = ward.evidence.kind != "spike" or ward.evidence.risen
-    if usual is not None and not ward.evidence.rate <= JUMP * usual:
+    if usual is not None and not 0 <= ward.evidence.rate <= JUMP * usual:
         yield Proposal(
             code=RULE.code,
             slug="lr_down",
             change=f"learning rate back to {usual:.3g}, where it had been",
-            make=lambda: Options(lr=lambda lr: lr if lr <= usual else usual),
+            make=lambda: Options(lr=lambda lr: lr if 0 <= lr <= usual else usual),
             rewind=rewind,
         )
-    yield Proposal(
-        code=RULE.code,
-        slug="lr_down",
-        change="learning rate times 0.01",
-        make=lambda: Options(lr=lambda lr: lr * 0.01),
-        rewind=rewind,
-        if_needed=True,
-    )
+    for factor in (0.01, 0.0001):
+        yield Proposal(
+            code=RULE.code,
+            slug="lr_down",
+            change=f"learning rate times {factor:g}",
+            make=partial(Options, lr=partial(mul, factor)),
+            rewind=rewind,
+            if_needed=True,
+        )

@@ -34,7 +34,7 @@ RULE = Rule(
     "RX162", "no_detach", "Remove the detach, or the scope without gradients, between the parameters and the loss."
 )
 
-_EXITS = ("detach", ".data", ".numpy(", ".tolist(", ".item(")
+_EXITS = ("detach", ".data", ".numpy(", ".tolist(", ".item(", "torch.tensor(", "new_tensor(")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:

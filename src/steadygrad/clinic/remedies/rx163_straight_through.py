@@ -28,7 +28,7 @@ from typing import Any
 
 from ...rules import Rule
 from ..replay import Change
-from ..silent import CHOOSING, COMPARING, FLAT
+from ..silent import CHOOSING, COMPARING, FLAT, ORDERING
 from ..surgery.calls import CallSurgery
 from ..surgery.gradients import PassChoice
 from ..surgery.rejoin import PassComparison
@@ -48,10 +48,10 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         return args[0] + (func(*args, **kwargs) - args[0]).detach()
 
     def make() -> Change:
-        if name in COMPARING:
+        if name in COMPARING | ORDERING:
             return PassComparison(site, name, owners)
         return CallSurgery(site, name, passing, owners) if name in FLAT else PassChoice(site, name, owners)
 
-    if name in FLAT | CHOOSING | COMPARING:
+    if name in FLAT | CHOOSING | COMPARING | ORDERING:
         change = f"the gradient passes {name} " + ("as if the choice were soft" if name in CHOOSING else "unchanged")
         yield Proposal(code=RULE.code, slug="straight_through", change=change, make=make)

@@ -91,6 +91,18 @@ def on_floats(repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
     return operate
 
 
+def on_tensors(repair: Callable[[torch.Tensor], torch.Tensor]) -> Operate:
+    """Repair every tensor among the arguments that holds numbers."""
+
+    def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fixed = [
+            repair(item) if isinstance(item, torch.Tensor) and item.dtype is not torch.bool else item for item in args
+        ]
+        return func(*fixed, **kwargs)
+
+    return operate
+
+
 def floor_denominator(tensor: torch.Tensor, lift: float = 1.0) -> torch.Tensor:
     if not tensor.is_floating_point():
         return torch.where(tensor == 0, torch.ones_like(tensor), tensor)
@@ -119,10 +131,59 @@ def guarded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "ctc_loss":
         return func(*args, **{**kwargs, "zero_infinity": True})
     out = func(*args, **kwargs)
-    if not isinstance(out, torch.Tensor):
+    if type(out) is tuple or (isinstance(out, tuple) and hasattr(out, "_fields")):
+        return tuple(_without_bad(item) for item in out)
+    return _without_bad(out)
+
+
+def _without_bad(out: Any) -> Any:
+    if not isinstance(out, torch.Tensor) or not (out.is_floating_point() or out.is_complex()):
         return out
     bad = ~torch.isfinite(out)
     return torch.zeros_like(out) if bool(bad.all()) else torch.where(bad, torch.zeros_like(out), out)
+
+
+def sound_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> torch.Tensor | None:
+    """Where a function of one value each is finite and has a finite slope; None where it is no such function."""
+    given = list(args)
+    with torch.enable_grad():
+        given[index] = argument = args[index].detach().clone().requires_grad_()
+        out = func(*given, **kwargs)
+        if not isinstance(out, torch.Tensor) or out.shape != argument.shape or not out.requires_grad:
+            return None
+        (slope,) = torch.autograd.grad(out.sum(), argument)
+    return torch.isfinite(out.detach()) & torch.isfinite(slope)
+
+
+def _number_at(args: tuple[Any, ...], index: int) -> int | None:
+    """The place of the floating tensor that is meant: the one at `index`, or for 0 the first there is."""
+    floats = [i for i, item in enumerate(args) if isinstance(item, torch.Tensor) and item.is_floating_point()]
+    return index if index in floats else floats[0] if index == 0 and floats else None
+
+
+def within_sound_range(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The argument bounded to those entries of it at which the function is finite, and so is its slope."""
+    place = _number_at(args, 0)
+    sound = sound_at(func, args, kwargs, place) if place is not None else None
+    if place is None or sound is None or not bool(sound.any()):
+        return func(*args, **kwargs)
+    usable = args[place].detach()[sound]
+    bounded = args[place].clamp(float(usable.min()), float(usable.max()))
+    return func(*args[:place], bounded, *args[place + 1 :], **kwargs)
+
+
+def masked_where_unsound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The double where for any function of one value each: what is unsafe is found by asking the function itself."""
+    place = _number_at(args, 0)
+    sound = sound_at(func, args, kwargs, place) if place is not None else None
+    if place is None or sound is None or not bool(sound.any()):
+        return func(*args, **kwargs)
+    argument = args[place]
+    with torch.no_grad():
+        original = func(*args, **kwargs)
+        harmless = argument[sound].reshape(-1)[0]
+    safe = torch.where(sound, argument, harmless)
+    return torch.where(sound, func(*args[:place], safe, *args[place + 1 :], **kwargs), original)
 
 
 def masked_twice(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> Operate:

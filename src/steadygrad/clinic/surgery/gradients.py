@@ -102,7 +102,7 @@ class _Choosing(TorchFunctionMode):
         if not isinstance(scores, torch.Tensor):
             return
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if dim in (-1, scores.dim() - 1):
+        if isinstance(dim, int) and dim in (-1, scores.dim() - 1):
             self.choices.append((index, -scores if self.change.name == "argmin" else scores))
 
     def _passing(self, out: Any, given: list[Any]) -> Any:

@@ -11,10 +11,27 @@ from torch.overrides import TorchFunctionMode
 
 from ..frames import current_stack
 from ..replay import Change
-from ..trace import EXITS, reads_data
+from ..trace import COPIES, EXITS, given_to, reads_data
 
 _MAKERS = frozenset({"tensor", "as_tensor", "asarray"})
-_CASTS = frozenset({"float", "to", "double", "half", "bfloat16", "type", "type_as", "mul", "__mul__", "__rmul__"})
+_CASTS = frozenset(
+    {
+        "float",
+        "to",
+        "double",
+        "half",
+        "bfloat16",
+        "type",
+        "type_as",
+        "mul",
+        "__mul__",
+        "__rmul__",
+        "div",
+        "__truediv__",
+        "true_divide",
+    }
+)
+_TO_INTEGERS = frozenset({"int", "long", "short", "char", "byte", "to", "type"})
 
 
 class Rejoin(Change):
@@ -28,8 +45,19 @@ class Rejoin(Change):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        with _Rejoining(self):
-            yield
+        mode, from_numpy = _Rejoining(self), torch.from_numpy
+
+        def rejoined(array: Any) -> torch.Tensor:
+            made: torch.Tensor = mode.same_numbers(from_numpy(array))
+            return made
+
+        # No function mode sees this one.
+        torch.from_numpy = rejoined  # type: ignore[assignment]
+        try:
+            with mode:
+                yield
+        finally:
+            torch.from_numpy = from_numpy
 
 
 class _Rejoining(TorchFunctionMode):
@@ -46,10 +74,14 @@ class _Rejoining(TorchFunctionMode):
             if args[0].requires_grad and _at(self.change):
                 self.taken.append(args[0])
             return func(*args, **kwargs)
-        if self.taken and name not in ("__get__", "__set__", "backward"):
+        if name in COPIES and _at(self.change):
+            self.taken += [item for item in given_to(args) if item.requires_grad]
+            if args and isinstance(args[-1], list | tuple) and len(given_to(args)) == len(args[-1]) > 0:
+                self.taken.append(torch.stack(list(args[-1])))
+        if self.taken and name not in ("__get__", "__set__", "backward", *COPIES):
             args = tuple(self._back(item) for item in args)
         out = func(*args, **kwargs)
-        return self._same_numbers(out) if name in _MAKERS and self.taken else out
+        return self.same_numbers(out) if (name in _MAKERS or name in COPIES) and self.taken else out
 
     def _back(self, item: Any) -> Any:
         if isinstance(item, torch.Tensor) and not item.requires_grad and item.is_floating_point():
@@ -58,7 +90,8 @@ class _Rejoining(TorchFunctionMode):
                     return tensor
         return item
 
-    def _same_numbers(self, out: Any) -> Any:
+    def same_numbers(self, out: Any) -> Any:
+        """The tensor that was taken, for one that holds its very numbers."""
         alike = [t for t in self.taken if isinstance(out, torch.Tensor) and out.shape == t.shape]
         for tensor in alike:
             if torch.equal(out, tensor.to(out.dtype)):
@@ -70,7 +103,10 @@ class _Rejoining(TorchFunctionMode):
 
 
 class PassComparison(Change):
-    """What a comparison at this line decides keeps its value and takes the derivative of what was compared."""
+    """What a comparison at this line decides keeps its value and takes the derivative of what was compared.
+
+    So does what a conversion to integers, or a place in an order, leaves of a number.
+    """
 
     def __init__(self, site: tuple[str, int], name: str, owners: frozenset[str]) -> None:
         self.site, self.name, self.owners = site, name, owners
@@ -90,8 +126,8 @@ class _Comparing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name.strip("_") == self.change.name and args and isinstance(args[0], torch.Tensor) and _at(self.change):
-            sign = 1.0 if self.change.name in ("gt", "ge") else -1.0
+        if self._decides(name, args, out) and _at(self.change):
+            sign = -1.0 if self.change.name in ("lt", "le") else 1.0
             self.decided.append((out, sign * args[0]))
         elif name in _CASTS and isinstance(out, torch.Tensor) and out.is_floating_point():
             for choice, score in self.decided:
@@ -103,6 +139,14 @@ class _Comparing(TorchFunctionMode):
                     soft = torch.sigmoid(score)
                     return out + (soft - soft.detach()) * _difference(args[1], args[2])
         return out
+
+    def _decides(self, name: str, args: Any, out: Any) -> bool:
+        if not (args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()):
+            return False
+        rounded = isinstance(out, torch.Tensor) and not out.is_floating_point()
+        return (self.change.name == "to_copy" and name in _TO_INTEGERS and rounded) or (
+            name.strip("_") == self.change.name
+        )
 
 
 def _difference(chosen: Any, other: Any) -> Any:

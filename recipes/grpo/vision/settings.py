@@ -1,0 +1,88 @@
+"""Every number of the vision task, in one place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steadygrad import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Sizes for one CPU core: about half a million weights, pictures of 32 x 32 pixels."""
+
+    out: Path = Path("runs/grpo/vision")
+    seed: int = 0
+    device: str = "cpu"
+    resume: bool = False
+    show: bool = True
+
+    image_size: int = 32
+    patch_size: int = 8
+    vision_width: int = 64
+    vision_layers: int = 2
+    width: int = 96
+    layers: int = 3
+    mask_width: int = 16
+
+    warm_steps: int = 1000
+    warm_batch: int = 64
+    warm_rate: float = 2e-3
+    warm_truth: float = 0.0
+    """Share of warm-start rows that are about the shape asked for; the others are about any shape of the picture."""
+
+    steps: int = 150
+    prompts: int = 16
+    generations: int = 16
+    rate: float = 1e-3
+    temperature: float = 1.0
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 10
+    train_vision: bool = False
+    blind: bool = False
+    """Every picture of GRPO is a grey one: what can be learnt from the questions alone."""
+
+    measured_on: int = 512
+
+    @classmethod
+    def quick(cls) -> Settings:
+        """Half a minute or so: it runs and the reward begins to rise, no more is claimed."""
+        return cls(warm_steps=250, steps=20, prompts=8, generations=8, measured_on=128)
+
+    def checked(self) -> Settings:
+        """Itself, or a sentence about what cannot work."""
+        if self.image_size % self.patch_size:
+            raise UsageError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}.")
+        if self.generations < 2:
+            raise UsageError("generations must be at least 2: an advantage is a comparison within a group.")
+        for name in ("warm_steps", "steps", "prompts", "measured_on"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        return self
+
+    @property
+    def image_tokens(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    def plain(self) -> dict[str, Any]:
+        """What a result depends on, for JSON: everything but where it is kept and how it is shown."""
+        kept = asdict(self)
+        for name in ("out", "resume", "show"):
+            del kept[name]
+        return kept
+
+    def warm_plain(self) -> dict[str, Any]:
+        """What the warm start depends on."""
+        after = ("steps", "prompts", "generations", "rate", "temperature", "max_grad_norm", "warmup_steps")
+        left_out = {*after, "train_vision", "blind", "measured_on"}
+        return {name: value for name, value in self.plain().items() if name not in left_out}
+
+
+def same_or_refuse(path: Path, wanted: dict[str, Any]) -> None:
+    """Refuses to go on with a run that was begun with other numbers."""
+    if path.is_file() and (found := json.loads(path.read_text(encoding="utf-8"))) != wanted:
+        changed = sorted(name for name in wanted if found.get(name) != wanted[name])
+        raise UsageError(f"The run in {path.parent} was begun with another {', '.join(changed)}; resume it with that.")

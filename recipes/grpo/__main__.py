@@ -51,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument("--batch-size", type=int, help="completions a step")
             verb.add_argument("--group", type=int, help="completions of one prompt")
         if name == "faults":
-            verb.add_argument("--rate", type=float, default=0.02, help="chance of a fault at each pass of the model")
+            verb.add_argument("--rate", type=float, default=0.1, help="chance of a fault in training, and in sampling")
+            verb.add_argument("--flips", action="store_true", help="flip exponent bits of weights as well")
     return top
 
 
@@ -78,7 +79,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     if given.verb == "faults":
         from .faults import count_faults
 
-        return count_faults(given.out or RUNS / "faults", steps=given.steps or 500, rate=given.rate, seed=given.seed)
+        return count_faults(
+            given.out or RUNS / "faults", steps=given.steps or 500, rate=given.rate, flips=given.flips, seed=given.seed
+        )
     if getattr(given, "sick", False):
         from .sick import show_sick
 

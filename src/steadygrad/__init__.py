@@ -35,11 +35,12 @@ _HOMES = {
     "selftest": "checkup.selftest",
 }
 __all__ = sorted(_HOMES)
-_ROOMS = ("numerics",)
+_ROOMS = ("numerics", "testing")
 """Rooms whose own public names are used through them: `sg.numerics.masked_mean`."""
 
 if TYPE_CHECKING:
     from . import numerics as numerics
+    from . import testing as testing
     from .act.policy import Policy as Policy
     from .attach import attach as attach
     from .checkup.doctor import doctor as doctor

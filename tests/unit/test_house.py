@@ -26,7 +26,7 @@ FLOORS = (
     ("reporters", "integrations", "attach"),
     ("guard", "start", "consult", "clinic"),
     ("act", "watch", "checkup"),
-    ("journal", "numerics"),
+    ("journal", "numerics", "testing"),
     ("records", "rules", "errors"),
 )
 # Narrower than their floor: reporters read a run and nothing else, and nothing but a command needs a reporter.
@@ -34,6 +34,7 @@ ONLY = {
     "reporters": {"reporters", "journal", "records", "rules", "errors"},
     "journal": {"journal", "records", "rules", "errors"},
     "numerics": {"numerics", "records", "rules", "errors"},
+    "testing": {"testing", "errors"},
     "records": {"records"},
     "rules": {"rules", "errors"},
     "errors": {"errors"},

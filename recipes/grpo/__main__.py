@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import steadygrad as sg
 
 from .trainer import Stopped
@@ -118,7 +120,8 @@ def vision(given: argparse.Namespace, out: Path) -> dict[str, Any]:
     except ImportError as missing:
         raise sg.UsageError(f"The task vision needs {missing.name}: pip install -e '.[recipes]'.") from None
     settings = changed(kind.quick() if given.quick else kind(), given)
-    settings = replace(settings, out=out, resume=getattr(given, "resume", False))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = replace(settings, out=out, resume=getattr(given, "resume", False), device=device)
     answer: dict[str, Any] = task.evaluate(settings) if given.verb == "eval" else task.train(settings)
     return answer
 
@@ -128,6 +131,8 @@ def changed(settings: Any, given: argparse.Namespace) -> Any:
     said = {"seed": given.seed}
     for name in ("steps", "learning_rate", "batch_size", "group"):
         if getattr(given, name, None) is not None:
+            if not hasattr(settings, name):
+                raise sg.UsageError(f"--{name.replace('_', '-')} is not for this task.")
             said[name] = getattr(given, name)
     return replace(settings, **said)
 

@@ -27,6 +27,7 @@ from rich.progress import Progress
 from transformers import TrainerCallback
 
 import steadygrad as sg
+from recipes.common import plots
 from recipes.units.report import hardware
 
 from .settings import Settings
@@ -67,6 +68,8 @@ def show_sick(out: Path, *, seed: int = 0, steps: int | None = None) -> dict[str
         print(line)
     out.mkdir(parents=True, exist_ok=True)
     told = {run.name: {"ended": run.ended, "incidents": run.incidents, **run.told} for run in runs}
+    curves = {run.name: [(float(step), r) for step, r in enumerate(run.told["rewards"], 1)] for run in runs}
+    plots.lines(out / "sick.svg", "mean reward of each step", curves, log=False)
     (out / "sick.md").write_text(words, encoding="utf-8")
     (out / "sick.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return told
@@ -125,10 +128,11 @@ def in_words(incident: sg.Incident) -> str:
         return found
     cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause is not None else "cause not found"
     held = ", ".join(trial.remedy.slug for trial in diagnosis.trials if trial.verified) or "none"
+    tried = f"remedies that held on this very step: {held}" if diagnosis.trials else "tried at the first of its kind"
     line = (diagnosis.origin.code_line or "").strip()
     return (
         f"{found}\n  {cause}, born in {diagnosis.origin.op} of {diagnosis.origin.module}: {line}\n"
-        f"  because {diagnosis.because}; remedies that held on this very step: {held}"
+        f"  because {diagnosis.because}; {tried}"
     )
 
 

@@ -69,6 +69,7 @@ def outcome_of(trainer: StableGRPOTrainer) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "reward_first": mean(trainer.rewards()[:SHOWN]),
         "reward_last": mean(trainer.rewards()[-SHOWN:]),
+        "rewards": [round(reward, 4) for reward in trainer.rewards()],
         "steps_without_finite_loss": sum(not math.isfinite(row["loss"]) for row in rows),
         "refused": counts.get("skipped"),
         "rolled_back": counts.get("rolled_back"),

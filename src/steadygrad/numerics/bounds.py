@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
+from .kernels import fused
 from .means import reduction_dtype
 from .rows import columns
 
@@ -74,6 +75,10 @@ class _Curve(Protocol):
 
     def slope(self, x: Tensor) -> Tensor: ...
 
+    def on_gpu(self, values: Tensor, grad: Tensor | None) -> Tensor:
+        """The values of a whole tensor or, with a gradient, the gradient for it."""
+        ...
+
 
 class _Bend:
     """x up to the knee, then limit - room^2 / (|x| + limit - 2 knee) with room = limit - knee."""
@@ -91,6 +96,13 @@ class _Bend:
     def slope(self, x: Tensor) -> Tensor:
         return x.abs_().add_(self.room - self.knee).reciprocal_().mul_(self.room).clamp_(max=1).square_()
 
+    def on_gpu(self, values: Tensor, grad: Tensor | None) -> Tensor:
+        from .kernels.curves import bend, bend_gradient
+
+        return (
+            bend(values, self.limit, self.knee) if grad is None else bend_gradient(values, grad, self.limit, self.knee)
+        )
+
 
 class _Cap:
     """cap * tanh(x / cap)."""
@@ -103,6 +115,11 @@ class _Cap:
 
     def slope(self, x: Tensor) -> Tensor:
         return x.div_(self.cap).tanh_().square_().neg_().add_(1)
+
+    def on_gpu(self, values: Tensor, grad: Tensor | None) -> Tensor:
+        from .kernels.curves import cap, cap_gradient
+
+        return cap(values, self.cap) if grad is None else cap_gradient(values, grad, self.cap)
 
 
 def _curved(values: Tensor, curve: _Curve) -> Tensor:
@@ -117,6 +134,8 @@ class _Curved(Function):
     def forward(ctx: Any, values: Tensor, curve: _Curve) -> Tensor:
         ctx.save_for_backward(values)
         ctx.curve = curve
+        if values.dim() and fused(values):
+            return curve.on_gpu(values, None)
         made = torch.empty_like(values, memory_format=torch.contiguous_format)
         flat, into = values.reshape(1, -1), made.view(1, -1)
         for part in columns(flat):
@@ -127,6 +146,8 @@ class _Curved(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
+        if values.dim() and fused(values):
+            return ctx.curve.on_gpu(values, grad), None
         made = torch.empty_like(values, memory_format=torch.contiguous_format)
         flat, slopes, into = values.reshape(1, -1), grad.reshape(1, -1), made.view(1, -1)
         for part in columns(flat):

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
+from .kernels import fused
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board
 from .rows import as_rows, clear_rows_, pieces, softmax
@@ -35,9 +36,9 @@ def masked_cross_entropy(
     left the loss is zero, the gradients are zero, and the board counts an `empty_mask`. Logits of -inf (a masked
     vocabulary) are fine as long as the label is not one of them.
 
-    The softmax is taken in float32 for float16 and bfloat16 logits, piece by piece, and recomputed in backward: no
-    float32 copy of the logits is made, and nothing of their size is kept for backward but the logits. Does not sync
-    with the host. Once differentiable.
+    The softmax is taken in float32 for float16 and bfloat16 logits, and recomputed in backward: no float32 copy of the
+    logits is made, and nothing of their size is kept for backward but the logits. A Triton kernel where there is a GPU,
+    piece by piece elsewhere. Does not sync with the host. Once differentiable.
 
     Args:
         logits: (..., V), any floating dtype.
@@ -93,8 +94,14 @@ class _CrossEntropyRows(Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, counts_N: Tensor, z_weight: float) -> Tensor:
-        ctx.save_for_backward(logits_NV, labels_N, counts_N)
         ctx.z_weight = z_weight
+        if fused(logits_NV):
+            from .kernels.softmax_rows import cross_entropy_rows
+
+            losses_N, normalisers_N = cross_entropy_rows(logits_NV, labels_N, counts_N, z_weight)
+            ctx.save_for_backward(logits_NV, labels_N, counts_N, normalisers_N)
+            return losses_N
+        ctx.save_for_backward(logits_NV, labels_N, counts_N, None)
         kind = reduction_dtype(logits_NV)
         losses_N = torch.zeros(len(logits_NV), dtype=kind, device=logits_NV.device)
         for part in pieces(logits_NV):
@@ -108,7 +115,16 @@ class _CrossEntropyRows(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        logits_NV, labels_N, counts_N = ctx.saved_tensors
+        logits_NV, labels_N, counts_N, normalisers_N = ctx.saved_tensors
+        if normalisers_N is not None:
+            from .kernels.softmax_rows import softmax_gradient
+
+            return (
+                softmax_gradient(logits_NV, normalisers_N, counts_N, grad_N, labels_N, ctx.z_weight),
+                None,
+                None,
+                None,
+            )
         kind = reduction_dtype(logits_NV)
         gradient_NV = torch.empty_like(logits_NV)
         for part in pieces(logits_NV):
@@ -128,7 +144,13 @@ class _NormaliserRows(Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, counts_N: Tensor) -> Tensor:
-        ctx.save_for_backward(logits_NV, counts_N)
+        if fused(logits_NV):
+            from .kernels.softmax_rows import normaliser_rows
+
+            normalisers_N = normaliser_rows(logits_NV, counts_N)
+            ctx.save_for_backward(logits_NV, counts_N, normalisers_N)
+            return normalisers_N
+        ctx.save_for_backward(logits_NV, counts_N, None)
         kind = reduction_dtype(logits_NV)
         normalisers_N = torch.zeros(len(logits_NV), dtype=kind, device=logits_NV.device)
         for part in pieces(logits_NV):
@@ -138,7 +160,11 @@ class _NormaliserRows(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        logits_NV, counts_N = ctx.saved_tensors
+        logits_NV, counts_N, normalisers_N = ctx.saved_tensors
+        if normalisers_N is not None:
+            from .kernels.softmax_rows import softmax_gradient
+
+            return softmax_gradient(logits_NV, normalisers_N, counts_N, grad_N, None, 0.0), None
         gradient_NV = torch.empty_like(logits_NV)
         for part in pieces(logits_NV):
             gradient = softmax(logits_NV[part], reduction_dtype(logits_NV))

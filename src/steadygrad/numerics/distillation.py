@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
 from .divergences import Kind, divergence, student_gradient, teacher_gradient
+from .kernels import fused
 from .means import broadcast_mask, masked_mean, reduction_dtype
 from .notice_board import Board, board
 from .rows import as_rows, clear_rows_, pieces, widened
@@ -45,15 +46,15 @@ def distillation_loss(
     both are normalised over the rest. `vocab_mask` leaves tokens out of both in any case. A row with nothing left is
     zero, has no gradient and is counted on the board as `empty_support`; so is an `empty_mask`.
 
-    The softmaxes are taken in float32, a few rows at a time, and again in backward: beside the gradient itself only
-    those few rows are ever held. Gives gradients to whichever of the two asks for them. Does not sync with the host.
-    Once differentiable.
+    The softmaxes are taken in float32, by a Triton kernel where there is a GPU and a few rows at a time elsewhere, and
+    again in backward: beside the gradient itself at most those few rows are ever held. Gives gradients to whichever of
+    the two asks for them. Does not sync with the host. Once differentiable.
 
     Args:
         student_logits, teacher_logits: (..., V), any floating dtypes.
         mask: (...), bool or weights. What is masked out may be anything, NaN too.
         vocab_mask: (V) or (..., V), true where a token may be compared.
-        rows_at_once: tokens in one piece; chosen for the device by default.
+        rows_at_once: tokens in one piece where no kernel does it; chosen for the device by default.
     """
     _check(student_logits, teacher_logits, kind, temperature, beta)
     shape = student_logits.shape[:-1]
@@ -104,6 +105,14 @@ class _DivergenceRows(Function):
         ctx: Any, student_NV: Tensor, teacher_NV: Tensor, counts_N: Tensor, vocabulary: Tensor | None, how: _How
     ) -> tuple[Tensor, Tensor]:
         ctx.how = how
+        if fused(student_NV, teacher_NV):
+            from .kernels.divergence_rows import Asked, divergence_rows
+
+            asked = Asked(how.kind, how.temperature, how.beta)
+            found = divergence_rows(student_NV, teacher_NV, counts_N, vocabulary, asked)
+            ctx.save_for_backward(student_NV, teacher_NV, counts_N, vocabulary, *found)
+            ctx.mark_non_differentiable(found.compared)
+            return found.divergence, found.compared
         dtype = reduction_dtype(student_NV, teacher_NV)
         divergences_N = torch.zeros(len(student_NV), dtype=dtype, device=student_NV.device)
         compared_N = torch.ones_like(counts_N)
@@ -120,8 +129,21 @@ class _DivergenceRows(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        student_NV, teacher_NV, counts_N, vocabulary = ctx.saved_tensors
+        student_NV, teacher_NV, counts_N, vocabulary, *found = ctx.saved_tensors
         how: _How = ctx.how
+        if found:
+            from .kernels.divergence_rows import Asked, RowSums, divergence_gradient
+
+            asked, sums = Asked(how.kind, how.temperature, how.beta), RowSums(*found)
+            both = [
+                divergence_gradient(
+                    student_NV, teacher_NV, counts_N, vocabulary, sums, grad_N, asked, of_student=of_student
+                )
+                if ctx.needs_input_grad[number]
+                else None
+                for number, of_student in enumerate((True, False))
+            ]
+            return *both, None, None, None
         student_grad = torch.empty_like(student_NV) if ctx.needs_input_grad[0] else None
         teacher_grad = torch.empty_like(teacher_NV) if ctx.needs_input_grad[1] else None
         for part in pieces(student_NV, how.rows):

@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
+from .kernels import fused
 from .means import masked_mean, reduction_dtype
 from .notice_board import Board, board
 
@@ -43,6 +44,15 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, dim: int, min_norm: float) -> tuple[Tensor, Tensor]:
+        ctx.dim, ctx.dtype = dim, vectors.dtype
+        ctx.fused = vectors.dim() == 2 and dim in (1, -1) and fused(vectors)
+        if ctx.fused:
+            from .kernels.unit_rows import unit_rows
+
+            unit, largest, norm, short = unit_rows(vectors, min_norm)
+            ctx.save_for_backward(unit, largest, norm, short)
+            ctx.mark_non_differentiable(short)
+            return unit, short
         wide = vectors.to(reduction_dtype(vectors))
         # amax and amin read; abs would write another tensor first.
         largest = torch.maximum(wide.amax(dim, keepdim=True), -wide.amin(dim, keepdim=True)).clamp_(min=min_norm)
@@ -53,7 +63,6 @@ class _Normalise(Function):
         norm = torch.where(short, shortest, norm)
         unit.div_(norm)
         ctx.save_for_backward(unit, largest, norm, short)
-        ctx.dim, ctx.dtype = dim, vectors.dtype
         ctx.mark_non_differentiable(short)
         return unit, short
 
@@ -61,6 +70,10 @@ class _Normalise(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         unit, largest, norm, short = ctx.saved_tensors
+        if ctx.fused:
+            from .kernels.unit_rows import unit_rows_gradient
+
+            return unit_rows_gradient(unit, largest, norm, short, grad).to(ctx.dtype), None, None
         along = (grad * unit).sum(ctx.dim, keepdim=True).masked_fill_(short, 0)
         # Divided by the one and then the other: their product may not be a float.
         return torch.addcmul(grad, unit, along, value=-1).div_(norm).div_(largest).to(ctx.dtype), None, None

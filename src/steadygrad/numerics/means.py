@@ -75,6 +75,10 @@ def mean_and_weight(
         below = torch.full_like(total, denominator)  # made on the device: nothing is copied there
     nothing = below <= 0  # false for NaN, which is handed on
     safe = torch.where(nothing, 1, below)
+    if wide.is_cuda and (mask is None or mask.dtype == torch.bool):
+        # A sum in float64 cannot overflow either, and writes no second tensor: on a GPU that is what costs.
+        mean = (wide.sum(dims, keepdim=True, dtype=torch.float64) / safe).to(kind)
+        return torch.where(nothing, 0, mean).squeeze(dims), total
     shares = wide / safe if mask is None or mask.dtype == torch.bool else wide * (mask / safe)
     # Zeroed last, so that not even a gradient comes back where there is nothing to divide by.
     shares = torch.where(nothing, 0, shares) if denominator is not None else shares

@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
+from .kernels import fused
 from .means import broadcast_mask, mean_and_weight, reduction_dtype
 from .notice_board import Board, board
 
@@ -135,6 +136,14 @@ class _PolicyTokens(Function):
         high: float,
         limit: float,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        ctx.dtype = logp.dtype
+        if fused(logp, old_logp) and (ref_logp is None or fused(ref_logp)):
+            from .kernels.policy_tokens import Limits, policy_tokens
+
+            tokens = policy_tokens(logp, old_logp, advantage, ref_logp, counts, Limits(low, high, limit, _LOWEST_LOGP))
+            ctx.save_for_backward(tokens.policy_slope, tokens.kl_slope)
+            ctx.mark_non_differentiable(tokens.clipped, tokens.log_ratio)
+            return tokens.policy, tokens.kl, tokens.clipped, tokens.log_ratio
         kind = old_logp.dtype
         now = logp.to(kind).clamp(min=_LOWEST_LOGP)
         log_ratio = now - old_logp.clamp(min=_LOWEST_LOGP)
@@ -151,7 +160,6 @@ class _PolicyTokens(Function):
             kl = k3(distance, limit)
             kl_slope = distance.clamp_(max=limit).expm1_().neg_().masked_fill_(flat, 0)
         ctx.save_for_backward(policy_slope, kl_slope)
-        ctx.dtype = logp.dtype
         ctx.mark_non_differentiable(clipped, log_ratio)
         return policy, kl, clipped, log_ratio
 

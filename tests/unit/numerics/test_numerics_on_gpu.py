@@ -79,3 +79,88 @@ def test_the_processor_repairs_on_the_gpu_as_on_the_cpu(dtype: torch.dtype) -> N
     ids = torch.zeros(4, 2, dtype=torch.long)
     made = [sgn.NumericalStabilityLogitsProcessor(report_to=Board())(ids, s) for s in (scores, scores.cuda())]
     torch.testing.assert_close(made[1].cpu(), made[0])
+
+
+def both_ways(loss: Callable[..., Tensor], *given: Tensor) -> list[tuple[Tensor, list[Tensor | None]]]:
+    """Loss and gradients on the GPU, where kernels do it, and on the CPU."""
+    made = []
+    for device in ("cuda", "cpu"):
+        leaves = [each.to(device).requires_grad_() for each in given]
+        value = loss(*leaves)
+        value.backward()
+        made.append((value.detach().cpu(), [None if leaf.grad is None else leaf.grad.cpu() for leaf in leaves]))
+    return made
+
+
+def on(device: torch.device, *given: Tensor) -> list[Tensor]:
+    return [each.to(device) for each in given]
+
+
+@pytest.mark.parametrize("masked", ["nothing", "vocabulary", "tokens of each row"])
+@pytest.mark.parametrize("kind", ["forward", "reverse", "jsd"])
+def test_kernels_of_the_divergences_give_both_gradients_with_every_kind_of_hole(kind: str, masked: str) -> None:
+    """Rows longer than a block of the kernel, -inf on either side, a row of nothing, a NaN where nothing counts."""
+    student, teacher = torch.randn(9, 5001) * 3, torch.randn(9, 5001) * 3
+    student[0, :40], teacher[0, 20:90], teacher[3] = -math.inf, -math.inf, -math.inf
+    student[5, 7] = math.nan
+    counts = torch.arange(9) != 5
+    allowed = {"nothing": None, "vocabulary": torch.rand(5001) > 0.3, "tokens of each row": torch.rand(9, 5001) > 0.3}
+
+    def loss(s: Tensor, t: Tensor) -> Tensor:
+        may = allowed[masked]
+        (mask,) = on(s.device, counts)
+        return sgn.distillation_loss(
+            s, t, kind=kind, temperature=1.7, beta=0.3, mask=mask, vocab_mask=None if may is None else may.to(s.device),
+            report_to=Board(),
+        )  # fmt: skip
+
+    (gpu, gpu_grads), (cpu, cpu_grads) = both_ways(loss, student, teacher)
+    torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-6)
+    for one, other in zip(gpu_grads, cpu_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_the_kernel_of_cross_entropy_reads_rows_of_a_wider_matrix_and_leaves_others_alone() -> None:
+    wide = torch.randn(7, 9000) * 4
+    wide[2, 5], wide[4, :30] = math.nan, -math.inf
+    labels = torch.tensor([1, 8191, -100, 40, 5000, 0, 77])
+
+    def loss(x: Tensor) -> Tensor:
+        part = x[:, :8192]  # rows that do not lie side by side
+        return sgn.masked_cross_entropy(part, *on(x.device, labels), z_weight=1e-2, report_to=Board())
+
+    (gpu, (gpu_grad,)), (cpu, (cpu_grad,)) = both_ways(loss, wide)
+    torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gpu_grad, cpu_grad, rtol=1e-4, atol=1e-7)
+    assert gpu_grad is not None
+    assert not gpu_grad[2].any()
+
+
+@pytest.mark.parametrize("name", ["bound", "cap", "normalise"])
+def test_kernels_of_single_numbers_and_vectors_keep_signs_ends_and_zero_vectors(name: str) -> None:
+    x = torch.randn(6, 3001) * 60
+    x[0, :5], x[1], x[2] = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 1e-6]), 0.0, x[2] * 1e-7
+    if name == "normalise":
+        x = x[1:]
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "bound": lambda v: sgn.bound_logits(v, 30.0),
+        "cap": lambda v: sgn.soft_cap_logits(v, 30.0),
+        "normalise": lambda v: sgn.safe_normalise(v, report_to=Board()),
+    }
+    slopes = torch.randn_like(x)
+    (gpu, (gpu_grad,)), (cpu, (cpu_grad,)) = both_ways(lambda v: (ways[name](v) * slopes.to(v.device)).sum(), x)
+    torch.testing.assert_close(gpu, cpu, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(gpu_grad, cpu_grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ways[name](x.cuda()).cpu(), ways[name](x), rtol=1e-5, atol=1e-6)
+    if name == "bound":
+        inside = x.abs() <= 15
+        assert torch.equal(ways[name](x.cuda()).cpu()[inside], x[inside])
+
+
+def test_a_mean_of_the_largest_floats_does_not_overflow_on_a_gpu() -> None:
+    huge = torch.full((1000,), 3e38, device="cuda", requires_grad=True)
+    made = sgn.masked_mean(huge, torch.arange(1000, device="cuda") < 900, report_to=Board())
+    made.backward()
+    torch.testing.assert_close(made.item(), 3e38, rtol=1e-6, atol=0.0)
+    assert huge.grad is not None
+    torch.testing.assert_close(huge.grad.sum().item(), 1.0, rtol=1e-5, atol=0.0)

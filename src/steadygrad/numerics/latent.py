@@ -18,6 +18,7 @@ from ..errors import UsageError
 from .kernels import fused
 from .means import masked_mean, reduction_dtype
 from .notice_board import Board, board
+from .rows import as_rows
 
 MIN_NORM = 1e-3
 
@@ -94,6 +95,8 @@ def cosine_loss(
         pred, target: vectors along `dim`, any floating dtype; the loss is taken in float32.
         mask: bool or weights in the shape without `dim`. What is masked out may be anything, NaN too.
     """
+    if _fusible(pred, target, mask, dim):
+        return masked_mean(_distances(pred, target, mask, min_norm, False, report_to), mask, report_to=report_to)
     ours, theirs = _counted(pred, mask, dim), _counted(target, mask, dim)
     one = safe_normalise(ours, dim=dim, min_norm=min_norm, report_to=report_to)
     other = safe_normalise(theirs, dim=dim, min_norm=min_norm, report_to=report_to)
@@ -114,10 +117,62 @@ def normalised_mse(
     The lengths of both are discarded, so a model trained with it does not learn them: standardise the latents and use
     `latent_mse` where the length means something. Arguments as for `cosine_loss`.
     """
+    if _fusible(pred, target, mask, dim):
+        return masked_mean(_distances(pred, target, mask, min_norm, True, report_to), mask, report_to=report_to)
     ours, theirs = _counted(pred, mask, dim), _counted(target, mask, dim)
     one = safe_normalise(ours, dim=dim, min_norm=min_norm, report_to=report_to)
     other = safe_normalise(theirs, dim=dim, min_norm=min_norm, report_to=report_to)
     return masked_mean((one - other).square().mean(dim), mask, report_to=report_to)
+
+
+def _fusible(pred: Tensor, target: Tensor, mask: Tensor | None, dim: int) -> bool:
+    shaped = pred.shape == target.shape and pred.dim() > 0 and dim in (-1, pred.dim() - 1)
+    return shaped and (mask is None or mask.shape == pred.shape[:-1]) and fused(pred, target)
+
+
+def _distances(
+    pred: Tensor, target: Tensor, mask: Tensor | None, min_norm: float, squared: bool, report_to: Board | None
+) -> Tensor:
+    """Of each vector, in the shape without the last dimension: by one kernel for all of it."""
+    if not min_norm > 0:
+        raise UsageError(f"min_norm={min_norm} must be above zero: it bounds the gradient by 1 / min_norm.")
+    counts_N = None if mask is None else (mask != 0).reshape(-1)
+    distances_N, short = _UnitPairs.apply(as_rows(pred), as_rows(target), counts_N, min_norm, squared)  # type: ignore[no-untyped-call]
+    (report_to or board()).count("zero_vector", short)
+    made: Tensor = distances_N.reshape(pred.shape[:-1])
+    return made
+
+
+class _UnitPairs(Function):
+    """How far the directions of two rows are apart, on a GPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, one_ND: Tensor, other_ND: Tensor, counts_N: Tensor | None, min_norm: float, squared: bool
+    ) -> tuple[Tensor, Tensor]:
+        from .kernels.unit_pairs import unit_pair_rows
+
+        distances_N, short_N2, statistics = unit_pair_rows(one_ND, other_ND, counts_N, min_norm, squared)
+        ctx.save_for_backward(one_ND, other_ND, counts_N, short_N2, statistics)
+        ctx.squared = squared
+        ctx.mark_non_differentiable(short_N2)
+        return distances_N, short_N2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        from .kernels.unit_pairs import unit_pair_gradient
+
+        one_ND, other_ND, counts_N, short_N2, found = ctx.saved_tensors
+        both = [
+            unit_pair_gradient(
+                one_ND, other_ND, counts_N, short_N2, found, grad_N, squared=ctx.squared, of_second=second
+            )
+            if ctx.needs_input_grad[second]
+            else None
+            for second in (False, True)
+        ]
+        return *both, None, None, None
 
 
 def latent_mse(

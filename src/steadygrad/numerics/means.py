@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from ..errors import UsageError
 from .notice_board import Board, board
@@ -46,6 +48,11 @@ def masked_mean(
     >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
     tensor(2.)
     """
+    if mask is None and denominator is None and values.is_cuda and values.numel():
+        dims = (
+            tuple(range(values.dim())) if dim is None or not values.dim() else (dim,) if isinstance(dim, int) else dim
+        )
+        return _mean(values.to(reduction_dtype(values)), dims, math.prod(values.shape[each] for each in dims))
     mean, total = mean_and_weight(values, mask, dim, denominator)
     (report_to or board()).count("empty_mask", total <= 0)
     return mean
@@ -75,14 +82,40 @@ def mean_and_weight(
         below = torch.full_like(total, denominator)  # made on the device: nothing is copied there
     nothing = below <= 0  # false for NaN, which is handed on
     safe = torch.where(nothing, 1, below)
-    if wide.is_cuda and (mask is None or mask.dtype == torch.bool):
-        # A sum in float64 cannot overflow either, and writes no second tensor: on a GPU that is what costs.
-        mean = (wide.sum(dims, keepdim=True, dtype=torch.float64) / safe).to(kind)
-        return torch.where(nothing, 0, mean).squeeze(dims), total
     shares = wide / safe if mask is None or mask.dtype == torch.bool else wide * (mask / safe)
     # Zeroed last, so that not even a gradient comes back where there is nothing to divide by.
     shares = torch.where(nothing, 0, shares) if denominator is not None else shares
     return shares.sum(dims), total
+
+
+def mean_of_counted(values: Tensor, number: Tensor) -> Tensor:
+    """sum(values) / number for float32 or float64 values that are zero wherever they do not count; `number` is at least
+    one. Does not overflow before the division."""
+    if values.is_cuda:
+        return _mean(values, tuple(range(values.dim())), number)
+    return (values / number).sum()
+
+
+def _mean(wide: Tensor, dims: tuple[int, ...], number: Tensor | int) -> Tensor:
+    made: Tensor = _Mean.apply(wide, dims, number)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Mean(Function):
+    """The mean on a GPU. A sum in float64 cannot overflow either, and writes no second tensor, which is what costs."""
+
+    @staticmethod
+    def forward(ctx: Any, wide: Tensor, dims: tuple[int, ...], number: Tensor | int) -> Tensor:
+        ctx.shape, ctx.dims, ctx.number = wide.shape, dims, number
+        total = wide.sum(dims, dtype=torch.float64) if dims else wide.double()
+        return (total / number).to(wide.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        share = grad / ctx.number
+        for each in sorted(each % len(ctx.shape) for each in ctx.dims):
+            share = share.unsqueeze(each)
+        return share.expand(ctx.shape), None, None
 
 
 def broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import UsageError
 from .kernels import fused
-from .means import broadcast_mask, mean_and_weight, reduction_dtype
+from .means import broadcast_mask, mean_and_weight, mean_of_counted, reduction_dtype
 from .notice_board import Board, board
 
 _LOWEST_LOGP = -1e4
@@ -111,18 +111,20 @@ def policy_gradient_loss(
     policy_T, kl_T, clipped, log_ratio = _PolicyTokens.apply(  # type: ignore[no-untyped-call]
         logp, *fixed, counts, 1 - clip_low, 1 + clip_high, max_log_ratio
     )
-    (report_to or board()).count("empty_mask", ~counts.any())
-    policy = _average(policy_T, weights, average)
-    kl = torch.zeros_like(policy) if ref_logp is None else _average(kl_T, weights, average)
+    number = counts.sum()
+    (report_to or board()).count("empty_mask", number == 0)
+    number = number.clamp_(min=1)
+    policy = _average(policy_T, weights, number, average)
+    kl = torch.zeros_like(policy) if ref_logp is None else _average(kl_T, weights, number, average)
     with torch.no_grad():
-        share = (clipped & counts).sum() / counts.sum().clamp(min=1)
-        moved = torch.where(counts, log_ratio, 0).abs()
-        largest = moved.amax() if moved.numel() else moved.sum()
+        share = clipped.sum() / number
+        largest = log_ratio.abs().amax() if log_ratio.numel() else log_ratio.sum()
     return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, share, largest)
 
 
 class _PolicyTokens(Function):
-    """Each token's policy loss and KL, with their slopes found on the way: nothing else is kept for backward."""
+    """Each token's policy loss and KL, with their slopes found on the way: nothing else is kept for backward. All of it
+    is zero where a token does not count."""
 
     @staticmethod
     def forward(
@@ -149,17 +151,19 @@ class _PolicyTokens(Function):
         log_ratio = now - old_logp.clamp(min=_LOWEST_LOGP)
         ratio = bounded_exp(log_ratio, limit)
         free, held = ratio * advantage, ratio.clamp(low, high) * advantage
-        clipped = held < free
-        policy = torch.minimum(free, held).neg_()
+        unseen = ~counts
+        clipped = (held < free).logical_and_(counts)
+        policy = torch.minimum(free, held).neg_().masked_fill_(unseen, 0)
         # Above the limit the ratio is a line of slope e^limit; where the clip holds it there is none.
-        flat = ~counts | (logp <= _LOWEST_LOGP)
+        flat = unseen | (logp <= _LOWEST_LOGP)
         policy_slope = log_ratio.clamp(max=limit).exp_().mul_(advantage).neg_().masked_fill_(flat | clipped, 0)
         kl, kl_slope = None, None
         if ref_logp is not None:
             distance = ref_logp.clamp(min=_LOWEST_LOGP) - now
-            kl = k3(distance, limit)
+            kl = k3(distance, limit).masked_fill_(unseen, 0)
             kl_slope = distance.clamp_(max=limit).expm1_().neg_().masked_fill_(flat, 0)
         ctx.save_for_backward(policy_slope, kl_slope)
+        log_ratio.masked_fill_(unseen, 0)
         ctx.mark_non_differentiable(clipped, log_ratio)
         return policy, kl, clipped, log_ratio
 
@@ -188,7 +192,9 @@ def k3(distance: Tensor, limit: float) -> Tensor:
     return torch.where(distance.abs() < reach, series, made)
 
 
-def _average(values: Tensor, weights: Tensor, average: str) -> Tensor:
+def _average(values: Tensor, weights: Tensor, number: Tensor, average: str) -> Tensor:
+    if average == "token" and weights.dtype == torch.bool:
+        return mean_of_counted(values, number)
     if average == "token":
         return mean_and_weight(values, weights)[0]
     by_sequence, total = mean_and_weight(values, weights, dim=-1)

@@ -26,6 +26,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Board], Tensor]] = {
     "forward": lambda x, y, b: sgn.distillation_loss(x, y, temperature=2.0, report_to=b),
     "reverse": lambda x, y, b: sgn.distillation_loss(x, y, kind="reverse", report_to=b),
     "jsd": lambda x, y, b: sgn.distillation_loss(x, y, kind="jsd", report_to=b),
+    "normalised": lambda x, y, b: sgn.normalised_mse(x, y.nan_to_num(neginf=0.0), report_to=b),
+    "masks": lambda x, y, b: sgn.mask_bce_loss(x[None], y[None] > 0, report_to=b),
     "cosine": lambda x, y, b: sgn.cosine_loss(x, y.nan_to_num(neginf=0.0), report_to=b),
     "policy": lambda x, y, b: sgn.policy_gradient_loss(x, y, y[:, 0], ref_logp=y, kl_weight=0.1, report_to=b).loss,
     "dice": lambda x, y, b: sgn.dice_loss(x[None], y[None] > 0, report_to=b),
@@ -164,3 +166,45 @@ def test_a_mean_of_the_largest_floats_does_not_overflow_on_a_gpu() -> None:
     torch.testing.assert_close(made.item(), 3e38, rtol=1e-6, atol=0.0)
     assert huge.grad is not None
     torch.testing.assert_close(huge.grad.sum().item(), 1.0, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("loss", [sgn.cosine_loss, sgn.normalised_mse])
+def test_the_kernel_of_directions_gives_both_gradients_at_zero_vectors_and_leaves_others_alone(
+    loss: Callable[..., Tensor],
+) -> None:
+    one, other = torch.randn(3, 4, 1500), torch.randn(3, 4, 1500)
+    one[0, 0], other[0, 1], one[0, 2], one[1, 0] = 0.0, 0.0, one[0, 2] * 1e-6, one[1, 0] * 1e15
+    one[2, 3, 7] = math.nan
+    counts = torch.ones(3, 4, dtype=torch.bool)
+    counts[2, 3] = False
+    boards = [Board(), Board()]
+
+    def own(x: Tensor, y: Tensor) -> Tensor:
+        return loss(x, y, mask=counts.to(x.device), report_to=boards[x.is_cuda])
+
+    (gpu, gpu_grads), (cpu, cpu_grads) = both_ways(own, one, other)
+    torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(gpu_grads, cpu_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert [board.counts() for board in boards] == [{"zero_vector": 3}] * 2
+
+
+def test_the_kernel_of_policy_tokens_gives_the_statistics_of_the_cpu() -> None:
+    logp = -torch.rand(5, 700) * 3
+    old, reference = logp + 0.5 * torch.randn_like(logp), logp + 0.3 * torch.randn_like(logp)
+    mask, advantages = torch.rand(5, 700) > 0.3, torch.randn(5)
+    logp[0, 0], mask[0, 0], old[1, 3], mask[1, 3], logp[2, 5], mask[2, 5] = (
+        -math.inf,
+        True,
+        -60.0,
+        True,
+        math.nan,
+        False,
+    )
+    made = [
+        sgn.policy_gradient_loss(*on(device, logp, old, advantages), mask=mask.to(device), ref_logp=reference.to(device),
+                                 kl_weight=0.1, report_to=Board())
+        for device in (torch.device("cpu"), torch.device("cuda"))
+    ]  # fmt: skip
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-5, atol=1e-6)

@@ -33,7 +33,8 @@ class Tokens(NamedTuple):
 def policy_tokens(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, ref_logp: Tensor | None, counts: Tensor, limits: Limits
 ) -> Tokens:
-    """All of the shape of `logp`, in float32. `advantage` is one number a token or one a sequence."""
+    """All of the shape of `logp`, in float32, and zero where a token does not count. `advantage` is one number a token or
+    one a sequence."""
     logp, old_logp, counts = logp.contiguous(), old_logp.contiguous(), counts.contiguous()
     by_token = advantage.shape == logp.shape
     advantage = advantage.contiguous() if by_token else advantage.expand(*logp.shape[:-1], 1).contiguous()
@@ -83,12 +84,12 @@ def _tokens(
     within = tl.exp(_below(log_ratio, most))
     ratio = within * (1 + _above(log_ratio - most, 0.0))
     free, held = ratio * advantage, _below(_above(ratio, low), high) * advantage
-    clipped = held < free
-    flat = (tl.load(counts + at, mask=inside, other=0) == 0) | (logp <= lowest)
-    lower = tl.where(clipped, held, free)
-    tl.store(policies + at, -lower, mask=inside)
+    seen = tl.load(counts + at, mask=inside, other=0) != 0
+    clipped = (held < free) & seen
+    flat = (seen == 0) | (logp <= lowest)
+    tl.store(policies + at, tl.where(seen, -tl.where(clipped, held, free), 0.0), mask=inside)
     tl.store(clips + at, clipped, mask=inside)
-    tl.store(log_ratios + at, log_ratio, mask=inside)
+    tl.store(log_ratios + at, tl.where(seen, log_ratio, 0.0), mask=inside)
     tl.store(slopes + at, tl.where(flat | clipped, 0.0, -within * advantage), mask=inside)
     if REFERRED:
         distance = _above(tl.load(refs + at, mask=inside, other=0.0).to(tl.float32), lowest) - now
@@ -96,5 +97,5 @@ def _tokens(
         less_one = _expm1(bounded)
         kl = less_one + _above(distance - most, 0.0) * exp_most - distance
         series = ((distance / 12 + 1 / 3) * distance + 1) * distance * distance * 0.5
-        tl.store(kls + at, tl.where(tl.abs(distance) < 1e-2, series, kl), mask=inside)
+        tl.store(kls + at, tl.where(seen, tl.where(tl.abs(distance) < 1e-2, series, kl), 0.0), mask=inside)
         tl.store(kl_slopes + at, tl.where(flat, 0.0, -less_one), mask=inside)

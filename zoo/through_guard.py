@@ -81,10 +81,12 @@ def guard(case: Any) -> Answer:
     case.model.train()
     with make_guard(case) as owner, contextlib.suppress(sg.TrainingHalted):
         warned: int | None = None
+        gone_back = False
         for index, batch in enumerate(case.batches):
             if case.before_step:
                 case.before_step(case, index)
             outcome = owner.step(batch)
+            gone_back = gone_back or outcome.rolled_back_to is not None
             if outcome.accumulating:
                 continue  # whoever looks at a model in the middle of a window has it tidied up first
             if owner.incidents:
@@ -94,20 +96,20 @@ def guard(case: Any) -> Answer:
     if owner.incidents:
         first = owner.incidents[0]
         # Silent trouble is told by the vitals at once and explained by the clinic a step later.
-        return _told(first, warned if first.symptom == "silent" and warned is not None else index)
+        return _told(first, warned if first.symptom == "silent" and warned is not None else index, gone_back)
     if warned is not None:
         found = _grave(owner.vitals)
         return Answer(alarm_step=warned, symptom="silent", because=f"{found[0].code} {found[0].detail}")
     return Answer()
 
 
-def _told(incident: Any, index: int) -> Answer:
+def _told(incident: Any, index: int, gone_back: bool) -> Answer:
     diagnosis = incident.diagnosis
     if diagnosis is None:
         return Answer(alarm_step=index, symptom=incident.symptom)
     origin = diagnosis.origin
     # Weights that an update makes bad show in the step after it; the guard then goes back and catches that update.
-    caught = diagnosis.phase == "optimizer" and origin is not None and origin.op is not None
+    caught = gone_back and diagnosis.phase == "optimizer" and origin is not None and origin.op is not None
     return answer_of(diagnosis, index - 1 if caught else index)
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 COLOURS = {
-    "red": (214, 48, 49), "green": (39, 160, 72), "blue": (45, 88, 214), "yellow": (236, 200, 40),
-    "white": (245, 245, 245), "black": (20, 20, 24),
+    "red": (230, 60, 60), "green": (60, 200, 90), "blue": (80, 120, 250), "yellow": (240, 215, 60),
+    "white": (245, 245, 245), "pink": (245, 120, 220),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "cross")
 PLACES = ("left", "right", "upper", "lower")
@@ -56,7 +56,7 @@ def answer(thing: Thing) -> str:
 def draw_scene(number: int, size: int = 32) -> Scene:
     """Two things of different colour and shape in different quarters of a noisy background."""
     dice = np.random.default_rng(number)
-    background = dice.normal(dice.uniform(105, 165), 12, (size, size, 3)).clip(0, 255).astype(np.uint8)
+    background = dice.normal(dice.uniform(20, 60), 10, (size, size, 3)).clip(0, 255).astype(np.uint8)
     image = Image.fromarray(background)
     colours = dice.permutation(list(COLOURS))[:2]
     shapes = dice.permutation(SHAPES)[:2]
@@ -64,7 +64,7 @@ def draw_scene(number: int, size: int = 32) -> Scene:
     things, middles = [], []
     for colour, shape, quarter in zip(colours, shapes, quarters, strict=True):
         row, column = divmod(int(quarter), 2)
-        radius = dice.uniform(0.14, 0.21) * size
+        radius = dice.uniform(0.15, 0.21) * size
         middle = (np.array([0.25 + 0.5 * column, 0.25 + 0.5 * row]) + dice.uniform(-0.03, 0.03, 2)) * size
         mask = Image.new("1", (size, size))
         for surface, ink in ((image, COLOURS[str(colour)]), (mask, 1)):
@@ -112,4 +112,4 @@ def measuring_number(place: int) -> int:
 
 def grey(image: Image.Image) -> Image.Image:
     """The picture with nothing on it: what the blind control sees."""
-    return Image.new("RGB", image.size, (135, 135, 135))
+    return Image.new("RGB", image.size, (90, 90, 90))

@@ -26,12 +26,12 @@ class Settings:
     vision_layers: int = 2
     width: int = 96
     layers: int = 3
-    mask_width: int = 16
+    mask_width: int = 8
 
-    warm_steps: int = 1000
+    warm_steps: int = 400
     warm_batch: int = 64
-    warm_rate: float = 2e-3
-    warm_truth: float = 0.0
+    warm_rate: float = 3e-3
+    warm_truth: float = 0.3
     """Share of warm-start rows that are about the shape asked for; the others are about any shape of the picture."""
 
     steps: int = 150

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from recipes.grpo.trainer import StableGRPOTrainer, Stopped, stable_config
@@ -94,6 +96,7 @@ def reinforce(model: SegmentingLlava, processor: Any, settings: Settings) -> dic
         model, rewards_for(model, processor, settings, scenes), arguments, train_dataset=rows(scenes, settings),
         processing_class=processor, run_dir=folder / "run", monitors=False, say=print if settings.show else _silent,
     )  # fmt: skip
+    trainer.add_callback(SampledByStep(settings.seed))
     began = time.monotonic()
     with trainer:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -106,6 +109,16 @@ def reinforce(model: SegmentingLlava, processor: Any, settings: Settings) -> dic
             "curve": _curve(trainer.state.log_history),
             "logits": trainer.logit_statistics.plain(),
         }
+
+
+class SampledByStep(TrainerCallback):  # type: ignore[misc]
+    """What a step samples depends on the seed and the step alone: a resumed run goes on as it would have."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.manual_seed(1_000_003 * self.seed + state.global_step)
 
 
 def rows(scenes: list[Scene], settings: Settings) -> Dataset:

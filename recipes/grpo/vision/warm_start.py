@@ -122,4 +122,4 @@ def warm_started(settings: Settings, processor: Any) -> tuple[SegmentingLlava, d
 
 
 def keep(model: nn.Module, path: Path) -> None:
-    save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, path)
+    save_file({name: value.detach().cpu().clone() for name, value in model.state_dict().items()}, path)

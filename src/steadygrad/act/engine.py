@@ -40,6 +40,7 @@ from .rng import put_rng
 from .silent_trouble import SilentTrouble
 from .snapshots import SnapshotRing
 from .tape import versions_of
+from .unease import Unease
 
 _EXPLAINED_CRASHES = 3
 
@@ -63,6 +64,7 @@ class Engine:
         self._clerk, self._mode, self._probe, self._readout = parts.clerk, parts.mode, parts.probe, parts.readout
         self._gate, self._updater, self._followers = parts.gate, parts.updater, parts.followers
         self._sealer = parts.sealer
+        self._unease = Unease(parts.program.optimizers, versions=parts.program.device.type == "cpu")
         self._clinic, self._manner, self._run_path = clinic, manner, run_path
         self.council = parts.council
         self._silent = SilentTrouble(self, clinic, manner)
@@ -216,8 +218,11 @@ class Engine:
             return
         force = self.books.ledger  # a remedy that this very step takes back is in force until the next, as when late
         decision = self._decide(reading, findings)
-        undo = self.recovery.careful_copy()
+        fed = gradients.indices if gradients is not None else ()
+        alone = self.council.size == 1 and not self._manner.outside and self.policy.acts
+        undo = self.recovery.careful_copy(uneasy=alone and self._unease.due(fed))
         self._update(gradients, None, force, update)
+        self._unease.note(fed)
         if undo is not None and (bad := self.recovery.poisoned_by_update(undo, window)):
             self._refuse(replace(reading, **bad), window, outcome, attempt, None)
             return
@@ -426,7 +431,8 @@ class Engine:
     def late(self) -> bool:
         """Whether the next commit can be settled one step late."""
         settle = self._manner.settle
-        if settle == "now" or urgent() or self.recovery.careful or self._manner.outside or self.council.size > 1:
+        careful = self.recovery.careful or (self.council.size == 1 and self._unease.wants_host)
+        if settle == "now" or urgent() or careful or self._manner.outside or self.council.size > 1:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late

@@ -48,6 +48,9 @@ class Policy:
     """So many finite spikes in a row are not spikes but a new level, and are let through."""
     spike_tail_share: float = 0.10
     """Nor are they spikes if more than this share of the recent steps are."""
+    judge_loss_level: bool = True
+    """False: how high the loss stands says nothing, as where it is zero by construction (advantages that are centred
+    in their group). Spikes and divergence are then seen in the gradients alone."""
     max_norm_to_apply: float | None = None
     """Refuse every gradient norm above this, whatever the history says."""
 

@@ -93,6 +93,7 @@ class Recovery:
         self._last_snapshot = 0.0
         self._last_checkpoint = 0
         self._rolling_back = False
+        self._bad_by_then: dict[str, Any] = {}
         self._terms_add_up: bool | None = None
         self._narrow = program.precision
 
@@ -167,22 +168,33 @@ class Recovery:
         if self._ring is not None:
             self._ring.wait_for_copies()
 
-    def careful_copy(self) -> Tree | None:
-        """A copy of everything before an update that may have to be undone; None when not being careful."""
-        if not self.careful:
+    def careful_copy(self, *, uneasy: bool = False) -> Tree | None:
+        """A copy of everything before an update that may have to be undone; None when not being careful.
+
+        `uneasy` asks for one although nothing bad has happened. What is bad by then is remembered.
+        """
+        self._bad_by_then = {}
+        if not self.careful and not uneasy:
             return None
-        self._careful_left -= 1
+        if self.careful:
+            self._careful_left -= 1
+        else:
+            self._bad_by_then = bad_state(self._state)
         copied: Tree = copy_tree(self._state.live(), lambda t: t.clone())
         return copied
 
     def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:
         """If the update made something non-finite, undo it and say what it was. Reads the device."""
         bad = self._council.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
+        if (before := self._bad_by_then) and not set(bad["bad_parameters"]) - set(before["bad_parameters"]):
+            return {}  # what is bad was so before, or is no weight: it is told of elsewhere
         if not any(bad.values()):
             return {}
         self._state.restore(undo)
         if window.entry is not None:
             self._forward.restore(window.entry)
+        if before and before["bad_state"]:
+            return before  # the update only passed on what had been put into its moments
         return {**bad, "undone": True}
 
     def books_tree(self, step: int, batches_seen: int) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from .diagnose import diagnose
 from .patient import FollowedPatient
 from .replay import replay
 from .usage import parameters_read
-from .vigil import PATIENCE, Suspicion, Vigil
+from .vigil import PATIENCE, RISEN, Suspicion, Vigil
 
 EXPLAINS = {
     "zero_gradient": frozenset({"SY401", "SY404"}),
     "unmoved": frozenset({"SY402", "SY406"}),
     "outside_optimizer": frozenset({"SY405"}),
+    "spike": frozenset({"SY407"}),
 }
 """Which findings of the vitals are the same trouble as what a vigil calls by this name."""
 ENOUGH_STEPS = PATIENCE
@@ -56,6 +57,12 @@ def _learning(patient: FollowedPatient) -> bool:
     return len(losses) >= ENOUGH_STEPS and sum(losses[-third:]) < 0.98 * sum(losses[:third])
 
 
+def _risen(patient: FollowedPatient) -> bool:
+    """Whether the loss has left the range it began in, and not come back."""
+    losses = [abs(r.loss) for r in patient.facts.history if r.applied and math.isfinite(r.loss)]
+    return len(losses) >= ENOUGH_STEPS and min(losses[1:]) > RISEN * losses[0] > 0
+
+
 def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | None:
     """What a vigil over this step and those after it suspects. Only inside an examination."""
 
@@ -74,4 +81,7 @@ def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | Non
     if suspicion is None and set(codes) & EXPLAINS["unmoved"] and not _learning(patient):
         still = vigil.standing_still()
         suspicion = Suspicion(symptom="silent", step=0, kind="unmoved", names=still) if still else None
+    told = suspicion is not None and set(codes) & EXPLAINS.get(suspicion.kind, frozenset())
+    if not told and set(codes) & EXPLAINS["spike"] and (vigil.strides_too_long() or _risen(patient)):
+        suspicion = Suspicion(symptom="spike", step=0, kind="spike")
     return suspicion

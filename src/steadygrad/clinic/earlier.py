@@ -107,7 +107,7 @@ def set_rate(patient: GuardPatient, step: int) -> None:
 
 
 def changed_from_outside(there: Tree, here: Tree) -> bool:
-    """Whether a weight or buffer holds values now that no step gave it, far outside of what it held.
+    """Whether a weight, buffer or moment holds values now that no step gave it, far outside of what it held.
 
     Where moments are bad too, an optimizer had its hand in it and it was no change of weights alone.
     """
@@ -122,7 +122,11 @@ def changed_from_outside(there: Tree, here: Tree) -> bool:
             known = part == "buffers" or math.isfinite(absmax(new))
             if known and out_of_range(old.to(new.device), new.detach()):
                 return True
-    return False
+    moments = zip(tensors_in(there["optimizers"]), tensors_in(here["optimizers"]), strict=False)
+    return any(
+        old.shape == new.shape and old.dim() > 0 and out_of_range(old.to(new.device), new.detach())
+        for old, new in moments
+    )
 
 
 def fails_by_itself(patient: GuardPatient, before: Tree) -> bool:

@@ -163,6 +163,8 @@ def locate(exam: Examination) -> Origin | None:
     phase = phase_of(record)
     frame = named.stack.innermost
     module = exam.forward.module if record.backward and exam.forward is not None else named.module
+    if module is None and named.stack.recompute:
+        module = _module_at_first(exam.trace, named)
     tensor = None
     if phase == "optimizer":
         tensor = _parameter_behind(exam.trace, record)
@@ -180,6 +182,12 @@ def locate(exam: Examination) -> Origin | None:
         outputs=exam.specimen.outputs,
         lead_up=leading(exam.trace, record),
     )
+
+
+def _module_at_first(trace: Trace, again: OpRecord) -> str | None:
+    """The module that ran a line the first time: a checkpoint that recomputes it may call it without its module."""
+    same = (r for r in trace.records if r.op == again.op and r.site == again.site and r.module is not None)
+    return next((r.module for r in same if not r.stack.recompute), None)
 
 
 def leading(trace: Trace, record: OpRecord, *, most: int = 8) -> tuple[TensorDigest, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..records import Origin
+from ..watch.strays import plain_tensors
 from .between import changes_between_steps
 from .blame import as_state, batch_outlier, blame_batch, blame_state, odd_entry, sound
 from .evidence import Evidence
@@ -25,7 +26,6 @@ from .silent import (
     trace_step,
     underflow_origin,
 )
-from .strays import plain_tensors
 from .surgery.precision import Precision
 from .surgery.scale import Scale
 from .vigil import Suspicion

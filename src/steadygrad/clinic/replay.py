@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from ..watch.strays import plain_tensors
 from .batches import walk_batch
 from .patient import Patient
 from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, samples_of, trainable
-from .strays import plain_tensors
 from .trace import Tracer
 
 Tensor = torch.Tensor

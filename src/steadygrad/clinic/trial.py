@@ -244,6 +244,9 @@ class _Judge:
         if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
             self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
             return False
+        if isinstance(self.change, SkipBatch) and not self.change.num_skipped:
+            self.why = "there was nothing to skip"
+            return False
         if self.ward.evidence.kind == "written_unmoved":
             moved = len(self.marks) > 1 and all(a != b for a, b in zip(self.marks[0], self.marks[-1], strict=True))
             self.why = "" if moved else "what is written still never changes"

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from ..watch.strays import stray_parameters
 from .batches import walk_batch
 from .patient import Patient
 from .seen import StepSeen, absmax, parameter_names
-from .strays import stray_parameters
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -336,14 +336,17 @@ class Vigil:
         """Gradients arrive, steps are taken, and a whole tensor never changes a bit.
 
         Where only a few tensors of a half-precision model stand still (gains near one) and the loss falls, that is
-        known and lived with; it is told only at the end and only if nothing was learned.
+        known and lived with; it is told only at the end and only if nothing was learned. A module that has nothing
+        else (a temperature, the weights of some losses) is told of at once.
         """
         still = self.standing_still()
         if not still:
             return None
         seen = self._stepped()[0].seen
         low = all(seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
-        if not low or 2 * len(still) >= len(_reached(seen)) or (ended and not self._improved()):
+        if low and 2 * len(still) < len(_reached(seen)) and not (ended and not self._improved()):
+            still = _parts_of_their_own(still, seen)
+        if still:
             return Suspicion(symptom="silent", step=self._stepped()[0].step, kind="unmoved", names=still)
         return None
 
@@ -432,6 +435,12 @@ class Vigil:
             )
         return None
 
+    def strides_too_long(self) -> bool:
+        """Every update so far was a good part of the weights' own length, and the loss is no lower for it."""
+        rows = [row for row in self.rows if row.seen.stepped]
+        long = [row.seen.update_norm > LONG_STRIDE * row.seen.weight_norm > 0 for row in rows]
+        return len(rows) >= PATIENCE and all(long) and not rows[-1].seen.loss < 0.9 * rows[0].seen.loss
+
     def _diverged(self) -> Suspicion | None:
         """Steps as long as the weights themselves, and a loss that went up and stayed up."""
         rows = self._recent(PATIENCE + 1)
@@ -473,6 +482,13 @@ def _written_between(before: StepSeen, now: StepSeen) -> frozenset[str]:
 def _reached(seen: StepSeen) -> list[str]:
     """The parameters that came to the optimizer with a gradient."""
     return [name for name in seen.updates if seen.entering.get(name, 0.0) > 0]
+
+
+def _parts_of_their_own(still: tuple[str, ...], seen: StepSeen) -> tuple[str, ...]:
+    """Of the tensors that stand still, those in whose module nothing moves, and that are no gains near one."""
+    moving = {_owner(name) for name in _reached(seen) if name not in still}
+    gains = {name for name in still if all(abs(value - 1.0) < 0.05 for value in seen.samples.get(name, ()))}
+    return tuple(name for name in still if _owner(name) not in moving and name not in gains)
 
 
 def _owner(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..records import Origin
@@ -57,13 +57,18 @@ class Ward:
             return False
         return named.stage == "forward" or not named.site.library
 
-    def operation(self, operate: Operate, *, everywhere: bool = False) -> Callable[[], Change]:
-        """The origin's call, or all calls of that name in its file, with other arguments, made anew for every trial."""
+    def operation(
+        self, operate: Operate, *, everywhere: bool = False, also: Mapping[str, Operate] | None = None
+    ) -> Callable[[], Change]:
+        """The origin's call, or all calls of that name in its file, with other arguments, made anew for every trial.
+
+        `also` are calls of other names, and what becomes of them.
+        """
         named = self.exam.named if self.exam is not None else None
         assert named is not None
         assert named.where is not None
         site, name, owners = named.where, named.call, self.patient.facts.owners
-        return lambda: CallSurgery(site, name, operate, owners, everywhere=everywhere)
+        return lambda: CallSurgery(site, name, operate, owners, everywhere=everywhere, also=also)
 
     @property
     def call(self) -> str:

@@ -20,6 +20,7 @@ _EARLY = 3
 _RECENT = 16
 _QUARTILES = 1.349  # the quartiles of a normal distribution are so many sigmas apart
 _FEW = 24.0
+_FOR_LOSSES = 4
 _OUTCOMES = 256
 
 
@@ -158,8 +159,8 @@ class History:
         """Far more cautious than the norm's: a hard batch has a high loss and is no harm. Refused is only what is
         above everything seen, above where the run began, and absurd by the window's own measure."""
         level, count = self.loss, len(self.loss)
-        if count < policy.spike_min_samples:
-            return math.inf
+        if not policy.judge_loss_level or count < _FOR_LOSSES * policy.spike_min_samples:
+            return math.inf  # a curriculum, hard negatives, a heavy batch: a young run has seen little of its data
         widening = 1.0 + _FEW / count
         middle, highest = level.median(), level.highest()
         began = max(self.first_losses)
@@ -169,6 +170,9 @@ class History:
             highest + policy.spike_over_max * widening * (highest - middle),
             began + policy.spike_over_max * abs(began),
         )
+        if (lowest := level.lowest()) < 0:
+            # A loss that crosses zero has no size but its reach to both sides.
+            limit = max(limit, highest + policy.spike_over_max * widening * (highest - lowest))
         if (new_level := level.accepted(policy)) is not None:
             limit = max(limit, new_level + policy.spike_over_max * abs(new_level))
         return limit

@@ -62,6 +62,10 @@ class Level:
         """The largest value in the window."""
         return self._sorted[-1]
 
+    def lowest(self) -> float:
+        """The smallest value in the window."""
+        return self._sorted[0]
+
     def spread(self) -> float:
         """A robust standard deviation: the distance within which half of the window lies around its median, scaled.
 

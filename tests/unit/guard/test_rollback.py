@@ -163,7 +163,8 @@ def test_adamw_with_an_epsilon_that_float16_cannot_hold_is_undone() -> None:
         for batch in data:
             guard.step(batch)
         summary = guard.summary()
-    assert summary["rolled_back"] >= 1
+    # The first update of a weight is looked at before it is believed, so nothing has to be rolled back.
+    assert (summary["skipped"] >= 1, summary["rolled_back"]) == (True, 0)
     assert all(p.isfinite().all() for p in model.parameters())
     assert summary["applied"] >= 1
 

@@ -201,10 +201,10 @@ def test_the_kernel_of_policy_tokens_gives_the_statistics_of_the_cpu() -> None:
         math.nan,
         False,
     )
-    made = [
-        sgn.policy_gradient_loss(*on(device, logp, old, advantages), mask=mask.to(device), ref_logp=reference.to(device),
-                                 kl_weight=0.1, report_to=Board())
-        for device in (torch.device("cpu"), torch.device("cuda"))
-    ]  # fmt: skip
-    for one, other in zip(*made, strict=True):
+
+    def on_device(name: str) -> sgn.PolicyLoss:
+        now, then, gained, seen, ref = on(torch.device(name), logp, old, advantages, mask, reference)
+        return sgn.policy_gradient_loss(now, then, gained, mask=seen, ref_logp=ref, kl_weight=0.1, report_to=Board())
+
+    for one, other in zip(on_device("cpu"), on_device("cuda"), strict=True):
         torch.testing.assert_close(other.cpu(), one, rtol=1e-5, atol=1e-6)

@@ -109,6 +109,16 @@ def test_a_diagnosis_on_the_spot_names_the_line_and_leaves_no_trace(tmp_path: Pa
     assert len(logged(trainer, "loss")) == STEPS
 
 
+@pytest.mark.parametrize(("make", "judged"), [(grpo_trainer, False), (rloo_trainer, False), (sft_trainer, True)])
+def test_the_level_of_a_loss_that_is_zero_by_construction_is_not_judged(
+    tmp_path: Path, make: Make, judged: bool
+) -> None:
+    rows, _ = batches(2, bad=1, size=ROWS_A_BATCH[make])
+    guard = sg.attach(make(tmp_path, rows))
+    assert guard.policy.judge_loss_level is judged
+    guard.close()
+
+
 def test_nothing_is_generated_twice_and_a_refused_slice_leaves_the_others(tmp_path: Path) -> None:
     """One generation serves four steps; those with the bad prompt are refused, the others use what was generated."""
     rows = token_rows(8, bad=[2])

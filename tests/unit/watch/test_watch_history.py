@@ -224,3 +224,29 @@ def test_a_runaway_shows_within_a_few_steps() -> None:
 def test_a_loss_that_starts_at_zero_and_grows_while_gradients_do_not_is_no_runaway() -> None:
     losses = [0.0, 1e-6, -1e-6] + [0.01 * (1 + step % 3) for step in range(100)]
     assert not _diverges(losses, norms=[1.0 + 0.1 * (step % 4) for step in range(103)])
+
+
+def test_a_loss_that_is_zero_by_construction_has_no_limit_where_its_level_is_not_judged() -> None:
+    history = History()
+    for step in range(64):
+        history.admit(Reading(step=step, loss=1e-8, grad_norm=1.0), applied=True)
+    assert history.limits(BALANCED).loss < 1.8e-3
+    assert history.limits(BALANCED.but(judge_loss_level=False)).loss == math.inf
+    high = Reading(step=64, loss=1.8e-3, grad_norm=1.0)
+    assert judge(high, history, BALANCED.but(judge_loss_level=False)) == ()
+
+
+def test_a_loss_that_crosses_zero_may_go_as_far_up_as_it_has_been_down() -> None:
+    history = History()
+    for step in range(64):
+        history.admit(Reading(step=step, loss=-5.0 if step % 8 == 0 else 0.01, grad_norm=1.0), applied=True)
+    assert history.limits(BALANCED).loss > 5.0
+
+
+def test_a_young_run_has_no_limit_for_its_loss() -> None:
+    history = History()
+    for step in range(31):
+        history.admit(Reading(step=step, loss=1.0, grad_norm=1.0), applied=True)
+    assert history.limits(BALANCED).loss == math.inf
+    history.admit(Reading(step=31, loss=1.0, grad_norm=1.0), applied=True)
+    assert history.limits(BALANCED).loss < math.inf

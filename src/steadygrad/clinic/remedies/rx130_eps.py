@@ -132,11 +132,20 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             code_change=with_floor(ward.origin.code_line if ward.origin else None, ward.call),
             if_needed=lift > 1,
         )
-    yield Proposal(
-        code=RULE.code,
-        slug="eps",
-        change=f"a floor under the argument of every {ward.call} in this file",
-        make=ward.operation(_repair(ward.call), everywhere=True),
-        safety="close",
-        if_needed=True,
-    )
+    for also, words in ((None, f"every {ward.call}"), (_every_floor(), "every division, logarithm and root")):
+        yield Proposal(
+            code=RULE.code,
+            slug="eps",
+            change=f"a floor under the argument of {words} in this file",
+            make=ward.operation(_repair(ward.call), everywhere=True, also=also),
+            safety="close",
+            if_needed=True,
+        )
+
+
+def _every_floor() -> dict[str, Operate]:
+    """One degenerate number often meets several functions: each gets a floor."""
+    return {
+        written: _repair(written.strip("_"))
+        for written in ("div", "__truediv__", "__rtruediv__", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt")
+    }

@@ -6,7 +6,7 @@ in every layer that runs the line. A checkpoint that recomputes runs the changed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,13 +22,22 @@ Operate = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class CallSurgery(Change):
     """Replace what happens at one call site: `site` is (file, line), `name` the function as the tracer saw it.
 
-    `everywhere` takes all calls of that name in the file: a fault often has a twin on the next line.
+    `everywhere` takes all calls of that name in the file: a fault often has a twin on the next line. `also` are other
+    functions with operations of their own.
     """
 
     def __init__(
-        self, site: tuple[str, int], name: str, operate: Operate, owners: frozenset[str], *, everywhere: bool = False
+        self,
+        site: tuple[str, int],
+        name: str,
+        operate: Operate,
+        owners: frozenset[str],
+        *,
+        everywhere: bool = False,
+        also: Mapping[str, Operate] | None = None,
     ) -> None:
-        self.site, self.name, self.operate, self.owners = site, name, operate, owners
+        self.site, self.owners = site, owners
+        self.operations = {**(also or {}), name: operate}
         self.everywhere = everywhere
         self.num_operated = 0
 
@@ -44,13 +53,14 @@ class _Operating(StaysInBackward):
         self.surgery = surgery
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if getattr(func, "__name__", "") == self.surgery.name:
+        operate = self.surgery.operations.get(getattr(func, "__name__", ""))
+        if operate is not None:
             stack = current_stack(owners=self.surgery.owners)
             frame = stack.frames[0] if stack.frames else None
             file, line = self.surgery.site
             if frame is not None and frame.file == file and (self.surgery.everywhere or frame.line == line):
                 self.surgery.num_operated += 1
-                return self.surgery.operate(func, args, kwargs)
+                return operate(func, args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ...watch.strays import stray_parameters
 from ..patient import Patient
 from ..replay import Change
 from ..seen import StepSeen
-from ..strays import stray_parameters
 
 
 class Options(Change):

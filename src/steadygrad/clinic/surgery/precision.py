@@ -55,7 +55,8 @@ class Precision(Change):
         for optimizer in patient.optimizers:
             for state in optimizer.state.values():
                 for key, value in list(state.items()):
-                    if isinstance(value, torch.Tensor) and value.dim() and self.wants(value.dtype):
+                    counts = key == "step"  # of a scalar parameter the moments are scalars as well
+                    if isinstance(value, torch.Tensor) and not counts and self.wants(value.dtype):
                         state[key] = value.to(self.dtype)
 
     def batch(self, patient: Patient, batch: Any) -> Any:

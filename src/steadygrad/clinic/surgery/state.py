@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import torch
 
+from ...watch.strays import plain_tensors
 from ..patient import Patient
 from ..replay import Change
 from ..seen import named_state
-from ..strays import plain_tensors
 
 
 class Reverted(Change):

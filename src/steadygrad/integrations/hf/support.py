@@ -117,6 +117,14 @@ def generates(trainer: Any) -> bool:
     return hasattr(trainer, "_buffered_inputs")
 
 
+def centres_its_rewards(trainer: Any) -> bool:
+    """Whether the loss is made of advantages that are centred in groups of completions, as GRPO's and RLOO's.
+
+    It is zero by construction then, and how high it stands says nothing.
+    """
+    return hasattr(trainer, "reward_funcs") and hasattr(trainer, "num_generations")
+
+
 def shares_a_generation(trainer: Any) -> bool:
     """Whether what one window samples is used by others too, so that it cannot be given back with that window."""
     if not generates(trainer):

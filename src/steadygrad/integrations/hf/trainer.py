@@ -49,6 +49,8 @@ class TrainerGuard:
                 "both count; close() the first one."
             )
         self.policy = Policy.named(policy)
+        if support.centres_its_rewards(trainer):
+            self.policy = self.policy.but(judge_loss_level=False)
         self.trainer = trainer
         self._options = options
         self._patches, self._wired = Patches(), Patches()

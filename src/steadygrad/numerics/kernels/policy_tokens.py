@@ -33,8 +33,8 @@ class Tokens(NamedTuple):
 def policy_tokens(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, ref_logp: Tensor | None, counts: Tensor, limits: Limits
 ) -> Tokens:
-    """All of the shape of `logp`, in float32, and zero where a token does not count. `advantage` is one number a token or
-    one a sequence."""
+    """All of the shape of `logp`, in float32, and zero where a token does not count. `advantage` is one number a token
+    or one a sequence."""
     logp, old_logp, counts = logp.contiguous(), old_logp.contiguous(), counts.contiguous()
     by_token = advantage.shape == logp.shape
     advantage = advantage.contiguous() if by_token else advantage.expand(*logp.shape[:-1], 1).contiguous()

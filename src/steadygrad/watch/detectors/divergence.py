@@ -39,6 +39,8 @@ _RUN = 3
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; a few comparisons."""
+    if not policy.judge_loss_level:
+        return None
     return _runaway(reading, history, policy) or _lost_ground(reading, history, policy)
 
 

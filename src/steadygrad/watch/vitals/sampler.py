@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from ...act.policy import Policy
 from ...records import Finding
+from ..strays import stray_parameters
 from .activations import ActivationProbe, Seen
 from .judges import judge_samplings
 from .measure import Measured, Measurement
@@ -68,6 +69,7 @@ class Vitals:
         self._samplings: deque[Sampling] = deque(maxlen=_KEPT)
         self._starts_at_zero: set[int] = set()
         self._had_gradient: set[int] = set()
+        self._strays: list[tuple[str, Tensor]] | None = None
         self._open: _Open | None = None
         self._waiting: deque[_Open] = deque()
         self._said: set[tuple[str, str]] = set()
@@ -176,6 +178,12 @@ class Vitals:
                         seen.add(id(parameter))
                         name = f"optimizer {number}, group {index}, parameter {place}"
                         watched.append(_Watched(name, parameter, optimizer, index, _lr(options), in_model=False))
+        # Layers in a plain list: neither model nor optimizer knows them, and backward does.
+        if self._strays is None:
+            self._strays = list(stray_parameters(self._model))
+        for name, stray in self._strays:
+            if id(stray) not in seen and stray.grad is not None:
+                watched.append(_Watched(name, stray, None, 0, in_model=False))
         return watched
 
     def _describe(self, entry: _Watched, numbers: Measured | None, ran: frozenset[str] | None = None) -> TensorVitals:

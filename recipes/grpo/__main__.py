@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument("--task", choices=TASKS, default="vision")
             verb.add_argument("--quick", action="store_true", help="a few minutes on two cores")
             verb.add_argument("--model", help="text: a wheel, GGUF file, model folder or hub id; SmolLM2-135M-Instruct")
+            verb.add_argument("--questions", type=int, help="text: how many to test with; 500, or 32 with --quick")
             verb.add_argument("--cache", help="text: where the unpacked model is kept; the user's cache folder")
         if name != "eval":
             verb.add_argument("--steps", type=int, help="how many steps; each task has its own number")
@@ -129,7 +130,7 @@ def vision(given: argparse.Namespace, out: Path) -> dict[str, Any]:
 def changed(settings: Any, given: argparse.Namespace) -> Any:
     """The task's settings with what was said on the command line."""
     said = {"seed": given.seed}
-    for name in ("steps", "learning_rate", "batch_size", "group"):
+    for name in ("steps", "learning_rate", "batch_size", "group", "questions"):
         if getattr(given, name, None) is not None:
             if not hasattr(settings, name):
                 raise sg.UsageError(f"--{name.replace('_', '-')} is not for this task.")

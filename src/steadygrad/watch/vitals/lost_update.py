@@ -3,8 +3,8 @@
 What it sees
     Of the sampled elements of a bfloat16 or float16 weight that have a gradient, at most a tenth changed, in two
     samplings in a row, with a learning rate above zero and no wider copy of the weights. Of a tensor with hardly any
-    elements (a temperature, a loss weight) none may have changed in three. Gains that stand near one are noted only:
-    they do so in most models that are kept in half precision, and the models learn.
+    elements (a temperature, a loss weight) none may have changed in three. Gains near one of which some elements move
+    are noted only: so it is in most models that are kept in half precision, and the models learn.
 
 Why it hurts
     bfloat16 has 8 bits: a weight of 1.0 cannot take a step smaller than 0.004. Rounding swallows the update each
@@ -82,7 +82,7 @@ def _could_move(tensor: TensorVitals, sampling: Sampling) -> bool:
 
 def _is_gain(tensor: TensorVitals) -> bool:
     usual = tensor.weight_norm / math.sqrt(tensor.num_sampled) if tensor.num_sampled > 1 else 0.0
-    return tensor.ndim <= 1 and abs(usual - 1.0) < _NEAR_ONE
+    return tensor.ndim <= 1 and abs(usual - 1.0) < _NEAR_ONE and tensor.num_moved > 0
 
 
 def _run(num_moved: int, dtype: str) -> list[Sampling]:

@@ -20,6 +20,7 @@ from recipes.grpo.faults import count_faults
 from recipes.grpo.settings import Settings, prepared
 from recipes.grpo.statistics import Counted, LogitStatistics
 from recipes.grpo.trainer import StableGRPOTrainer, stable_config
+from recipes.grpo.training import StopInTime
 from recipes.units.conversions import METRIC, questions, split
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -182,6 +183,12 @@ def test_both_monitors_report_in_the_fields_of_the_report(tmp_path: Path, capsys
         assert word in printed
 
 
+def test_a_run_that_is_out_of_time_ends_with_the_step_it_is_in(tmp_path: Path) -> None:
+    with small_trainer(StableGRPOTrainer, tmp_path, callbacks=[StopInTime(0.0)], monitors=False) as trainer:
+        trainer.train()
+        assert trainer.state.global_step == 1
+
+
 # -- statistics
 
 
@@ -314,6 +321,7 @@ def test_the_text_task_runs_from_a_fresh_adapter_to_its_result(tmp_path: Path) -
         (["train", "--task", "toy", "--batch-size", "10"], "cannot be cut into groups of 8"),
         (["eval", "--task", "toy"], "no trained model"),
         (["faults", "--rate", "2"], "chance between 0 and 1"),
+        (["train", "--task", "vision", "--group", "4"], "--group is not for this task"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

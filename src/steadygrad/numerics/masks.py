@@ -29,8 +29,13 @@ def dice_loss(
         mask: of their shape, bool or weights: pixels that count. A picture with none is left out of the mean.
     """
     kind = reduction_dtype(logits)
-    pixels, wanted = logits.to(kind), target.to(kind)
     there = None
+    if mask is None and target.dtype == torch.bool:
+        # A bool is read as it is: its float32 copy would be four times the memory.
+        found = logits.to(kind).sigmoid()
+        both, below = torch.where(target, found, 0).sum(dims), found.sum(dims) + target.sum(dims, dtype=kind) + smooth
+        return masked_mean(1 - _score(both, below, smooth), report_to=report_to)
+    pixels, wanted = logits.to(kind), target.to(kind)
     if mask is not None:
         weights = broadcast_mask(mask, logits)
         counts = weights != 0
@@ -43,9 +48,12 @@ def dice_loss(
         found = pixels.sigmoid()
         both = (found * wanted).sum(dims)
     below = found.sum(dims) + wanted.sum(dims) + smooth
+    return masked_mean(1 - _score(both, below, smooth), there, report_to=report_to)
+
+
+def _score(both: Tensor, below: Tensor, smooth: float) -> Tensor:
     nothing = below <= 0  # false for NaN, which is handed on
-    score = torch.where(nothing, 1, (2 * both + smooth) / torch.where(nothing, 1, below))
-    return masked_mean(1 - score, there, report_to=report_to)
+    return torch.where(nothing, 1, (2 * both + smooth) / torch.where(nothing, 1, below))
 
 
 def mask_bce_loss(

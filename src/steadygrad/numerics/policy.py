@@ -118,8 +118,9 @@ def policy_gradient_loss(
     kl = torch.zeros_like(policy) if ref_logp is None else _average(kl_T, weights, number, average)
     with torch.no_grad():
         share = clipped.sum() / number
-        largest = log_ratio.abs().amax() if log_ratio.numel() else log_ratio.sum()
-    return PolicyLoss(policy + kl_weight * kl if kl_weight else policy, policy, kl, share, largest)
+        largest = torch.linalg.vector_norm(log_ratio, ord=math.inf) if log_ratio.numel() else log_ratio.sum()
+    loss = torch.add(policy, kl, alpha=kl_weight) if kl_weight else policy
+    return PolicyLoss(loss, policy, kl, share, largest)
 
 
 class _PolicyTokens(Function):

@@ -107,3 +107,13 @@ def test_true_pixels_can_weigh_more() -> None:
         mask_bce_loss(logits, target, pos_weight=weight),
         binary_cross_entropy_with_logits(logits, target.float(), pos_weight=weight),
     )
+
+
+def test_a_target_of_bools_is_the_target_of_zeros_and_ones() -> None:
+    logits = torch.randn(3, 8, 8, dtype=torch.float64)
+    target = torch.rand(3, 8, 8) > 0.6
+    target[1] = False
+    as_bool, slope = gradient(lambda x: dice_loss(x, target), logits)
+    as_number, other = gradient(lambda x: dice_loss(x, target.double()), logits)
+    torch.testing.assert_close(as_bool, as_number)
+    torch.testing.assert_close(slope, other)

@@ -113,7 +113,8 @@ def picture_of(runs: Sequence[Path], *, tiles: int = 4) -> str:
     results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in runs]
     curves = {f"seed {r['settings']['seed']}": [point["reward"] for point in r["grpo"]["curve"]] for r in results}
     known = {field.name for field in fields(Settings)}
-    settings = Settings(**{name: value for name, value in results[0]["settings"].items() if name in known})
+    kept = {name: value for name, value in results[0]["settings"].items() if name in known}
+    settings = Settings(**{**kept, "device": "cpu"})
     processor = make_processor(settings)
     scenes = held_out(settings)[:tiles]
     columns: dict[str, list[Shown]] = {}

@@ -70,7 +70,7 @@ def study(run: Path, names: list[str], *, steps: int | None = None) -> dict[str,
         if name == "supervised":
             supervise(
                 model, processor, settings, settings.out / "run", steps=settings.steps, size=settings.prompts,
-                rate=settings.rate, truth=1.0, first_place=0, name=name,
+                rate=settings.rate, truth=lambda step: 1.0, first_place=0, name=name,
             )  # fmt: skip
             entropy = None
         else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from recipes.grpo.trainer import StableGRPOTrainer, Stopped, stable_config
@@ -22,6 +23,7 @@ from .model import SegmentingLlava, make_model
 from .rewards import WEIGHTS, format_score, iou_scores, object_score
 from .scenes import Scene, draw_scene, grey, training_number
 from .settings import Settings, same_or_refuse
+from .showing import progress_bar
 from .warm_start import keep, warm_started
 from .words import make_processor, prompt
 
@@ -90,15 +92,18 @@ def reinforce(model: SegmentingLlava, processor: Any, settings: Settings) -> dic
         bf16=on_gpu,
         use_cpu=not on_gpu,
         shuffle_dataset=False,
-        disable_tqdm=not settings.show,
+        disable_tqdm=True,
     )
     trainer = StableGRPOTrainer(
         model, rewards_for(model, processor, settings, scenes), arguments, train_dataset=rows(scenes, settings),
-        processing_class=processor, run_dir=folder / "run", monitors=False, say=print if settings.show else _silent,
+        processing_class=processor, run_dir=folder / "run", monitors=settings.show,
+        say=print if settings.show else _silent,
     )  # fmt: skip
+    trainer.pop_callback(PrinterCallback)  # thirty numbers a step; the curve keeps those that matter
     trainer.add_callback(SampledByStep(settings.seed))
     began = time.monotonic()
-    with trainer:
+    with trainer, progress_bar("GRPO", settings.steps, show=settings.show) as tick:
+        trainer.add_callback(Ticking(tick))
         trainer.train(resume_from_checkpoint=checkpoint)
         counts = trainer.guard.summary()
         return {
@@ -119,6 +124,18 @@ class SampledByStep(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         torch.manual_seed(1_000_003 * self.seed + state.global_step)
+
+
+class Ticking(TrainerCallback):  # type: ignore[misc]
+    """Moves the progress bar; every ten steps it tells their mean reward."""
+
+    def __init__(self, tick: Callable[[int, str], None]) -> None:
+        self.tick = tick
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        rewards = [row["reward"] for row in state.log_history[-10:] if "reward" in row]
+        told = rewards and state.global_step % 10 == 0
+        self.tick(state.global_step, f"reward {sum(rewards) / len(rewards):.3f}" if told else "")
 
 
 def rows(scenes: list[Scene], settings: Settings) -> Dataset:

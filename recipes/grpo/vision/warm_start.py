@@ -1,15 +1,16 @@
-"""Supervision first: name and outline some shape of the picture, whatever the question was.
+"""Supervision first: learn to see, to name, to outline and to follow the question; then mind the question less.
 
-What the warm start must leave is a policy that already speaks, sees and outlines, and that is *undecided* where
-the reward has something to say. So a row is about either shape of its picture (`warm_truth` is the share of rows that
-are told the one that was asked for). A warm start on the right answers would leave nothing to learn; one that has not
-yet learnt to see leaves nothing to choose from.
+The last part is what makes GRPO possible and needed. Its rows are about any shape of the picture (`loose_truth` is the
+share that is about the one asked for). What is left is a policy that says true things about the picture and has not
+decided which of them was wanted: every group has good and bad completions, and the reward says which. A warm start on
+right answers alone would leave nothing to learn; one that never learnt to follow a question leaves GRPO to find out
+what supervision needs thousands of rows for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ def loss_fn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def batches(
-    processor: Any, settings: Settings, *, truth: float, size: int, start: int = 0, first_place: int = 500_000
+    processor: Any, settings: Settings, *, truth: Callable[[int], float], size: int, start: int, first_place: int
 ) -> Iterator[Batch]:
     """Endless, and the same from any point on: batch n depends on the seed and on n alone."""
     while True:
         dice = np.random.default_rng((settings.seed, start))
         numbers = [training_number(settings.seed, first_place + start * size + row) for row in range(size)]
-        yield batch_of(processor, settings, numbers, truth=truth, dice=dice)
+        yield batch_of(processor, settings, numbers, truth=truth(start), dice=dice)
         start += 1
 
 
@@ -71,7 +72,7 @@ def supervise(
     steps: int,
     size: int,
     rate: float,
-    truth: float,
+    truth: Callable[[int], float],
     first_place: int = 500_000,
     resume: bool = False,
     name: str = "warm start",
@@ -80,7 +81,7 @@ def supervise(
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     warmup = max(1, min(20, steps // 10))
-    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup) * (1 - 0.9 * min(1.0, step / steps)))
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup) * (1 - 0.8 * min(1.0, step / steps)))
     precision = "bf16" if device.type == "cuda" else "fp32"
     guard = sg.Guard(
         model.train(), optimizer, loss_fn, max_grad_norm=1.0, scheduler=schedule, precision=precision, run_dir=run_dir,
@@ -112,8 +113,9 @@ def warm_started(settings: Settings, processor: Any) -> tuple[SegmentingLlava, d
     known.write_text(json.dumps(settings.warm_plain(), indent=1) + "\n", encoding="utf-8")
     weights.unlink(missing_ok=True)
     told = supervise(
-        model, processor, settings, folder / "run", steps=settings.warm_steps, size=settings.warm_batch,
-        rate=settings.warm_rate, truth=settings.warm_truth, resume=resume,
+        model, processor, settings, folder / "run", steps=settings.warm_steps + settings.loose_steps,
+        size=settings.warm_batch, rate=settings.warm_rate, resume=resume,
+        truth=lambda step: 1.0 if step < settings.warm_steps else settings.loose_truth,
     )  # fmt: skip
     result = {key: told[key] for key in ("steps", "applied", "skipped")}
     (folder / "result.json").write_text(json.dumps(result) + "\n", encoding="utf-8")

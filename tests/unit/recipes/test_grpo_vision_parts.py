@@ -24,7 +24,9 @@ from trl.data_utils import prepare_multimodal_messages
 
 import steadygrad as sg
 
-SMALL = Settings(vision_width=16, width=32, layers=1, vision_layers=1, mask_width=4, measured_on=12, show=False)
+SMALL = Settings(
+    vision_width=16, width=32, layers=1, vision_layers=1, mask_width=4, measured_on=12, show=False, device="cpu"
+)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import torch
 from recipes.grpo.trainer import StableGRPOTrainer, Stopped
 from recipes.grpo.vision import study, task, warm_start
 from recipes.grpo.vision.picture import picture_of
+from recipes.grpo.vision.report import report
 from recipes.grpo.vision.settings import Settings
 from recipes.grpo.vision.words import make_processor
 from safetensors.torch import load_file
@@ -24,8 +25,9 @@ from safetensors.torch import load_file
 import steadygrad as sg
 
 SMALL = Settings(
-    vision_width=16, width=32, layers=1, vision_layers=1, mask_width=4, measured_on=8, show=False, warm_steps=4,
-    warm_batch=4, steps=3, prompts=2, generations=2,
+    vision_width=16, width=32, layers=1, vision_layers=1, mask_width=4, measured_on=8, show=False,
+    device="cpu",
+    warm_steps=3, loose_steps=1, warm_batch=4, steps=3, prompts=2, generations=2,
 )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def test_a_warm_start_that_is_there_is_not_made_again(
     finished: tuple[Settings, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, _ = finished
-    copied = dataclasses.replace(settings, out=tmp_path, warm_steps=5)
+    copied = dataclasses.replace(settings, out=tmp_path, warm_steps=4)
     shutil.copytree(settings.out / "warm", tmp_path / "warm")
 
     def never(*_: Any, **__: Any) -> None:
@@ -156,6 +158,36 @@ def test_the_study_compares_variants_from_one_warm_start(
     assert made.count("\n") == 4
     with pytest.raises(sg.UsageError, match="no finished run"):
         study.settings_of(settings.out / "nowhere")
+
+
+def test_the_report_has_a_row_a_seed_and_their_mean(finished: tuple[Settings, dict[str, Any]], tmp_path: Path) -> None:
+    settings, result = finished
+    other = json.loads(json.dumps({**result, "settings": {**result["settings"], "seed": 1}}))
+    other["after"]["sampled"]["reward"] = result["before"]["sampled"]["reward"] + 0.5
+    (tmp_path / "result.json").write_text(json.dumps(other))
+    made = report([settings.out, tmp_path], where="a desk", date="2026-11-15")
+    assert "a desk. 2026-11-15." in made
+    assert [line.split()[1] for line in made.splitlines() if line.startswith(("| 0 ", "| 1 ", "| mean "))] == [
+        "0",
+        "1",
+        "mean",
+    ]
+    assert "+0.500)" in made
+    with pytest.raises(sg.UsageError, match="no finished run"):
+        report([tmp_path / "nowhere"], where="a desk", date="2026-11-15")
+
+
+def test_progress_is_told_in_words_where_there_is_no_terminal(
+    finished: tuple[Settings, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, _ = finished
+    shutil.copytree(settings.out / "warm", tmp_path / "warm")
+    task.train(dataclasses.replace(settings, out=tmp_path, show=True, steps=10))
+    told = capsys.readouterr()
+    assert "GRPO: step 10  reward 0." in told.err
+    assert "after 10 steps of GRPO: reward 0." in told.out
+    assert "with shuffled pictures" in told.out
+    assert "gradient norms before clipping" in told.out
 
 
 def test_the_picture_of_a_run_shows_both_states_of_the_model(finished: tuple[Settings, dict[str, Any]]) -> None:

@@ -253,11 +253,10 @@ class Books:
             )
         cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause else "cause not recognised"
         origin = diagnosis.origin
-        where = (
-            " ".join(x for x in (origin.op, f"in {origin.module}" if origin.module else "", origin.source) if x)
-            if origin
-            else ""
-        )
+        where = ""
+        if origin:
+            module = f"in {origin.module}" if origin.module and origin.op else origin.module
+            where = " ".join(part for part in (origin.op, module, origin.source) if part)
         best = f"; {diagnosis.remedies[0].remedy.change} helps" if diagnosis.remedies else ""
         self.show(f"incident {incident.number}: {cause}, born in {where or diagnosis.phase}{best}", kind="diagnosis")
 

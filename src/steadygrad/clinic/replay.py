@@ -18,7 +18,7 @@ import torch
 from ..watch.strays import plain_tensors
 from .batches import walk_batch
 from .patient import Patient
-from .seen import Gradient, StepSeen, absmax, named_state, norm_of, parameter_names, samples_of, trainable
+from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
 from .trace import Tracer
 
 Tensor = torch.Tensor
@@ -70,16 +70,20 @@ def replay(
         patient.restore()
     (prepare or patient.prepare)()
     change.prepared(patient)
-    sizes = {(kind, name): absmax(tensor) for kind, name, tensor in named_state(patient)}
+    state = list(named_state(patient))
+    sizes = {
+        (kind, name): size
+        for (kind, name, _), size in zip(state, absmaxes(tensor for *_, tensor in state), strict=True)
+    }
     seen.samples = samples_of(patient) if until == "commit" else {}
     seen.largest = {name: size for (kind, name), size in sizes.items() if kind == "parameter"}
     # A buffer of infinities is a mask until something turns it into NaN.
     masks = {key for key, size in sizes.items() if key[0] == "buffer" and math.isinf(size)}
     seen.bad_before = [key for key, size in sizes.items() if not math.isfinite(size) and key not in masks]
+    lying = [(name, p.grad) for name, p in patient.model.named_parameters() if p.grad is not None]
+    sizes_of_them = absmaxes(grad for _, grad in lying)
     seen.bad_before += [
-        ("grad", name)
-        for name, p in patient.model.named_parameters()
-        if p.grad is not None and not math.isfinite(absmax(p.grad))
+        ("grad", name) for (name, _), size in zip(lying, sizes_of_them, strict=True) if not math.isfinite(size)
     ]
     with ExitStack() as stack:
         stack.enter_context(change.around())
@@ -113,19 +117,20 @@ def replay(
         if until == "backward":
             return seen
         before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
-        seen.weight_norm = math.hypot(*(norm_of(weight) for weight in before.values()))
+        seen.weight_norm = math.hypot(*norms_of(before.values()))
         entered.armed = True
         explained = not seen.loss_finite or bool(seen.bad_gradients)
         with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(patient, seen)
-        for name, parameter in trainable(patient):
-            if parameter.shape == before[name].shape:
-                seen.updates[name] = norm_of(_wide(parameter.detach()) - _wide(before[name]))
-                seen.dtypes[name] = str(parameter.dtype).removeprefix("torch.")
+        kept = [(name, now) for name, now in trainable(patient) if now.shape == before[name].shape]
+        moved = norms_of(_wide(now.detach()) - _wide(before[name]) for name, now in kept)
+        for (name, now), length in zip(kept, moved, strict=True):
+            seen.updates[name] = length
+            seen.dtypes[name] = str(now.dtype).removeprefix("torch.")
     seen.samples_after = samples_of(patient)
     already = set(seen.bad_before)
-    for kind, name, tensor in named_state(patient):
-        size = absmax(tensor)
+    state = list(named_state(patient))
+    for (kind, name, tensor), size in zip(state, absmaxes(tensor for *_, tensor in state), strict=True):
         if not math.isfinite(size) and not ((kind, name) in masks and math.isinf(size)):
             seen.bad_after.append((kind, name))
             touch = tracer.sink(tensor) if tracer is not None and (kind, name) not in already else None
@@ -146,15 +151,14 @@ def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | Non
 
 
 def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> None:
+    dense_of: dict[str, Tensor] = {}
     for name, parameter in trainable(patient):
-        grad = parameter.grad
-        if grad is None:
-            seen.gradients[name] = Gradient(name, False)
-            continue
-        dense = grad.coalesce().values() if grad.is_sparse else grad
-        size = absmax(dense)
-        norm = norm_of(dense) if math.isfinite(size) else size
-        seen.gradients[name] = Gradient(name, True, norm, size)
+        seen.gradients[name] = Gradient(name, False)  # until it is seen: this keeps the order of the parameters
+        if parameter.grad is not None:
+            dense_of[name] = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+    sizes, norms = absmaxes(dense_of.values()), norms_of(dense_of.values())
+    for (name, dense), size, norm in zip(dense_of.items(), sizes, norms, strict=True):
+        seen.gradients[name] = Gradient(name, True, norm if math.isfinite(size) else size, size)
         touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
@@ -182,17 +186,14 @@ def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterat
         names = parameter_names(patient)
         if tracer is not None:
             tracer.paused = True
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                name = names.get(id(parameter), "?")
-                dense = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
-                seen.entering[name] = norm_of(dense)
-                if tracer is not None and not math.isfinite(seen.entering[name]):
-                    touch = tracer.sink(dense)
-                    if touch is not None:
-                        seen.sinks["entering", name] = touch
+        entering = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        dense_of = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in entering]
+        for parameter, dense, length in zip(entering, dense_of, norms_of(dense_of), strict=True):
+            name = names.get(id(parameter), "?")
+            seen.entering[name] = length
+            touch = tracer.sink(dense) if tracer is not None and not math.isfinite(length) else None
+            if touch is not None:
+                seen.sinks["entering", name] = touch
         if tracer is not None:
             tracer.paused = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -58,7 +58,7 @@ class StepSeen:
         """Remember the first micro-batch after which something is bad: by the loss, or by the gradients."""
         if self.guilty_batch is None:
             grads = [p.grad for _, p in trainable(patient) if p.grad is not None] if patient and index else []
-            if not self.loss_finite or any(not math.isfinite(absmax(grad)) for grad in grads):
+            if not self.loss_finite or not all(map(math.isfinite, absmaxes(grads))):
                 self.guilty_batch = index
 
     @property
@@ -96,12 +96,52 @@ class StepSeen:
 
 def absmax(tensor: Tensor) -> float:
     """Largest magnitude on the host: NaN wins, then inf."""
+    return float(_largest(tensor))
+
+
+def absmaxes(tensors: Iterable[Tensor]) -> list[float]:
+    """`absmax` of each, with one host read for each device."""
+    return _read([_largest(tensor) for tensor in tensors])
+
+
+def norm_of(tensor: Tensor) -> float:
+    """The length on the host. In float64: of finite numbers it is finite."""
+    return float(_length(tensor))
+
+
+def norms_of(tensors: Iterable[Tensor]) -> list[float]:
+    """`norm_of` each, with one host read for each device."""
+    return _read([_length(tensor) for tensor in tensors])
+
+
+def _largest(tensor: Tensor) -> Tensor | float:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
         return 0.0
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    return float(torch.linalg.vector_norm(real if real.dtype.itemsize > 2 else real.to(torch.float32), float("inf")))
+    wide = real if real.dtype.itemsize > 2 else real.to(torch.float32)
+    largest: Tensor = torch.linalg.vector_norm(wide, float("inf"))
+    return largest
+
+
+def _length(tensor: Tensor) -> Tensor:
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    length: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
+    return length
+
+
+def _read(numbers: Sequence[Tensor | float]) -> list[float]:
+    """Numbers that lie on devices, in order. A tensor of a subclass (a shard of a mesh) is read alone, as it wants."""
+    together: dict[torch.device, list[int]] = {}
+    for index, number in enumerate(numbers):
+        if type(number) is torch.Tensor:
+            together.setdefault(number.device, []).append(index)
+    found = {index: float(number) for index, number in enumerate(numbers) if type(number) is not torch.Tensor}
+    for indices in together.values():
+        stacked = torch.stack([torch.as_tensor(numbers[index]).to(torch.float64) for index in indices])
+        found |= dict(zip(indices, stacked.tolist(), strict=True))
+    return [found[index] for index in range(len(numbers))]
 
 
 def samples_of(patient: Patient) -> dict[str, tuple[float, ...]]:
@@ -120,12 +160,6 @@ def samples_of(patient: Patient) -> dict[str, tuple[float, ...]]:
         for name, count in names[device]:
             found[name] = tuple(next(values) for _ in range(count))
     return found
-
-
-def norm_of(tensor: Tensor) -> float:
-    """The length on the host. In float64: of finite numbers it is finite."""
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=wide))
 
 
 def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:

@@ -304,6 +304,11 @@ class _Run:
         """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""
 
         class WithoutScale(Change):
+            def prepared(self, patient: Any) -> None:
+                # What an earlier micro-batch of the window left behind was judged when it came.
+                for parameter in patient.model.parameters():
+                    parameter.grad = None
+
             def terms(self, terms: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
                 scale = patient.facts.loss_scale or 1.0
                 return {name: term / scale for name, term in terms.items()}

@@ -35,6 +35,7 @@ SAME_ARITHMETIC = {
     "unscale_once": {"unscale_first"},
     "add_param_group": {"rebuild_optimizer"},
     "module_list": {"rebuild_optimizer"},
+    "keep_tensor": {"no_detach"},
     "nan_to_num_input": {"drop_rows"},
     "schedule_per_epoch": {"lr_down"},
     "warmup": {"lr_down"},

@@ -78,8 +78,9 @@ def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | Non
             patient.prepare_following(ahead)
 
         suspicion = vigil.look(ahead, replay(patient, restore=False, batches=batches, prepare=prepare), patient)
-    if suspicion is None and set(codes) & EXPLAINS["unmoved"] and not _learning(patient):
-        still = vigil.standing_still()
+    if suspicion is None and set(codes) & EXPLAINS["unmoved"]:
+        # Where the rest learns only a part of its own is worth a word: a temperature, the weights of some losses.
+        still = vigil.standing_apart() if _learning(patient) else vigil.standing_still()
         suspicion = Suspicion(symptom="silent", step=0, kind="unmoved", names=still) if still else None
     told = suspicion is not None and set(codes) & EXPLAINS.get(suspicion.kind, frozenset())
     if not told and set(codes) & EXPLAINS["spike"] and (vigil.strides_too_long() or _risen(patient)):

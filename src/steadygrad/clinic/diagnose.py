@@ -15,8 +15,9 @@ from .patient import Patient
 from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
+from .sightings import grown_gradients
 from .trial import try_all
-from .vigil import Suspicion, grown_gradients
+from .vigil import Suspicion
 from .ward import Ward
 
 REPLAYS_FOR_DOUBT = 2

@@ -229,7 +229,12 @@ def owner_of(kind: str, name: str) -> str | None:
 
 
 def _parameter_behind(trace: Trace, record: OpRecord) -> str | None:
-    """Which parameter an optimizer op was about: by the tensors it touched, or those of the ops around it."""
+    """Which parameter an optimizer op was about: by the tensors it touched, or those of the ops around it.
+
+    None where what it computed with was made of the gradients of several modules: a norm over all, say.
+    """
+    if _num_gradients_in(trace, record) > 1:
+        return None
     later = [r for r in trace.records[record.ordinal : record.ordinal + 8] if r.stage == "commit"]
     for candidate in [record, *later]:
         for touch in (*candidate.writes, *candidate.reads):
@@ -237,6 +242,27 @@ def _parameter_behind(trace: Trace, record: OpRecord) -> str | None:
             if kind in ("parameter", "optimizer", "grad"):
                 return name.partition("/")[0]
     return None
+
+
+def _num_gradients_in(trace: Trace, record: OpRecord) -> int:
+    """Of how many gradients the inputs that an optimizer op had computed before were made; 0 for an op over lists."""
+    if sum(trace.label(touch)[0] in ("parameter", "optimizer") for touch in record.reads) > 2:
+        return 0
+    found: set[int] = set()
+    for touch in record.reads:
+        before = trace.writers.get(touch.storage, [])[: touch.writes_before]
+        maker = trace.records[before[-1][0]] if before else None
+        if maker is None or maker.stage != "commit":
+            continue
+        for each in (maker, *ancestors(trace, maker, limit=200)):
+            if each.stage == "commit":
+                found |= {t.storage for t in each.reads if _is_gradient(trace, t)}
+    return len(found)
+
+
+def _is_gradient(trace: Trace, touch: Touch) -> bool:
+    before = trace.writers.get(touch.storage, [])[: touch.writes_before]
+    return trace.label(touch)[0] == "grad" or (bool(before) and trace.records[before[-1][0]].stage == "backward")
 
 
 def facts_of(exam: Examination) -> OpFacts:

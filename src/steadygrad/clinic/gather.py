@@ -233,7 +233,9 @@ def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Ori
         case "tampered_gradient":
             origin = Origin(phase="backward", module=common_module(names), tensor=names[0] if names else None)
         case _:
-            whole = suspicion.kind in ("unmoved", "written_unmoved", "outside_optimizer")
+            whole = (
+                suspicion.kind in ("unmoved", "written_unmoved", "outside_optimizer") or suspicion.detail == "zeroed"
+            )
             module = _whole_module(patient, names) if whole else None
             tensor = names[0] if len(names) == 1 else None
             origin = Origin(phase="optimizer", module=module, tensor=tensor)

@@ -69,6 +69,12 @@ _FEATURE_ARITHMETIC = frozenset(
         "cumsum",
         "fft_r2c",
         "fft_c2c",
+        "silu",
+        "gelu",
+        "mish",
+        "hardswish",
+        "sin",
+        "cos",
     }
 )
 _RECKONING = frozenset({"sub", "rsub", "div", "mul", "addcmul", "addcdiv", "lerp"})
@@ -204,7 +210,8 @@ class _Search:
             from_batch = birth.leaf is not None and birth.leaf[0] == "batch"
             # Reckoned with, a buffer of nothing but infinities was no mask: it waits to be written for the first time.
             unwritten = birth.leaf in self.trace.unwritten and consumer.op in _RECKONING
-            return not unwritten and not (from_batch and consumer.op in _FEATURE_ARITHMETIC)
+            features = consumer.op in _FEATURE_ARITHMETIC or passed_through(self.trace, touch, _FEATURE_ARITHMETIC)
+            return not unwritten and not (from_batch and features)
         if birth.record is None or birth.bits:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:
@@ -253,6 +260,20 @@ def turned_over(trace: Trace, touch: Touch, maker: OpRecord) -> bool:
         for place, read in enumerate(record.reads):
             if math.isinf(trace.value(read)):
                 pending.append((read, flipped != _turns(record, place)))
+    return False
+
+
+def passed_through(trace: Trace, touch: Touch, ops: frozenset[str]) -> bool:
+    """Whether an infinity came here by way of one of these ops."""
+    pending, seen = [touch], set[int]()
+    while pending:
+        record = producer(trace, pending.pop())
+        if record is None or record.ordinal in seen:
+            continue
+        if record.op in ops:
+            return True
+        seen.add(record.ordinal)
+        pending += [read for read in record.reads if math.isinf(trace.value(read))]
     return False
 
 

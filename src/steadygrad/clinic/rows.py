@@ -195,7 +195,29 @@ def _graft(sound: Any, sick: Any, row: int, size: int) -> Any:
 
 
 def find_rows(patient: Patient, exam: Examination) -> Rows:
-    """The guilty rows of the (single) failing batch."""
+    """The guilty rows of the (single) failing batch.
+
+    Where the loss is bad they are looked for in forward passes alone. A row that spoils only the gradients may hide
+    behind them, so the rest is run backward once.
+    """
+    found = _find_rows(patient, exam)
+    if exam.seen.loss_finite or not found.rows or not found.proven:
+        return found
+    test = _Subsets(
+        patient,
+        lambda seen: not seen.loss_finite or bool(seen.bad_gradients),
+        "backward",
+        exam.seen.guilty_batch or 0,
+    )
+    rest = tuple(row for row in range(test.size) if row not in found.rows)
+    if not rest or test(rest) is not True:
+        return found
+    more = _search(test, rest)
+    sound = bool(more) and test(tuple(row for row in rest if row not in more)) is False
+    return Rows(rows=tuple(sorted({*found.rows, *more})), proven=True) if sound else found
+
+
+def _find_rows(patient: Patient, exam: Examination) -> Rows:
     if not patient.batches or patient.facts.select_rows is None:
         hint = read_rows(exam, num_rows(patient.batches[0], patient.facts.select_rows)) if patient.batches else None
         return Rows(rows=hint)
@@ -229,6 +251,11 @@ def find_rows(patient: Patient, exam: Examination) -> Rows:
         return Rows(rows=hint, proven=True)
     if not guilty:
         return Rows(coupled=True)
+    # Where rows belong together (sentences of one speaker) a row may be sick only for want of its fellows: if the batch
+    # is sound without one single row, it was that one.
+    heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []
+    if len(heal) == 1:
+        return Rows(rows=(heal[0],), proven=True)
     rest = tuple(row for row in everyone if row not in guilty)
     if test(rest) is not False:
         return Rows(coupled=True)

@@ -234,7 +234,8 @@ class _Judge:
                 cured = ratio is not None and 1 / SIZE_MISMATCH < ratio < SIZE_MISMATCH
                 self.why = "" if cured else "gradients still enter at the wrong size"
             case "neutralised":
-                cured = all(size == 0 for size in seen.updates.values())
+                zeroed = self.ward.suspicion is not None and self.ward.suspicion.detail == "zeroed"
+                cured = all(size == 0 for name, size in seen.updates.items() if not zeroed or name in names)
                 self.why = "" if cured else "the weights still move"
             case _:
                 cured = True

@@ -19,6 +19,7 @@ from ..watch.strays import stray_parameters
 from .batches import walk_batch
 from .patient import Patient
 from .seen import StepSeen, absmax, parameter_names
+from .sightings import grown_gradients, owner, parts_of_their_own, reached, was_zeroed, written_between
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""
@@ -32,7 +33,6 @@ SIZE_MISMATCH = 4.0
 """Gradients entering the optimizer this many times too small or too large were scaled wrongly."""
 LONG_STRIDE = 0.2
 """An update longer than this share of the weights' own norm is no small step."""
-TAMPERED = 1e3
 NOISE = {"float16": 1e-4, "bfloat16": 1e-3}
 """Gradients this much smaller than their neighbours' are rounding: where the true one is zero (a bias in front of a
 normalisation) there is nothing to learn. Elsewhere 1e-5."""
@@ -108,12 +108,13 @@ class Vigil:
         entries = [(k, v) for b in patient.batches for k, v in walk_batch(b) if isinstance(v, torch.Tensor)]
         sizes, peaks = {k: v.numel() for k, v in entries}, {k: absmax(v) for k, v in entries}
         self.patient = patient
-        written = _written_between(self.rows[-1].seen, seen) if self.rows else frozenset()
+        written = written_between(self.rows[-1].seen, seen) if self.rows else frozenset()
         self.rows.append(_Row(step, seen, rate, seen.loss_scale, facts.max_grad_norm, rated, sizes, peaks, written))
         return (
             self._was_held(seen)
             or self._neutralised(step, seen)
             or self._hidden(step, seen)
+            or self._zeroed()
             or self._non_finite(step, seen, patient)
             or self._thrown(step, seen)
             or self._outside_optimizer(patient)
@@ -208,6 +209,18 @@ class Vigil:
             return Suspicion(symptom="silent", step=step, kind="neutralised", names=tuple(seen.entering))
         return None
 
+    def _zeroed(self) -> Suspicion | None:
+        """A part that had learned gets its gradients zeroed by hand, as if that froze it, and its weights move on."""
+        rows = self._recent(2)
+        if not rows or not all(row.seen.stepped for row in rows):
+            return None
+        names = [n for n in rows[-1].seen.entering if all(was_zeroed(row.seen, n) for row in rows)]
+        learned = [n for n in names if any(row.seen.entering.get(n, 0.0) > 0 for row in self.rows[:-2])]
+        if not learned:
+            return None
+        first = next(row.step for row in reversed(self.rows) if row.seen.entering.get(learned[0], 0.0) > 0) + 1
+        return Suspicion(symptom="silent", step=first, kind="neutralised", names=tuple(learned), detail="zeroed")
+
     def _grew(self, suspicion: Suspicion | None) -> Suspicion | None:
         """A loss that rose because the batches did is no trouble: batches from before are asked again.
 
@@ -275,8 +288,8 @@ class Vigil:
         starved = [name for name in names if all(self._norm(row, name) == 0.0 for row in rows)]
         # A bias alone may cancel for good reasons (a difference of two outputs, a softmax over keys): a module
         # that learns nothing at all is another matter.
-        learning = {_owner(name) for name in names if name not in starved}
-        starved = [name for name in starved if _owner(name) not in learning]
+        learning = {owner(name) for name in names if name not in starved}
+        starved = [name for name in starved if owner(name) not in learning]
         if not starved:
             return None
         if self.used is None:
@@ -294,8 +307,8 @@ class Vigil:
         held = {id(p) for o in self.patient.optimizers for g in o.param_groups for p in g["params"]}
         names = [n for n, p in self.patient.model.named_parameters() if p.requires_grad and id(p) in held]
         starved = [n for n in names if all(self._norm(row, n) == 0.0 for row in silent)]
-        learning = {_owner(name) for name in names if name not in starved}
-        starved = [n for n in starved if _owner(n) not in learning and any(self._norm(row, n) > 0 for row in self.rows)]
+        learning = {owner(name) for name in names if name not in starved}
+        starved = [n for n in starved if owner(n) not in learning and any(self._norm(row, n) > 0 for row in self.rows)]
         if not starved or all(row.seen.loss == 0 for row in silent):
             return None
         used = self.reads(self.patient)
@@ -336,19 +349,21 @@ class Vigil:
         """Gradients arrive, steps are taken, and a whole tensor never changes a bit.
 
         Where only a few tensors of a half-precision model stand still (gains near one) and the loss falls, that is
-        known and lived with; it is told only at the end and only if nothing was learned. A module that has nothing
-        else (a temperature, the weights of some losses) is told of at once.
+        known and lived with; it is told only at the end and only if nothing was learned.
         """
         still = self.standing_still()
         if not still:
             return None
         seen = self._stepped()[0].seen
         low = all(seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
-        if low and 2 * len(still) < len(_reached(seen)) and not (ended and not self._improved()):
-            still = _parts_of_their_own(still, seen)
-        if still:
+        if not low or 2 * len(still) >= len(reached(seen)) or (ended and not self._improved()):
             return Suspicion(symptom="silent", step=self._stepped()[0].step, kind="unmoved", names=still)
         return None
+
+    def standing_apart(self) -> tuple[str, ...]:
+        """Of the tensors that stand still, those in whose module nothing moves, and that are no gains near one."""
+        still = self.standing_still()
+        return parts_of_their_own(still, self._stepped()[0].seen) if still else ()
 
     def _stepped(self) -> list[_Row]:
         return [row for row in self.rows if row.seen.stepped and row.rate > 0]
@@ -359,7 +374,7 @@ class Vigil:
         if len(rows) < PATIENCE:
             return ()
         moving = set.intersection(*(set(row.rated) for row in rows))
-        held = _reached(rows[0].seen)
+        held = reached(rows[0].seen)
         still = tuple(
             name
             for name in held
@@ -455,41 +470,3 @@ class Vigil:
                 symptom="spike", step=first.step, kind="spike", detail=f"one update moved the weights by {stride:.0%}"
             )
         return None
-
-
-def grown_gradients(seen: StepSeen) -> tuple[str, ...]:
-    """Gradients that were a thousand times larger when the optimizer took them than when backward had made them."""
-    scale = seen.loss_scale or 1.0
-    total = seen.grad_norm / scale
-    if not math.isfinite(total) or total <= 0:
-        return ()
-    grown = [n for n, size in seen.entering.items() if size > TAMPERED * max(total, 1e-12) and n in seen.gradients]
-    # A scale that was never removed lifts all of them alike; a fault lifts one.
-    return tuple(grown) if 2 * len(grown) < len(seen.entering) else ()
-
-
-def _written_between(before: StepSeen, now: StepSeen) -> frozenset[str]:
-    """Parameters that somebody wrote between two steps: nearly all sampled entries differ from what the step left."""
-    found = set()
-    for name, then in before.samples_after.items():
-        values = now.samples.get(name)
-        alike = values is not None and len(values) == len(then)
-        if values is not None and alike and sum(a != b for a, b in zip(values, then, strict=True)) > 0.9 * len(then):
-            found.add(name)
-    return frozenset(found)
-
-
-def _reached(seen: StepSeen) -> list[str]:
-    """The parameters that came to the optimizer with a gradient."""
-    return [name for name in seen.updates if seen.entering.get(name, 0.0) > 0]
-
-
-def _parts_of_their_own(still: tuple[str, ...], seen: StepSeen) -> tuple[str, ...]:
-    """Of the tensors that stand still, those in whose module nothing moves, and that are no gains near one."""
-    moving = {_owner(name) for name in _reached(seen) if name not in still}
-    gains = {name for name in still if all(abs(value - 1.0) < 0.05 for value in seen.samples.get(name, ()))}
-    return tuple(name for name in still if _owner(name) not in moving and name not in gains)
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]

@@ -26,13 +26,22 @@ from collections.abc import Iterator
 
 from ...rules import Rule
 from ..surgery.batch import TrueSkip
+from ..surgery.optimizer import WithoutZeroGradients
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX145", "true_skip", "Take no step at all for a batch with a bad gradient.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.evidence.kind == "neutralised":
+    if ward.evidence.kind == "neutralised" and ward.suspicion is not None and ward.suspicion.detail == "zeroed":
+        yield Proposal(
+            code=RULE.code,
+            slug="true_skip",
+            change=f"{ward.evidence.names[0]} and its like without a gradient, in place of one that is zero",
+            make=lambda: WithoutZeroGradients(ward.evidence.names),
+            safety="exact",
+        )
+    elif ward.evidence.kind == "neutralised":
         yield Proposal(
             code=RULE.code, slug="true_skip", change="no step for a bad gradient", make=TrueSkip, safety="exact"
         )

@@ -144,6 +144,28 @@ class UnscaleFirst(Change):
             optimizer.zero_grad()
 
 
+class WithoutZeroGradients(Change):
+    """Parameters whose gradient is all zeros when an optimizer takes its step have none, so it leaves them alone."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = frozenset(names)
+
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        chosen = [p for name, p in patient.model.named_parameters() if name in self.names]
+
+        def drop(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            for parameter in chosen:
+                if parameter.grad is not None and not bool(parameter.grad.any()):
+                    parameter.grad = None
+
+        handles = [optimizer.register_step_pre_hook(drop) for optimizer in patient.optimizers]
+        try:
+            patient.commit()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
 class Recompute(UnscaleFirst):
     """Take the step from a fresh forward and backward, with nothing in between."""
 

@@ -73,6 +73,8 @@ class _Rejoining(TorchFunctionMode):
         if leaves and args and isinstance(args[0], torch.Tensor):
             if args[0].requires_grad and _at(self.change):
                 self.taken.append(args[0])
+                if name == "item" or (name == "tolist" and not args[0].dim()):
+                    return args[0]  # a tensor of one number does for the number in nearly all that can be done with it
             return func(*args, **kwargs)
         if name in COPIES and _at(self.change):
             self.taken += [item for item in given_to(args) if item.requires_grad]

@@ -130,7 +130,7 @@ def _runs(bench: Any, settings: Settings, seeds: Sequence[int], out: Path, *, re
 
 
 def _tell(results: list[Any], bench: Any, out: Path, *, as_json: bool) -> int:
-    from .tables import compare, table, verdict
+    from .tables import compare, draw, table, verdict
 
     told = {
         "settings": asdict(bench.settings), "device": str(bench.device), "precision": bench.precision,
@@ -139,7 +139,9 @@ def _tell(results: list[Any], bench: Any, out: Path, *, as_json: bool) -> int:
     }  # fmt: skip
     (out / "results.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (out / "table.md").write_text(f"{table(results)}\n\n{verdict(results)}\n", encoding="utf-8")
-    print(json.dumps(told) if as_json else f"\n{table(results)}\n\n{verdict(results)}\n\n{out}/table.md")
+    draw(results, out / "perplexity.svg")
+    left = f"{out}/table.md, {out}/perplexity.svg"
+    print(json.dumps(told) if as_json else f"\n{table(results)}\n\n{verdict(results)}\n\n{left}")
     halted = [result for result in results if result.halted]
     for result in halted:
         print(f"{result.name} seed {result.seed} was halted: {result.halted}", file=sys.stderr)

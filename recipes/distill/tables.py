@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.common.plots import lines as curves
 
 from .training import Result
 
@@ -59,6 +62,19 @@ def verdict(results: Sequence[Result]) -> str:
         f"At equal steps the best validation perplexity with the teacher is {_gap(ratio)} that of the text alone "
         f"(better for {won} of {seeds} seeds; at the last step {_gap(found['final_ratio'])})."
     )
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Validation perplexity over steps: the mean over seeds of each objective, from the first validation on."""
+    names = {"text alone": "ce", "with the teacher": "kd"}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for label, name in names.items():
+        at: dict[int, list[float]] = {}
+        for result in results:
+            for step, value in result.curve if result.name == name else ():
+                at.setdefault(step, []).append(value)
+        found[label] = [(step, statistics.fmean(values)) for step, values in sorted(at.items()) if step > 0]
+    curves(path, "validation perplexity", {label: points for label, points in found.items() if points})
 
 
 def _gap(ratio: float) -> str:

@@ -54,6 +54,9 @@ def test_train_leaves_a_table_of_both_objectives_and_eval_measures_the_same(
     assert [(result["name"], result["seed"]) for result in told["results"]] == [("ce", 3), ("kd", 3)]
     assert told["comparison"]["seeds"] == 1
     assert "| kd " in (out / "table.md").read_text(encoding="utf-8")
+    picture = (out / "perplexity.svg").read_text(encoding="utf-8")
+    assert picture.count("<polyline") == 2
+    assert "with the teacher" in picture
 
     assert main(["eval", str(out), "--json"]) == 0
     scores = {score["run"]: score["perplexity"] for score in json.loads(capsys.readouterr().out)}

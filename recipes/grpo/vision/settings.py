@@ -62,7 +62,7 @@ class Settings:
             raise UsageError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}.")
         if self.generations < 2:
             raise UsageError("generations must be at least 2: an advantage is a comparison within a group.")
-        for name in ("warm_steps", "steps", "prompts", "measured_on"):
+        for name in ("warm_batch", "steps", "prompts", "measured_on"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
         chosen = "cuda" if torch.cuda.is_available() else "cpu"

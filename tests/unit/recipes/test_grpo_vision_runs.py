@@ -150,12 +150,16 @@ def test_the_study_compares_variants_from_one_warm_start(
     finished: tuple[Settings, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, result = finished
-    found = study.study(settings.out, ["supervised", "blind"], steps=1)
-    assert list(found) == ["warm", "supervised", "blind"]
+    found = study.study(settings.out, ["supervised", "blind", "undirected"], steps=1)
+    assert list(found) == ["warm", "recipe", "supervised", "blind", "undirected-warm", "undirected"]
     assert found["warm"]["sampled"] == result["before"]["sampled"]
+    assert found["recipe"]["sampled"] == result["after"]["sampled"]
+    kept = json.loads((settings.out / "study" / "warm-start" / "warm" / "settings.json").read_text())
+    assert (kept["warm_steps"], kept["loose_steps"], kept["loose_truth"]) == (0, 4, 0.0)
     made = study.table(found)
     assert "| GRPO with grey pictures |" in made
-    assert made.count("\n") == 4
+    assert made.count("\n") == 7
+    assert json.loads((settings.out / "study.json").read_text()) == found
     with pytest.raises(sg.UsageError, match="no finished run"):
         study.settings_of(settings.out / "nowhere")
 

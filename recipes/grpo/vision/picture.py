@@ -84,7 +84,7 @@ def draw(curves: Mapping[str, Sequence[float]], columns: Mapping[str, Sequence[S
     start = LEFT + PANEL_WIDTH + 40
     widest = max(len(row) for row in columns.values())
     for line, (title, row) in enumerate(columns.items()):
-        top = TOP + line * (TILE + 62)
+        top = TOP + line * (TILE + 70)
         made.append(f'<text x="{start}" y="{top - 14}" font-weight="600">{escape(title)}</text>')
         for place, each in enumerate(row):
             x, data = start + place * (TILE + 44), base64.b64encode(each.png).decode()
@@ -95,7 +95,7 @@ def draw(curves: Mapping[str, Sequence[float]], columns: Mapping[str, Sequence[S
             made.append(f'<text x="{x}" y="{top + TILE + 14}" class="s">{escape(each.question)}</text>')
             made.append(f'<text x="{x}" y="{top + TILE + 28}" class="s" fill="{COLOURS[0]}">{escape(each.said)}</text>')
     width = start + widest * (TILE + 44)
-    height = max(TOP + PANEL_HEIGHT + 50, TOP + len(columns) * (TILE + 62))
+    height = max(TOP + PANEL_HEIGHT + 50, TOP + len(columns) * (TILE + 70))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="system-ui,sans-serif" font-size="13" fill="{INK}">\n<style>.s{{font-size:11px}}</style>\n'
@@ -108,7 +108,7 @@ def _y(value: float) -> float:
     return TOP + PANEL_HEIGHT * (1 - (min(1.0, max(0.3, value)) - 0.3) / 0.7)
 
 
-def picture_of(runs: Sequence[Path], *, tiles: int = 4) -> str:
+def picture_of(runs: Sequence[Path], *, tiles: int = 6) -> str:
     """Curves of all runs, tiles of the first one, before and after, on the first held-out scenes."""
     results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in runs]
     curves = {f"seed {r['settings']['seed']}": [point["reward"] for point in r["grpo"]["curve"]] for r in results}

@@ -259,7 +259,9 @@ class _Run:
         suspicion = suspicion or (None if latent else vigil.conclude())
         if suspicion is None and latent is None:
             return Sighting()
-        told, seen_at = latent or suspicion, suspicion or latent
+        from_start = latent is not None and latent.step == 0
+        # What nobody had filled when the run began is told when somebody reads it; what went bad on the way, at once.
+        told, seen_at = (suspicion if from_start else None) or latent or suspicion, suspicion or latent
         assert told is not None
         assert seen_at is not None
         at = seen_at.step if seen_at.step in self.snapshots else max(self.snapshots)

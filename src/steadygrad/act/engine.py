@@ -318,6 +318,12 @@ class Engine:
         self._clerk.after_refusal()
         ours_alone = self.council.size == 1 and not self._manner.outside and self.policy.acts
         with muted():
+            hard = ours_alone and not reading.undone and self.recovery.is_only_hard(reading, window)
+        if hard:
+            self.run_again(window.fed, outcome)  # it lands after all, and its outcome says so
+            self.run_again(behind, next_outcome)
+            return
+        with muted():
             reading, kept = self.recovery.second_look.at(reading, window, gradients)
             other_numbers = self._noise.to_blame(reading, window) if ours_alone else None
         kept = kept if other_numbers is None else window.fed

@@ -24,6 +24,7 @@ from .forward_state import ForwardState
 from .ladder import Ledger
 from .past import Past, kinds_and_names, past_of
 from .policy import Capabilities
+from .posted import is_fatal
 from .program import StepProgram
 from .ranks_council import Alone
 from .second_look import Kept, SecondLook
@@ -270,6 +271,26 @@ class Recovery:
             return tuple(findings)
         with self._shield("watch", tuple(findings)) as answer:
             answer.value = self._opinion.of(reading, findings, self._tape.newest(len(self._tape)), self._books.recent)
+        return answer.value
+
+    def is_only_hard(self, reading: Reading, window: Window) -> bool:
+        """Whether a young run was refused a batch for its high loss alone, and batches from before do as well as ever.
+
+        Then nothing is wrong with the weights, and its gradient is no longer than others. Runs a few forwards.
+        """
+        numbers = (reading.loss, reading.grad_norm, *reading.terms.values(), *reading.micro_losses)
+        history, limit = self._books.history, reading.grad_norm_limit
+        in_line = all(map(math.isfinite, numbers)) and (limit is None or reading.grad_norm <= limit)
+        too_high = reading.loss_limit is not None and max([reading.loss, *reading.micro_losses]) > reading.loss_limit
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers or is_fatal(reading.posted)
+        if not (in_line and too_high and window.can_run_again and history.is_young(self._books.policy)) or poisoned:
+            return False
+        with self._shield("watch", False) as answer:
+            self.second_look.put_back(window)
+            taped = self._tape.newest(len(self._tape))
+            answer.value = self._opinion.calls_it_hard(reading, taped, self._books.recent)
+            if answer.value:
+                history.expect_loss(max([reading.loss, *reading.micro_losses]))
         return answer.value
 
     def good_part(self, window: Window) -> Kept:

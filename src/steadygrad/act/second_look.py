@@ -52,7 +52,7 @@ class SecondLook:
         looked: dict[str, Any] = {}
         if gradients is not None and math.isinf(reading.grad_norm):
             looked["gradients_finite"] = finite_gradients(gradients)
-        self._back_to(window)
+        self.put_back(window)
         if not reading.undone:
             looked |= bad_state(self._state)
         looked["bad_inputs"] = tuple(
@@ -78,10 +78,11 @@ class SecondLook:
         may_run = clean and again and not looked.get("scale_to_blame")
         reading = self._council.find_culprits(reading, self._program, window if may_run else None)
         if may_run and self._council.size > 1:
-            self._back_to(window)
+            self.put_back(window)
         return reading, kept
 
-    def _back_to(self, window: Window) -> None:
+    def put_back(self, window: Window) -> None:
+        """Everything that the window's forward moved, as before it; no gradients."""
         assert window.entry is not None
         uncertain = self._forward.restore(window.entry)
         uncertain += [name for name in self._forward.unregistered() if name not in uncertain]
@@ -102,7 +103,7 @@ class SecondLook:
     def _gradients_finite_again(self, window: Window) -> bool:
         gradients = self._rerun(window)
         answer = gradients is not None and finite_gradients(gradients)
-        self._back_to(window)
+        self.put_back(window)
         return self._council.all("gradients finite", answer)
 
     def _finite_at_scale_one(self, window: Window) -> bool:
@@ -111,7 +112,7 @@ class SecondLook:
         scaler._scale.fill_(1.0)
         gradients = self._rerun(window)
         answer = gradients is None or finite_gradients(gradients)
-        self._back_to(window)
+        self.put_back(window)
         return self._council.all("finite at scale one", answer)
 
     def _back_off_scale(self) -> None:
@@ -134,7 +135,7 @@ class SecondLook:
         limit = reading.grad_norm_limit if reading.grad_norm_limit is not None else math.inf
         loss_limit = reading.loss_limit if reading.loss_limit is not None else math.inf
         solo: list[tuple[float, Any, str]] = []
-        self._back_to(window)
+        self.put_back(window)
         for batch, key in zip(window.batches, window.keys, strict=True):
             entry = self._forward.take()
             self._program.zero_grad()
@@ -150,7 +151,7 @@ class SecondLook:
             # Every one is finite, so their sum was too large: leave out those that are too large alone, or the largest.
             cut = limit if any(norm > limit for norm, _, _ in solo) else max(norm for norm, _, _ in solo) * (1 - 1e-9)
             solo = [item for item in solo if item[0] <= cut]
-        self._back_to(window)
+        self.put_back(window)
         return [(batch, key) for _, batch, key in solo]
 
 

@@ -50,6 +50,15 @@ class SecondOpinion:
             self._journal.event("divergence_not_confirmed", step=reading.step, detail=f"{detail}; {_BUT}")
         return tuple(found for found in findings if found.code != "SY203")
 
+    def calls_it_hard(self, reading: Reading, taped: Sequence[TapedBatch], recent: Sequence[StepRecord]) -> bool:
+        """Whether a loss that is too high, with a gradient in line, is only that of a hard batch. That is journaled."""
+        hard = self._unharmed(reading, taped, recent)
+        if hard:
+            self._journal.event(
+                "loss_spike_not_confirmed", step=reading.step, detail=f"loss {reading.loss:.4g}; {_BUT}"
+            )
+        return hard
+
     def _unharmed(self, reading: Reading, taped: Sequence[TapedBatch], recent: Sequence[StepRecord]) -> bool:
         losses = {r.step: abs(r.loss) for r in recent if r.applied and math.isfinite(r.loss)}
         old = [t for t in taped if t.step < reading.step - RECENT_STEPS and t.step in losses and not t.changed()]

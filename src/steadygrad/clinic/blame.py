@@ -11,7 +11,7 @@ import torch
 from ..records import Origin
 from .batches import walk_batch
 from .between import huge_state
-from .evidence import FP16_MAX, Evidence
+from .evidence import FLOAT32_MAX, FP16_MAX, Evidence
 from .exam import Examination, owner_of
 from .patient import Patient
 from .replay import CANNOT_RUN, Change, replay
@@ -104,6 +104,8 @@ def blame_batch(patient: Patient, exam: Examination, evidence: Evidence, origin:
         outlier = batch_outlier(batch)
     elif evidence.op == "to_copy" and evidence.half and _reads_batch(exam):
         outlier = batch_outlier(batch, times=1e3, beyond=FP16_MAX)  # the entry itself does not fit float16
+    elif evidence.op == "to_copy" and _reads_batch(exam):
+        outlier = batch_outlier(batch, beyond=FLOAT32_MAX)
     if outlier is None:
         return evidence, origin
     found = Origin(

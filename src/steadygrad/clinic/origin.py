@@ -216,9 +216,10 @@ class _Search:
             return False
         if consumer.backward and not birth.record.backward and self.forward_is_clean:
             # Unless it left the float16 range: a saturating function may have hidden that from the loss.
+            # Or it was too large for the type it was cast to.
             half = any(touch.dtype == "float16" for touch in birth.record.writes)
             elsewhere = birth.record.ordinal != consumer.forward_ordinal
-            return not (half and elsewhere and birth.record.op in _PRODUCTS)
+            return not (elsewhere and ((half and birth.record.op in _PRODUCTS) or birth.record.op == "to_copy"))
         # log(0) used as an additive mask: the softmax that found nothing left is where it went wrong.
         # Turned over on its way it is +inf, and no mask at all.
         mask = consumer.op in SOFTMAX and birth.record.op in _MASK_MAKERS

@@ -22,7 +22,8 @@ def parameters_behind(trace: Trace) -> frozenset[str]:
 
     A weight of zero switches a term off on purpose: it is annealed, or its turn has not come yet.
     """
-    read = _parameters(trace, trace.records)
+    taken = (trace.storage_labels.get(left.storage, ("", "")) for left in trace.exits)
+    read = _parameters(trace, trace.records) | {name for kind, name in taken if kind == "parameter"}
     off = [r for r in trace.records if r.op == "mul" and not r.backward and _by_nought(trace, r)]
     if not off:
         return frozenset(read)

@@ -137,7 +137,8 @@ class Vigil:
         overflow = bool(seen.bad_gradients)
         self.overflows = self.overflows + 1 if overflow else 0
         if overflow:
-            waiting = patient.facts.dynamic_scale and self.overflows <= SCALER_PATIENCE
+            # Counted in micro-batches, while the scale comes down once in a window.
+            waiting = patient.facts.dynamic_scale and self.overflows <= SCALER_PATIENCE * patient.facts.accumulation
             if not (waiting and not seen.bad_after and self.trusts(patient)):
                 return Suspicion(symptom="nan_grad", step=step, kind="non_finite", names=tuple(seen.bad_gradients))
             return None

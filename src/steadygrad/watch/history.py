@@ -49,6 +49,7 @@ class History:
         self.best_step: int | None = None
         self.best_spread = 0.0
         self.loss_level: float | None = None
+        self.expected_loss = 0.0
         self.steps_without_update = 0
         self.steps_with_zero_gradient = 0
         self.overflow_streak = 0
@@ -159,8 +160,8 @@ class History:
         """Far more cautious than the norm's: a hard batch has a high loss and is no harm. Refused is only what is
         above everything seen, above where the run began, and absurd by the window's own measure."""
         level, count = self.loss, len(self.loss)
-        if not policy.judge_loss_level or count < _FOR_LOSSES * policy.spike_min_samples:
-            return math.inf  # a curriculum, hard negatives, a heavy batch: a young run has seen little of its data
+        if not policy.judge_loss_level or count < policy.spike_min_samples:
+            return math.inf
         widening = 1.0 + _FEW / count
         middle, highest = level.median(), level.highest()
         began = max(self.first_losses)
@@ -170,12 +171,22 @@ class History:
             highest + policy.spike_over_max * widening * (highest - middle),
             began + policy.spike_over_max * abs(began),
         )
+        limit = max(limit, policy.spike_over_max * self.expected_loss)
         if (lowest := level.lowest()) < 0:
             # A loss that crosses zero has no size but its reach to both sides.
             limit = max(limit, highest + policy.spike_over_max * widening * (highest - lowest))
         if (new_level := level.accepted(policy)) is not None:
             limit = max(limit, new_level + policy.spike_over_max * abs(new_level))
         return limit
+
+    def is_young(self, policy: Policy) -> bool:
+        """Whether so little of the data was seen that a high loss may only mean a hard batch."""
+        return len(self.loss) < _FOR_LOSSES * policy.spike_min_samples
+
+    def expect_loss(self, loss: float) -> None:
+        """A loss as high as this one is in order, whatever the window says."""
+        self._cached = None
+        self.expected_loss = max(self.expected_loss, loss)
 
     def success(self, window: int) -> tuple[int, int]:
         """How many of the last `window` steps landed, and of how many; those the loss scale refused are left out."""

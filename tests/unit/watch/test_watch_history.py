@@ -243,10 +243,14 @@ def test_a_loss_that_crosses_zero_may_go_as_far_up_as_it_has_been_down() -> None
     assert history.limits(BALANCED).loss > 5.0
 
 
-def test_a_young_run_has_no_limit_for_its_loss() -> None:
+def test_a_loss_that_was_called_in_order_is_below_the_limit_from_then_on() -> None:
     history = History()
     for step in range(31):
         history.admit(Reading(step=step, loss=1.0, grad_norm=1.0), applied=True)
-    assert history.limits(BALANCED).loss == math.inf
+    assert history.limits(BALANCED).loss < 1e4
+    assert history.is_young(BALANCED)
+    history.expect_loss(1e4)
+    assert history.limits(BALANCED).loss > 1e4
     history.admit(Reading(step=31, loss=1.0, grad_norm=1.0), applied=True)
-    assert history.limits(BALANCED).loss < math.inf
+    assert not history.is_young(BALANCED)
+    assert History.from_plain(history.to_plain()).limits(BALANCED) == history.limits(BALANCED)

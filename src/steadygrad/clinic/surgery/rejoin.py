@@ -86,6 +86,8 @@ class _Rejoining(TorchFunctionMode):
         return self.same_numbers(out) if (name in _MAKERS or name in COPIES) and self.taken else out
 
     def _back(self, item: Any) -> Any:
+        if type(item) in (list, tuple):
+            return type(item)(self._back(part) for part in item)
         if isinstance(item, torch.Tensor) and not item.requires_grad and item.is_floating_point():
             for tensor in self.taken:
                 if tensor.data_ptr() == item.data_ptr() and tensor.shape == item.shape and tensor.dtype == item.dtype:

@@ -22,11 +22,11 @@ from recipes.units.report import hardware
 
 from .settings import prepared
 from .toy import SETTINGS, byte_tokenizer, prompts, share_of_digits, tiny_llama
-from .trainer import GRPO_POLICY, StableGRPOTrainer
+from .trainer import StableGRPOTrainer
 from .training import config_for, mean, outcome_of, quieten
 
 # By default a guard gives up after three ways back in a row, because then the trouble is no accident. Here it is one.
-POLICY = GRPO_POLICY.but(max_rollbacks=10**6, snapshot_every=20)
+POLICY = sg.Policy.named("balanced").but(max_rollbacks=10**6, snapshot_every=20)
 IN_SAMPLING = ("nan_logits",)
 IN_TRAINING = tuple(kind for kind in sg.testing.KINDS if kind not in (*IN_SAMPLING, "flipped_weight"))
 """A flipped exponent bit makes a weight of 1e36. That is finite, and so is all that follows: what such a weight costs

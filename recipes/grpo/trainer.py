@@ -27,12 +27,6 @@ import steadygrad as sg
 from .statistics import Counted, LogitStatistics
 
 CLIP_VALUE, MIN_PROB, MIN_TEMPERATURE = 30.0, 1e-8, 0.1
-NEVER = 10**9
-GRPO_POLICY = sg.Policy.named("balanced").but(
-    spike_min_samples=NEVER, divergence_min_steps=NEVER, max_norm_to_apply=100.0
-)
-"""The loss of GRPO is a surrogate. Advantages add up to nothing, so it is zero but for the lengths of completions, and
-has no level that a spike could stand out from: the norm of the gradient is judged by a limit of its own instead."""
 
 
 class Stopped(Exception):
@@ -96,9 +90,7 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if monitors:
             self.add_callback(self.gradients)
             self.add_callback(self.activations)
-        options = {"policy": GRPO_POLICY, **(guard_options or {})}
-        if run_dir is not None:
-            options["run_dir"] = run_dir
+        options = {**(guard_options or {}), **({"run_dir": run_dir} if run_dir is not None else {})}
         self.guard = sg.attach(self, **options) if guarded else None
 
     def _processors(self, say: Callable[[str], None]) -> list[Any]:

@@ -30,9 +30,9 @@ from .trainer import StableGRPOTrainer
 from .training import StopInTime, config_for, run, written
 
 SETTINGS = Settings(
-    steps=120, batch_size=512, group=16, max_tokens=16, learning_rate=1e-4, save_every=50, rank=32, questions=500
+    steps=120, batch_size=512, group=16, max_tokens=20, learning_rate=1e-4, save_every=50, rank=32, questions=500
 )
-QUICK = replace(SETTINGS, steps=12, batch_size=32, group=8, rank=8, save_every=6, questions=32)
+QUICK = replace(SETTINGS, steps=12, batch_size=32, group=8, max_tokens=16, rank=8, save_every=6, questions=32)
 WEIGHTS = (0.2, 1.0)
 
 

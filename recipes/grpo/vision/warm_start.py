@@ -10,6 +10,7 @@ what supervision needs thousands of rows for.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def supervise(
     name: str = "warm start",
 ) -> dict[str, Any]:
     """Guarded supervised steps; returns the guard's summary. Ctrl-C leaves a checkpoint to resume from."""
+    if not resume:
+        shutil.rmtree(run_dir, ignore_errors=True)  # or two runs would be one journal
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     warmup = max(1, min(20, steps // 10))

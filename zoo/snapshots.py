@@ -57,8 +57,9 @@ class Snapshot:
         case.__dict__.update(self._case_fields)
         for module, parameters, buffers, modules, training, plain in self._modules:
             for now, then in ((module._parameters, parameters), (module._buffers, buffers), (module._modules, modules)):
-                now.clear()
-                now.update(then)
+                if hasattr(now, "clear"):  # a scripted module shows copies of its own
+                    now.clear()
+                    now.update(then)
             module.training = training
             for key, value in plain.items():
                 setattr(module, key, _clone(value))

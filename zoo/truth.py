@@ -36,6 +36,7 @@ SAME_ARITHMETIC = {
     "add_param_group": {"rebuild_optimizer"},
     "module_list": {"rebuild_optimizer"},
     "keep_tensor": {"no_detach"},
+    "return_weight_grad": {"plain_backward"},
     "nan_to_num_input": {"drop_rows"},
     "schedule_per_epoch": {"lr_down"},
     "warmup": {"lr_down"},

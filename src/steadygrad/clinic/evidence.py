@@ -89,6 +89,8 @@ class Evidence:
     rate: float = 0.0
     earlier_rate: float | None = None
     discarded_forward: bool = False
+    saturated: bool = False
+    """Of such a value: it was not thrown away, a function that ends at a finite number has swallowed it."""
     bits_written: bool = False
     blew_up: bool = False
     risen: bool = False

@@ -24,6 +24,8 @@ _MASKING = frozenset(
     {"where", "masked_fill", "nan_to_num", "masked_select", "masked_scatter", "index_put", "index", "clamp"}
 )
 
+# Functions that make a finite number of an infinity, and hide it from the loss.
+_SATURATING = frozenset({"tanh", "sigmoid", "erf", "atan", "reciprocal", "div", "exp", "softmax", "hardtanh"})
 _LARGEST = frozenset({"amax", "max", "logsumexp", "cummax"})
 
 
@@ -40,6 +42,7 @@ class Examination:
     forward_specimen: Specimen = field(default_factory=Specimen)
     incoming: torch.Tensor | None = None
     zeroed_by_mask: bool = False
+    saturated: bool = False
     mask_reached_loss: bool = False
     nearby: dict[int, Specimen] = field(default_factory=dict)
 
@@ -146,6 +149,7 @@ def _find_incoming(exam: Examination, node: list[OpRecord]) -> None:
                 trace.records[r.forward_ordinal].op for r in chain if r.backward and r.forward_ordinal is not None
             ]
             exam.zeroed_by_mask = any(op in _MASKING for op in forwards[:6])
+            exam.saturated = not exam.zeroed_by_mask and any(op in _SATURATING for op in forwards[:3])
             return
 
 
@@ -236,17 +240,16 @@ def _parameter_behind(trace: Trace, record: OpRecord) -> str | None:
     if _num_gradients_in(trace, record) > 1:
         return None
     later = [r for r in trace.records[record.ordinal : record.ordinal + 8] if r.stage == "commit"]
-    for candidate in [record, *later]:
-        for touch in (*candidate.writes, *candidate.reads):
-            kind, name = trace.label(touch)
-            if kind in ("parameter", "optimizer", "grad"):
-                return name.partition("/")[0]
-    return None
+    around = [record, *later]
+    spoiled = [touch for r in around for touch in r.writes if is_bad(trace.value(touch))]
+    touched = [touch for r in around for touch in (*r.writes, *r.reads)]
+    labels = (trace.label(touch) for touch in (*(spoiled if len(record.writes) > 1 else ()), *touched))
+    return next((n.partition("/")[0] for kind, n in labels if kind in ("parameter", "optimizer", "grad")), None)
 
 
 def _num_gradients_in(trace: Trace, record: OpRecord) -> int:
     """Of how many gradients the inputs that an optimizer op had computed before were made; 0 for an op over lists."""
-    if sum(trace.label(touch)[0] in ("parameter", "optimizer") for touch in record.reads) > 2:
+    if len(record.writes) > 1:
         return 0
     found: set[int] = set()
     for touch in record.reads:

@@ -106,6 +106,7 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         cancelled=cancelled(exam),
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
         plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,
+        saturated=exam.saturated,
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
         float32_step_finite=sound(patient, Precision(torch.float32)) if low else None,
         unit_scale_finite=sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,

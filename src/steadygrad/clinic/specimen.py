@@ -67,6 +67,7 @@ class Specimen:
     light: bool = False
     bad_leading: tuple[bool, ...] = ()
     """For each index of dimension 0 of the first bad output: does it hold a bad value?"""
+    _before: list[torch.Tensor] | None = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -82,7 +83,9 @@ class Specimen:
             return widened(item.detach().clone()) if item.numel() <= limit else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-            if out is None:
+            if args and type(args[0]) in (list, tuple) and "foreach" in str(func):
+                self._watch_list(record, args, out)
+            elif out is None:
                 self.record, self.func = record, func
                 self.args, self.kwargs = tree_map(copy, tuple(args)), tree_map(copy, dict(kwargs))
                 if self.light:
@@ -98,6 +101,28 @@ class Specimen:
                 self.bad_leading = _bad_leading(outputs)
 
         return watch
+
+    def _watch_list(self, record: OpRecord, args: Sequence[Any], out: Any) -> None:
+        """An op over lists of tensors, as the one op among them that went wrong. Called before it and after it.
+
+        Only what the op may write over is copied beforehand, and only if that is little.
+        """
+        if self.record is None:
+            self.record = record
+            small = sum(tensor.numel() for tensor in args[0]) <= MAX_ELEMENTS_NEARBY
+            self._before = [tensor.detach().clone() for tensor in args[0]] if small else None
+            return
+        made = list(out) if type(out) in (list, tuple) and out else list(args[0])
+        sizes = torch.stack([size.to(torch.float64) for size in torch._foreach_norm(made, float("inf"))])
+        bad = (~torch.isfinite(sizes)).nonzero().flatten().tolist()
+        at = bad[0] if bad else 0
+        picked = [arg[at] if type(arg) in (list, tuple) and len(arg) == len(made) else arg for arg in args]
+        if self._before is not None:
+            picked[0] = self._before[at]
+        self.args = tuple(item.detach().clone() if isinstance(item, torch.Tensor) else item for item in picked)
+        self.inputs = tuple(digest(item) for item in self.args if isinstance(item, torch.Tensor))
+        self.outputs, self.output_tensors = (digest(made[at]),), (widened(made[at].detach().clone()),)
+        self._before = None
 
 
 def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:

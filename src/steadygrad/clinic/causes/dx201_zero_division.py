@@ -68,6 +68,8 @@ def match(e: Evidence) -> Match | None:
         return Match(0.8, f"{e.op} at a pole, where it grows like one over its argument")
     if e.op in SOLVERS and not e.backward and not e.half and sound:
         return Match(0.8, f"{e.op} of a matrix that has no inverse: one of its pivots is zero")
+    if e.backward and e.discarded_forward and e.saturated and e.op in DIVISIONS:
+        return Match(0.9, f"{e.op} by an exact zero, which a function behind it has hidden from the loss")
     divides = e.op in DIVISIONS or e.op == "pow"
     if e.op in NORMALISATIONS and not e.backward and sound and not e.half:
         return Match(0.7, f"{e.op} of values without any spread, with no eps to speak of")

@@ -38,5 +38,6 @@ def match(e: Evidence) -> Match | None:
     if e.facts.incoming_zero and e.facts.zeroed_by_mask:
         return Match(0.95, f"the gradient coming into {e.op} is exactly zero there: its result was masked away")
     if e.discarded_forward:
-        return Match(0.94, f"{e.op} was not finite in forward either, yet the loss is: its result was discarded")
+        sure = 0.8 if e.saturated else 0.94
+        return Match(sure, f"{e.op} was not finite in forward either, yet the loss is: its result was discarded")
     return None

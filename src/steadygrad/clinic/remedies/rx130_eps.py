@@ -21,6 +21,7 @@ References
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 
@@ -34,7 +35,9 @@ from ..ward import Proposal, Ward
 RULE = Rule("RX130", "eps", "Give a denominator or an argument a floor above zero.")
 HIGHER = 1e3
 """A reciprocal of the smallest floor is finite and huge; what is made of it next may need a floor above that."""
-FLOORED = frozenset({"zero_division", "log_zero", "sqrt_grad_at_zero", "cancellation", "fp16_underflow"})
+FLOORED = frozenset(
+    {"zero_division", "log_zero", "sqrt_grad_at_zero", "cancellation", "fp16_underflow", "where_grad_trap"}
+)
 
 
 MATRICES = frozenset(
@@ -88,7 +91,22 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
         return partial(_wider_eps, min(1e-3 * lift, 0.1))
     if call.removeprefix("linalg_") in MATRICES:
         return on_argument(0, partial(_off_singular, lift))
-    return on_argument(0, partial(_floor, lift))
+    return partial(_eps_of_its_own, on_argument(0, partial(_floor, lift)), 1e-6 * lift)
+
+
+def _eps_of_its_own(
+    floored: Operate, eps: float, func: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """A function that takes an eps gets a larger one; of any other the argument gets a floor."""
+    try:
+        given = inspect.signature(func).bind(*args, **kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return floored(func, args, kwargs)
+    if "eps" not in given.signature.parameters:
+        return floored(func, args, kwargs)
+    before = given.arguments.get("eps")
+    given.arguments["eps"] = max(eps, float(before)) if isinstance(before, int | float) else eps
+    return func(*given.args, **given.kwargs)  # type: ignore[operator]
 
 
 def _off_singular(lift: float, tensor: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ...rules import Rule
-from ..surgery.calls import masked_twice, masked_where_unsound
+from ..surgery.calls import masked_twice, masked_where_unsound, replaced, replaced_where_unsound
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX132", "double_where", "Mask the argument before the function, not only its result.")
@@ -76,3 +76,13 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         safety="exact",
         code_change=f"safe = torch.where(ok, x, 1.0)  # then {ward.call} of safe" if ward.call else None,
     )
+    if ward.cause == "where_grad_trap":
+        # What was thrown away may be anything, and what is computed from it on the way must be a number too.
+        yield Proposal(
+            code=RULE.code,
+            slug="double_where",
+            change=f"unsafe arguments of {ward.call} replaced before the call, and what comes of them with them",
+            make=ward.operation(replaced(unsafe, index) if unsafe is not None else replaced_where_unsound),
+            safety="exact",
+            if_needed=True,
+        )

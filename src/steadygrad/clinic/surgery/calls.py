@@ -188,12 +188,27 @@ def masked_where_unsound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     sound = sound_at(func, args, kwargs, place) if place is not None else None
     if place is None or sound is None or not bool(sound.any()):
         return func(*args, **kwargs)
-    argument = args[place]
     with torch.no_grad():
         original = func(*args, **kwargs)
-        harmless = argument[sound].reshape(-1)[0]
-    safe = torch.where(sound, argument, harmless)
-    return torch.where(sound, func(*args[:place], safe, *args[place + 1 :], **kwargs), original)
+    return torch.where(sound, _made_harmless(func, args, kwargs, place, sound), original)
+
+
+def replaced_where_unsound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same, and what the function gives there is what it gives for a harmless argument."""
+    place = _number_at(args, 0)
+    sound = sound_at(func, args, kwargs, place) if place is not None else None
+    if place is None or sound is None or not bool(sound.any()):
+        return func(*args, **kwargs)
+    return _made_harmless(func, args, kwargs, place, sound)
+
+
+def _made_harmless(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: int, sound: torch.Tensor
+) -> torch.Tensor:
+    argument = args[place]
+    safe = torch.where(sound, argument, argument.detach()[sound].reshape(-1)[0])
+    made: torch.Tensor = func(*args[:place], safe, *args[place + 1 :], **kwargs)
+    return made
 
 
 def masked_twice(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> Operate:
@@ -209,5 +224,18 @@ def masked_twice(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> 
         safe = list(args)
         safe[index] = torch.where(bad, torch.ones_like(argument), argument)
         return torch.where(bad, original, func(*safe, **kwargs))
+
+    return operate
+
+
+def replaced(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> Operate:
+    """Unsafe arguments are replaced before the call, and nothing is put back: for what is thrown away afterwards."""
+
+    def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if index >= len(args) or not isinstance(args[index], torch.Tensor):
+            return func(*args, **kwargs)
+        given = list(args)
+        given[index] = torch.where(unsafe(args[index].detach()), torch.ones_like(args[index]), args[index])
+        return func(*given, **kwargs)
 
     return operate

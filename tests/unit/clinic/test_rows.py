@@ -61,7 +61,7 @@ def test_of_memory_nobody_filled_the_rows_are_told_that_ask_for_it(run_case: Any
     batches[3][2, 1] = 5
     case = make_case(model, lambda m, b: m(b).square().mean(), batches, torch.optim.SGD(model.parameters(), lr=0.01))
     sighting = run_case(case)
-    assert sighting.suspicion.step == 0  # told at once, and explained where it first does harm
+    assert sighting.suspicion.step == 3  # told and explained where it first does harm
     assert sighting.diagnosis.cause.slug == "uninitialised"
     assert sighting.diagnosis.symptom == "nan_loss"
     assert sighting.diagnosis.rows == (2,)

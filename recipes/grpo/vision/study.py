@@ -78,7 +78,8 @@ def study(run: Path, names: list[str], *, steps: int | None = None) -> dict[str,
             model = warm_model(run, settings, processor)
         else:
             model, _ = warm_started(replace(settings, out=given.out / "warm-start"), processor)
-            found.setdefault(f"{name}-warm", {"what": what.split(",")[0], **measure(model, processor, given)})
+            kept = f"{name.removesuffix('-supervised')}-warm"
+            found.setdefault(kept, {"what": what.split(",")[0], **measure(model, processor, given)})
         curve = None
         if name.endswith("supervised"):
             supervise(

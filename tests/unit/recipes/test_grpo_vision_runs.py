@@ -203,6 +203,7 @@ def test_the_picture_of_a_run_shows_both_states_of_the_model(finished: tuple[Set
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_reward_rises_by_a_fifth_and_the_masks_do_not_get_worse(tmp_path: Path) -> None:
     result = task.train(Settings(out=tmp_path, show=False))
     before, after = result["before"]["sampled"], result["after"]["sampled"]

@@ -350,14 +350,16 @@ class Vigil:
         """Gradients arrive, steps are taken, and a whole tensor never changes a bit.
 
         Where only a few tensors of a half-precision model stand still (gains near one) and the loss falls, that is
-        known and lived with; it is told only at the end and only if nothing was learned.
+        known and lived with; it is told only at the end and only if nothing was learned. A few tensors in full
+        precision are told of at the end: a warm-up begins with steps that a gain of one cannot take.
         """
         still = self.standing_still()
         if not still:
             return None
         seen = self._stepped()[0].seen
         low = all(seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
-        if not low or 2 * len(still) >= len(reached(seen)) or (ended and not self._improved()):
+        most = 2 * len(still) >= len(reached(seen))
+        if most or (ended and not (low and self._improved())):
             return Suspicion(symptom="silent", step=self._stepped()[0].step, kind="unmoved", names=still)
         return None
 
@@ -372,8 +374,8 @@ class Vigil:
     def standing_still(self) -> tuple[str, ...]:
         """Tensors that a gradient worth the name reached in every step, and that never changed a bit."""
         rows = self._stepped()
-        if len(rows) < PATIENCE:
-            return ()
+        if len(rows) < PATIENCE or rows[-1].rate > 1.01 * rows[-PATIENCE].rate:
+            return ()  # too early to tell, or the rate still grows
         moving = set.intersection(*(set(row.rated) for row in rows))
         held = reached(rows[0].seen)
         still = tuple(

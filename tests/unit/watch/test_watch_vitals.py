@@ -389,11 +389,42 @@ class TestManners:
         model(torch.randn(2, 1000)).sum().backward()
         vitals.before_update()
         assert vitals._open is not None
-        assert sum(group.before.numel() for group in vitals._open.measurement.groups) == 2 * 512
+        assert sum(group.before.numel() for group in vitals._open.measurement.groups) == 512 + 500
         optimizer.step()
         vitals.after_update()
         vitals.findings(0)
-        assert [tensor.num_sampled for tensor in vitals._samplings[-1].tensors] == [512, 512]
+        # At most so many, and to the very end: every second of a thousand.
+        assert [tensor.num_sampled for tensor in vitals._samplings[-1].tensors] == [512, 500]
+
+    def test_the_slice_reaches_the_end_of_a_weight_that_is_a_little_longer(self) -> None:
+        model = nn.Linear(1, 768, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        vitals = Vitals(model, [optimizer], POLICY.but(vitals_sample=512))
+        model(torch.ones(1, 1))[:, 512:].sum().backward()  # only the last third learns
+        vitals.before_update()
+        optimizer.step()
+        vitals.after_update()
+        vitals.findings(0)
+        (weight,) = vitals._samplings[-1].tensors
+        assert (weight.num_live, weight.num_moved) == (128, 128)
+
+    def test_nothing_is_said_of_weights_that_stand_still_while_the_rate_grows(self) -> None:
+        model = nn.Linear(8, 8, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        for rates, codes in (((1e-12, 1e-11, 1e-10), set()), ((1e-12, 1e-12, 1e-12), {"SY406", "SY407"})):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            vitals = Vitals(model, [optimizer], POLICY)
+            said: set[str] = set()
+            for step, rate in enumerate(rates):
+                optimizer.param_groups[0]["lr"] = rate
+                model(torch.ones(2, 8)).sum().backward()
+                vitals.before_update()
+                optimizer.step()
+                vitals.after_update()
+                said |= {finding.code for finding in vitals.findings(step)}
+                optimizer.zero_grad()
+            assert said == codes
 
     def test_numbers_agree_with_a_plain_computation(self) -> None:
         model = mlp().to(memory_format=torch.contiguous_format)

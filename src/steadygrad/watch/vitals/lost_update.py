@@ -18,7 +18,7 @@ What to do
     or stochastic rounding.
 
 Safety
-    It changes nothing. Early in a warm-up it may be true for a while only.
+    It changes nothing. It waits while the learning rate grows: early in a warm-up it may be true for a while only.
 
 References
     https://github.com/pytorch/pytorch/issues/120376
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from ...act.policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import HALF, Sampling, TensorVitals, about, in_all
+from .sampling import HALF, Sampling, TensorVitals, about, in_all, warming_up
 
 RULE = Rule("SY402", "lost_update", "Updates are lost below half a unit in the last place.")
 _SAMPLINGS = 2
@@ -47,7 +47,7 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
     lost = in_all(samplings, _SAMPLINGS, _is_lost) + in_all(samplings, _SAMPLINGS_OF_FEW, _is_stuck)
     lost = [tensor for tensor in lost if not _is_gain(tensor)] or lost
-    if not lost:
+    if not lost or warming_up(samplings, _SAMPLINGS):
         return None
     live, moved = sum(tensor.num_live for tensor in lost), sum(tensor.num_moved for tensor in lost)
     return about(

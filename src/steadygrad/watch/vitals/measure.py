@@ -110,7 +110,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _slice(tensor: Tensor, sample: int) -> Tensor:
-    return _flat(tensor)[:: max(1, tensor.numel() // sample)][:sample]
+    return _flat(tensor)[:: max(1, -(-tensor.numel() // sample))]
 
 
 def _open(entries: list[tuple[int, Tensor]], sample: int) -> _Group:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from ...act.policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import HALF, Sampling, TensorVitals, about, in_all
+from .sampling import HALF, Sampling, TensorVitals, about, in_all, warming_up
 
 RULE = Rule("SY406", "parameter_never_changes", "A parameter gets gradients and updates, and stays the same.")
 _SAMPLINGS = 3
@@ -38,7 +38,7 @@ _QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention ha
 def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
     stuck = in_all(samplings, _SAMPLINGS, _is_stuck)
-    if not stuck:
+    if not stuck or warming_up(samplings, _SAMPLINGS):
         return None
     return about(
         RULE,

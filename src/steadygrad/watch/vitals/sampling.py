@@ -85,6 +85,13 @@ class Sampling:
 Judge = Callable[[Sequence[Sampling], Policy], Finding | None]
 
 
+def warming_up(samplings: Sequence[Sampling], count: int) -> bool:
+    """Whether the learning rate has grown over the last `count` samplings: what does not move yet may do so soon."""
+    last = [sampling for sampling in samplings if sampling.measured][-count:]
+    rates = [max((tensor.lr for tensor in sampling.tensors), default=0.0) for sampling in last]
+    return len(rates) > 1 and rates[-1] > 1.01 * rates[0]
+
+
 def in_all(
     samplings: Sequence[Sampling], count: int, holds: Callable[[TensorVitals, Sampling], bool]
 ) -> list[TensorVitals]:

@@ -30,7 +30,7 @@ from statistics import median
 from ...act.policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about
+from .sampling import Sampling, TensorVitals, about, warming_up
 
 RULE = Rule("SY407", "update_ratio_out_of_range", "Updates are far too large, or far too small, for the weights.")
 _TOO_LARGE, _TOO_SMALL = 0.5, 1e-8
@@ -42,7 +42,8 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     large, small = ratios[-2:], ratios[-3:]
     if len(large) == 2 and all(each and median(each.values()) > _TOO_LARGE for each in large):
         return _say(samplings[-1], ratios[-1], median(ratios[-1].values()), "large")
-    if len(small) == 3 and all(each and max(each.values()) < _TOO_SMALL for each in small):
+    tiny = len(small) == 3 and all(each and max(each.values()) < _TOO_SMALL for each in small)
+    if tiny and not warming_up(samplings, len(small)):
         return _say(samplings[-1], ratios[-1], max(ratios[-1].values()), "small")
     return None
 

@@ -48,6 +48,8 @@ class Setup:
 
     model_class: str = "Model"
     model_type: str = ""
+    pretrained: bool = False
+    """Whether it was loaded from somewhere: a model made from a configuration has no name."""
     parameters: tuple[ParameterFacts, ...] = ()
     groups: tuple[GroupFacts, ...] = ()
     on_cuda: bool = False

@@ -98,6 +98,7 @@ def measure(
     return Setup(
         model_class=type(model).__name__,
         model_type=str(getattr(config, "model_type", "") or ""),
+        pretrained=bool(getattr(model, "name_or_path", "") or getattr(config, "_name_or_path", "")),
         parameters=parameters,
         groups=tuple(_group(each, group) for each in optimizers for group in each.param_groups),
         on_cuda="cuda" in kinds,

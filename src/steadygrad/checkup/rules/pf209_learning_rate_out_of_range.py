@@ -1,7 +1,8 @@
 """The learning rate is outside what works for this kind of training.
 
 What it sees
-    A rate of zero or below; above 1e-3 for a whole pretrained model with Adam; outside 1e-6 to 5e-3 for adapters.
+    A rate of zero or below; above 1e-3 for a whole pretrained model with Adam; outside 1e-6 to 5e-3 for adapters. A
+    model made from a configuration is not a pretrained one.
 
 Why it hurts
     Too high and the loss diverges within a few hundred steps, often as NaN; too low and the run is wasted.
@@ -75,7 +76,7 @@ def of_setup(setup: Setup) -> Iterator[Advice]:
     for number, group in enumerate(setup.groups):
         if group.lr is None or group.lr <= 0 or not group.adam or setup.peft_type not in ("", "LORA"):
             continue
-        why = wrong(group.lr, lora=setup.peft, pretrained=bool(setup.model_type))
+        why = wrong(group.lr, lora=setup.peft, pretrained=setup.pretrained)
         if why and "high" in why:
             yield about(
                 RULE, Level.WARNING, f"{group.kind} group {number}", why, help="check the exponent", lr=group.lr
@@ -86,13 +87,14 @@ SPECIMENS = [
     {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"learning_rate": 1e-8, "output_dir": "x", "adapter": "lora", "base_model": "gpt2"},
     {"learning_rate": 0, "output_dir": "x"},
-    Setup(model_type="llama", groups=(GroupFacts(lr=0.02),)),
+    Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 NEAR_MISSES = [
     {"learning_rate": 2e-5, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"learning_rate": 2e-4, "output_dir": "x", "adapter": "lora", "base_model": "gpt2"},
     {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2", "optim": "sgd"},
-    Setup(model_type="llama", groups=(GroupFacts(lr=0.0),)),
+    Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.0),)),
+    Setup(model_type="llama", groups=(GroupFacts(lr=0.02),)),
     Setup(model_type="", groups=(GroupFacts(lr=0.02),)),
     Setup(model_type="llama", peft=True, peft_type="PROMPT_TUNING", groups=(GroupFacts(lr=0.3),)),
     """

@@ -20,18 +20,16 @@ def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: t
     """Facts of one op caught in the act. `forward` is the op behind a backward-born value, `incoming` its gradient."""
     if specimen.record is None or not specimen.output_tensors:
         return OpFacts()
-    out = next(
-        (t for t in specimen.output_tensors if t.is_floating_point() and not bool(torch.isfinite(t).all())), None
-    )
+    out = next((t for t in specimen.output_tensors if _real(t) and not bool(torch.isfinite(t).all())), None)
     if out is None:
         return OpFacts()
     bad = ~torch.isfinite(out)
     op = specimen.record.op
-    tensors = [tensor for tensor in specimen.tensors if tensor.is_floating_point() or op in DIVISIONS]
+    tensors = [tensor for tensor in specimen.tensors if _real(tensor) or op in DIVISIONS]
     about = forward if forward is not None and forward.record is not None else specimen
     assert about.record is not None
     forward_op = about.record.op
-    arguments = [tensor for tensor in about.tensors if tensor.is_floating_point()]
+    arguments = [tensor.abs() if tensor.is_complex() else tensor for tensor in about.tensors if _real(tensor)]
     argument = _at(arguments[0], bad) if arguments else None
     if argument is None and arguments:
         argument = arguments[0].reshape(-1)
@@ -49,6 +47,11 @@ def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: t
         num_reduced=_num_reduced(specimen, out),
         **_wider(specimen),
     )
+
+
+def _real(tensor: torch.Tensor) -> bool:
+    """Whether it holds real numbers, or complex ones."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _at_edge(op: str, argument: torch.Tensor | None) -> bool:

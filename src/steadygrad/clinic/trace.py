@@ -28,7 +28,7 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.numel() == 0:
         return None
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point():
         return None
     if tensor.dtype.itemsize == 1:

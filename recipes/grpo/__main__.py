@@ -20,6 +20,7 @@ from .trainer import Stopped
 
 RUNS = Path("runs/recipes/grpo")
 TASKS = ("vision", "text", "toy")
+PICTURES = ("shapes", "photographs", "digits")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         ("faults", "train the toy while faults are injected, and count what landed"),
     ):
         verb = verbs.add_parser(name, help=purpose)
-        verb.add_argument("--out", type=Path, help="folder of the run; runs/recipes/grpo/TASK")
+        verb.add_argument("--out", type=Path, help="folder of the run; runs/recipes/grpo/TASK, or TASK-PICTURES")
         verb.add_argument("--seed", type=int, default=0)
         verb.add_argument(
             "--json", action="store_true", help="the result as JSON on standard output, the rest on error"
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         if name != "faults":
             verb.add_argument("--task", choices=TASKS, default="vision")
             verb.add_argument("--quick", action="store_true", help="a few minutes on two cores")
+            verb.add_argument("--pictures", choices=PICTURES, help="vision: what the pictures show; shapes")
             verb.add_argument("--model", help="text: a wheel, GGUF file, model folder or hub id; SmolLM2-135M-Instruct")
             verb.add_argument("--questions", type=int, help="text: how many to test with; 500, or 32 with --quick")
             verb.add_argument("--cache", help="text: where the unpacked model is kept; the user's cache folder")
@@ -89,7 +91,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         from .sick import show_sick
 
         return show_sick(given.out or RUNS / "sick", seed=given.seed, steps=given.steps)
-    out = given.out or RUNS / given.task
+    shown = "" if given.pictures in (None, "shapes") else f"-{given.pictures}"
+    out = given.out or RUNS / f"{given.task}{shown}"
     tasks = {"vision": vision, "text": text, "toy": toy}
     return tasks[given.task](given, out)
 
@@ -120,7 +123,7 @@ def vision(given: argparse.Namespace, out: Path) -> dict[str, Any]:
         kind = importlib.import_module("recipes.grpo.vision.settings").Settings
     except ImportError as missing:
         raise sg.UsageError(f"The task vision needs {missing.name}: pip install -e '.[recipes]'.") from None
-    settings = changed(kind.quick() if given.quick else kind(), given)
+    settings = changed(kind.of(given.pictures or "shapes", quick=given.quick), given)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = replace(settings, out=out, resume=getattr(given, "resume", False), device=device)
     answer: dict[str, Any] = task.evaluate(settings) if given.verb == "eval" else task.train(settings)
@@ -130,7 +133,7 @@ def vision(given: argparse.Namespace, out: Path) -> dict[str, Any]:
 def changed(settings: Any, given: argparse.Namespace) -> Any:
     """The task's settings with what was said on the command line."""
     said = {"seed": given.seed}
-    for name in ("steps", "learning_rate", "batch_size", "group", "questions"):
+    for name in ("steps", "learning_rate", "batch_size", "group", "questions", "pictures"):
         if getattr(given, name, None) is not None:
             if not hasattr(settings, name):
                 raise sg.UsageError(f"--{name.replace('_', '-')} is not for this task.")

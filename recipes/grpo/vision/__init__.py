@@ -1,6 +1,7 @@
 """A vision-language model that segments what it names, trained by reward through TRL's GRPOTrainer.
 
-scenes        pictures of two shapes, the questions about them, the masks they are scored with
+sources       real pictures: photographs and handwritten digits
+scenes        pictures of two shapes or digits, the questions about them, the masks they are scored with
 words         the processor: a vocabulary of words and a PIL image processor, made here and not downloaded
 model         LLaVA from configuration, with a mask head that the hidden state of [SEG] drives
 warm_start    supervision: learn to name and outline *some* shape of the picture, under sg.Guard

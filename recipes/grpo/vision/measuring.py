@@ -8,7 +8,7 @@ import torch
 
 from .model import SegmentingLlava
 from .rewards import WEIGHTS, format_score, iou_scores, object_score
-from .scenes import KINDS, Scene, draw_scene, grey, measuring_number
+from .scenes import KINDS, Scene, draw_scene, grey, measuring_number, shapes_of
 from .settings import Settings
 from .words import join, pixels
 
@@ -17,7 +17,8 @@ VIEWS = ("own", "shuffled", "grey")
 
 
 def held_out(settings: Settings) -> list[Scene]:
-    return [draw_scene(measuring_number(place), settings.image_size) for place in range(settings.measured_on)]
+    numbers = map(measuring_number, range(settings.measured_on))
+    return [draw_scene(number, settings.image_size, settings.pictures) for number in numbers]
 
 
 def seen_by(scenes: list[Scene], view: str) -> list[Any]:
@@ -59,7 +60,7 @@ def score(
     texts = [processor.tokenizer.decode(ids).replace("</s>", "").strip() for ids in completions]
     objects = [object_score(text, scene) for text, scene in zip(texts, scenes, strict=True)]
     parts = {
-        "format": _mean([format_score(text) for text in texts]),
+        "format": _mean([format_score(text, shapes_of(settings.pictures)) for text in texts]),
         "object": _mean(objects),
         "iou": _mean(iou_scores(model, processor, settings, scenes, completions, images)),
     }

@@ -1,4 +1,7 @@
-"""What several seeds came to, as Markdown: `python -m recipes.grpo.vision.report RUN [RUN ...] --where "..."`."""
+"""What several seeds came to, as Markdown: `python -m recipes.grpo.vision.report RUN [RUN ...] --where "..."`.
+
+The runs are of one kind of pictures. Shapes make a page, photographs and digits a section to put below it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ from steadygrad import UsageError
 
 from .study import table
 
+TITLES = {
+    "shapes": "# GRPO on a model that sees and segments",
+    "photographs": "## Shapes on photographs",
+    "digits": "## Handwritten digits",
+}
+
 
 def read(run: Path) -> dict[str, Any]:
     path = run / "result.json"
@@ -26,10 +35,15 @@ def report(runs: Sequence[Path], *, where: str, date: str) -> str:
     """A row a seed, their mean, the controls, and the study of the first run that has one."""
     results = [read(run) for run in runs]
     settings = results[0]["settings"]
+    kinds = {each["settings"].get("pictures", "shapes") for each in results}
+    if len(kinds) > 1:
+        raise UsageError(f"These runs are of several pictures ({', '.join(sorted(kinds))}); report them apart.")
+    pictures = kinds.pop()
+    option = "" if pictures == "shapes" else f" --pictures {pictures}"
     lines = [
-        "# GRPO on a model that sees and segments",
+        TITLES[pictures],
         "",
-        f"{where}. {date}. `python -m recipes.grpo train --task vision --seed N`.",
+        f"{where}. {date}. `python -m recipes.grpo train --task vision{option} --seed N`.",
         "",
         f"{settings['warm_steps']} + {settings['loose_steps']} supervised steps of {settings['warm_batch']} rows, "
         f"then {settings['steps']} steps of GRPO with {settings['prompts']} prompts of {settings['generations']} "
@@ -46,12 +60,12 @@ def report(runs: Sequence[Path], *, where: str, date: str) -> str:
     masks = [each["after"]["sampled"]["iou"] - each["before"]["sampled"]["iou"] for each in results]
     lines += [
         "",
-        f"Mean reward {_signed(gains)}, mask IoU {_signed(masks)} over {len(results)} seeds. Shuffled and grey "
-        "pictures are shown to the trained model: its reward without seeing.",
+        f"Mean reward {_signed(gains)}, mask IoU {_signed(masks)} over {len(results)} seed{'s' * (len(results) > 1)}. "
+        "Shuffled and grey pictures are shown to the trained model: its reward without seeing.",
         "",
         "By kind of question, the right thing named (mean of the seeds, sampled):",
         "",
-        "| | by colour | by shape | by place |",
+        f"| | by colour | by {'digit' if pictures == 'digits' else 'shape'} | by place |",
         "|---|---|---|---|",
         *(
             f"| {name} | "

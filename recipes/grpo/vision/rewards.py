@@ -13,22 +13,25 @@ import torch
 from torch import Tensor
 
 from .model import SegmentingLlava
-from .scenes import COLOURS, SHAPES, Scene
+from .scenes import COLOURS, DIGITS, SHAPES, Scene
 from .settings import Settings
 from .words import SEG, join, pixels
 
 WEIGHTS = {"format": 0.2, "object": 0.4, "iou": 0.4}
-FORM = re.compile(rf"it is the ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) \[SEG\] \.")
+FORMS = {
+    shapes: re.compile(rf"it is the ({'|'.join(COLOURS)}) ({'|'.join(shapes)}) \[SEG\] \.")
+    for shapes in (SHAPES, DIGITS)
+}
 
 
-def format_score(text: str) -> float:
-    return float(FORM.fullmatch(text.strip()) is not None)
+def format_score(text: str, shapes: tuple[str, ...] = SHAPES) -> float:
+    return float(FORMS[shapes].fullmatch(text.strip()) is not None)
 
 
 def object_score(text: str, scene: Scene) -> float:
-    """Half for the colour, half for the shape of the thing that was asked for; nothing if several are named."""
-    said = text.split()
-    colours, shapes = [w for w in said if w in COLOURS], [w for w in said if w in SHAPES]
+    """Half for the colour, half for the shape or digit of what was asked for; nothing if several are named."""
+    said, known = text.split(), DIGITS if scene.meant.shape in DIGITS else SHAPES
+    colours, shapes = [w for w in said if w in COLOURS], [w for w in said if w in known]
     return 0.5 * (colours == [scene.meant.colour]) + 0.5 * (shapes == [scene.meant.shape])
 
 

@@ -11,6 +11,11 @@ import torch
 
 from steadygrad import UsageError
 
+from .sources import there_or_refuse
+
+
+DIGITS_WARM_STEPS = 1600
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -21,6 +26,9 @@ class Settings:
     device: str = "auto"
     resume: bool = False
     show: bool = True
+
+    pictures: str = "shapes"
+    """shapes (on noise), photographs (with shapes on them) or digits (written by hand)."""
 
     image_size: int = 32
     patch_size: int = 16
@@ -56,8 +64,15 @@ class Settings:
         """Half a minute or so: it runs and the reward begins to rise, no more is claimed."""
         return cls(warm_steps=150, loose_steps=50, steps=20, prompts=8, generations=8, measured_on=128)
 
+    @classmethod
+    def of(cls, pictures: str, *, quick: bool = False) -> Settings:
+        """The recipe for these pictures. Ten digits in many hands take longer to tell apart than four shapes."""
+        settings = replace(cls.quick() if quick else cls(), pictures=pictures)
+        return replace(settings, warm_steps=DIGITS_WARM_STEPS) if pictures == "digits" and not quick else settings
+
     def checked(self) -> Settings:
         """Itself on the device that is there, or a sentence about what cannot work."""
+        there_or_refuse(self.pictures)
         if self.image_size % self.patch_size:
             raise UsageError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}.")
         if self.generations < 2:

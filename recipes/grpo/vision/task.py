@@ -21,7 +21,7 @@ from steadygrad import UsageError
 from .measuring import LONGEST, VIEWS, measure
 from .model import SegmentingLlava, make_model
 from .rewards import WEIGHTS, format_score, iou_scores, object_score
-from .scenes import Scene, draw_scene, grey, training_number
+from .scenes import Scene, draw_scene, grey, shapes_of, training_number
 from .settings import Settings, same_or_refuse
 from .showing import progress_bar
 from .warm_start import keep, warm_started
@@ -71,7 +71,7 @@ def reinforce(model: SegmentingLlava, processor: Any, settings: Settings) -> dic
     for part in (model.mask_head, *(() if settings.train_vision else (model.model.vision_tower,))):
         part.requires_grad_(False)
     scenes = [
-        draw_scene(training_number(settings.seed, place), settings.image_size)
+        draw_scene(training_number(settings.seed, place), settings.image_size, settings.pictures)
         for place in range(settings.steps * settings.prompts)
     ]
     on_gpu = settings.device.startswith("cuda")
@@ -153,7 +153,7 @@ def rewards_for(model: SegmentingLlava, processor: Any, settings: Settings, scen
         return [completion[0]["content"] for completion in completions]
 
     def format_reward(completions: list[Any], **_: Any) -> list[float]:
-        return [format_score(text) for text in said(completions)]
+        return [format_score(text, shapes_of(settings.pictures)) for text in said(completions)]
 
     def object_reward(completions: list[Any], scene: list[int], **_: Any) -> list[float]:
         return [object_score(text, scenes[each]) for text, each in zip(said(completions), scene, strict=True)]
@@ -176,7 +176,7 @@ def load_trained(settings: Settings, processor: Any) -> SegmentingLlava:
     try:
         model.load_state_dict(load_file(path))
     except RuntimeError:
-        raise UsageError(f"{path} was trained with other sizes; evaluate it with those.") from None
+        raise UsageError(f"{path} was trained with other sizes or pictures; evaluate it with those.") from None
     return model.to(settings.device).eval()
 
 

@@ -37,7 +37,7 @@ def batch_of(
     processor: Any, settings: Settings, numbers: list[int], *, truth: float, dice: np.random.Generator
 ) -> Batch:
     """Rows with words and masks; of each scene the thing that was asked for with probability `truth`, else any."""
-    scenes = [draw_scene(number, settings.image_size) for number in numbers]
+    scenes = [draw_scene(number, settings.image_size, settings.pictures) for number in numbers]
     told = [scene.meant if dice.random() < truth else scene.things[int(dice.integers(2))] for scene in scenes]
     rows = join(processor, scenes, [completion_ids(processor, answer(thing)) for thing in told], settings.image_tokens)
     masks = torch.from_numpy(np.stack([thing.mask for thing in told])).float()

@@ -14,11 +14,10 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from .scenes import COLOURS, PLACES, SHAPES, Scene
+from .scenes import COLOURS, PLACES, Scene, shapes_of, some_of
 from .settings import Settings
 
 SEG, IMAGE, PAD, END, BEGIN = "[SEG]", "<image>", "<pad>", "</s>", "<s>"
-WORDS = ("user", "assistant", "segment", "the", "one", "it", "is", ".", *COLOURS, *SHAPES, *PLACES)
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "
     "{% for part in message['content'] %}"
@@ -28,8 +27,15 @@ TEMPLATE = (
 )
 
 
+def words_for(pictures: str) -> tuple[str, ...]:
+    """What can be asked and answered about these pictures, and no other word."""
+    common = ("user", "assistant", "segment", "the", some_of(pictures), "it", "is", ".")
+    return (*common, *COLOURS, *shapes_of(pictures), *PLACES)
+
+
 def make_processor(settings: Settings) -> Any:
-    words = {word: place for place, word in enumerate((PAD, BEGIN, END, "<unk>", IMAGE, SEG, *WORDS))}
+    said = (PAD, BEGIN, END, "<unk>", IMAGE, SEG, *words_for(settings.pictures))
+    words = {word: place for place, word in enumerate(said)}
     core = Tokenizer(WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(

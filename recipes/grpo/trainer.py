@@ -118,7 +118,6 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As GRPOTrainer's; a Ctrl-C ends it after the step under way, with a checkpoint, and is told as `Stopped`."""
-        sg.numerics.board().take()  # what an unguarded run before this one left there is not for this one to act on
         answer = super().train(*args, **kwargs)
         if self.stop.asked:
             raise Stopped(f"Stopped after step {self.state.global_step}; --resume goes on from there.")

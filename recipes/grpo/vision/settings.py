@@ -13,7 +13,6 @@ from steadygrad import UsageError
 
 from .sources import there_or_refuse
 
-
 DIGITS_WARM_STEPS = 1600
 
 

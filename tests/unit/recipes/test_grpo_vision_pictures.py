@@ -282,3 +282,10 @@ def test_pictures_that_nobody_knows_and_tasks_without_pictures_are_refused(
 def test_the_command_line_offers_what_the_settings_take() -> None:
     assert set(PICTURES) == set(sources.NEEDS)
     assert parser().parse_args(["train", "--pictures", "digits"]).pictures == "digits"
+
+
+def test_only_digits_have_a_longer_warm_start_and_not_when_it_is_to_be_quick() -> None:
+    assert Settings.of("shapes") == Settings()
+    assert Settings.of("photographs") == dataclasses.replace(Settings(), pictures="photographs")
+    assert Settings.of("digits").warm_steps > Settings().warm_steps
+    assert Settings.of("digits", quick=True) == dataclasses.replace(Settings.quick(), pictures="digits")

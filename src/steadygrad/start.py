@@ -15,6 +15,7 @@ from .act.manner import Manner
 from .act.notify import Notifier
 from .act.parts import assemble
 from .act.policy import Policy
+from .act.posted import take_earlier
 from .act.ranks_council import convene
 from .consult import Consult
 from .journal import Journal
@@ -88,6 +89,8 @@ def start_engine(
         engine.books.on_incident = notifier
     if resume and (found := engine.recovery.resume()) is not None:
         engine.step, engine.batches_seen = found
+    for found in take_earlier():
+        journal.event("posted_earlier", code=found.code, slug=found.slug, detail=found.detail)
     if council.rank == 0:
         with parts.shield("checkup", None):
             tell_checkup(parts.books, model, optimizers, scaler, scheduler, "" if outside else precision)

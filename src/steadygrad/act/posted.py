@@ -30,6 +30,12 @@ def with_posted(reading: Reading, *, alone: bool) -> Reading:
     return replace(reading, posted=found) if found else reading
 
 
+def take_earlier() -> tuple[Finding, ...]:
+    """What was posted before a run began, taken off the board: it belongs to none of its steps."""
+    room: Any = sys.modules.get(_BOARD)
+    return () if room is None else tuple(room.board().take(wait=False))
+
+
 def urgent() -> bool:
     """Whether something fatal waits, so that the coming update must be judged before it lands."""
     room: Any = sys.modules.get(_BOARD)

@@ -89,3 +89,12 @@ def test_a_note_on_the_board_is_journaled_and_refuses_nothing(tmp_path: Path) ->
         assert guard.summary()["applied"] == 2
         assert any("SY503" in record.flags for record in guard._books.recent)
     assert [event for event in read_events(tmp_path) if event.kind == "decision"]
+
+
+def test_what_was_posted_before_a_run_began_is_journaled_and_binds_none_of_its_steps(tmp_path: Path) -> None:
+    generate(sick=True)  # by a run that nobody guarded
+    model, optimizer = make()
+    with sg.Guard(model, optimizer, loss_fn, policy=POLICY, run_dir=tmp_path / "run") as guard:
+        assert guard.step(torch.ones(8, 4)).applied
+    told = [event for event in read_events(tmp_path / "run") if event.kind == "posted_earlier"]
+    assert [event.data["code"] for event in told] == ["SY501"]

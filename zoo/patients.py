@@ -266,7 +266,11 @@ class _Run:
         assert seen_at is not None
         at = seen_at.step if seen_at.step in self.snapshots else max(self.snapshots)
         patient = self.patient(at, seen_at.symptom)
-        return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
+        try:
+            return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
+        except Exception as error:  # an alarm without an explanation is still an alarm, as behind a guard
+            because = f"the clinic failed: {type(error).__name__}: {error}"[:200]
+            return Sighting(told, Diagnosis(symptom=seen_at.symptom, phase="none", because=because))
 
     def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
         def prepare() -> None:

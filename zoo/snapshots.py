@@ -64,6 +64,8 @@ class Snapshot:
             for key, value in plain.items():
                 setattr(module, key, _clone(value))
         for tensor, storage, value, requires_grad, grad in self._tensors.values():
+            if not tensor.is_leaf:  # somebody wrote it with a graph behind it
+                tensor.detach_()
             with torch.no_grad():
                 if tensor.data.data_ptr() != storage.data_ptr() or tensor.dtype != storage.dtype:
                     tensor.data = storage

@@ -96,7 +96,11 @@ class Case:
             exam=self.exam,
             suspicion=self.suspicion,
         )
-        return replace(diagnosis, trials=try_all(ward, propose(ward)))
+        try:
+            return replace(diagnosis, trials=try_all(ward, propose(ward)))
+        except Exception as error:  # what is known already must not be lost with a trial that went wrong
+            self.notes.append(f"no remedies: {type(error).__name__}: {error}"[:200])
+            return replace(diagnosis, notes=tuple(self.notes))
 
     def _look(self) -> tuple[Evidence, Origin | None]:
         suspicion = self.suspicion

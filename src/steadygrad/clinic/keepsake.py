@@ -45,6 +45,10 @@ class Keepsake:
             if tensor.data_ptr() != storage.data_ptr() or tensor.dtype != storage.dtype:
                 tensor.data = storage
             tensor.requires_grad_(requires_grad)
+        for _, _, buffers, _, _ in self._modules:
+            for buffer in buffers.values():
+                if buffer is not None and not buffer.is_leaf:
+                    buffer.detach_()  # somebody wrote it with a graph behind it
         for optimizer, (groups, state) in self._optimizers:
             del optimizer.param_groups[len(groups) :]
             for group, kept in zip(optimizer.param_groups, groups, strict=True):

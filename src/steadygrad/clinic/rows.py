@@ -97,9 +97,18 @@ def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
     """The rows in which the origin's output is bad, if its leading dimension is the batch or the batch flattened."""
     bad = exam.specimen.bad_leading
     if not bad or not size or len(bad) % size:
-        return None
+        return None  # see `read_groups` for rows that come in groups
     share = len(bad) // size
     return tuple(row for row in range(size) if any(bad[row * share : (row + 1) * share]))
+
+
+def read_groups(exam: Examination, size: int) -> tuple[int, ...] | None:
+    """The rows of the groups in which the origin's output is bad, if its leading dimension counts groups of rows."""
+    bad = exam.specimen.bad_leading
+    if not any(bad) or not 1 < len(bad) < size or size % len(bad):
+        return None
+    share = size // len(bad)
+    return tuple(row for row in range(size) if bad[row // share])
 
 
 class _Subsets:
@@ -138,6 +147,15 @@ class _Subsets:
             return None
         mixed = grafted(others[0], self.patient.batches[self.guilty], row)
         return None if mixed is None else self._with(mixed)
+
+    def runs(self, rows: Sequence[int]) -> bool:
+        """Whether the step can be run with these rows just as they are."""
+        select = self.patient.facts.select_rows
+        assert select is not None
+        try:
+            return self._with(select(self.patient.batches[self.guilty], list(rows))) is not None
+        except CANNOT_RUN:
+            return False
 
     def _run(self, rows: tuple[int, ...]) -> bool | None:
         if self.left <= 0:
@@ -240,6 +258,12 @@ def _find_rows(patient: Patient, exam: Examination) -> Rows:
         return Rows(rows=hint, proven=True)
     if size == 1:
         return Rows(rows=hint)
+    groups = read_groups(exam, size)
+    if groups and len(groups) < size and not test.runs(everyone[:-1]):
+        # The step runs with whole groups only (completions of one prompt): without the bad ones it must be sound.
+        rest = tuple(row for row in everyone if row not in groups)
+        if test(rest) is False:
+            return Rows(rows=groups, proven=True)
     guilty = tuple(sorted(_search(test, everyone)))
     if guilty == everyone:
         # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are sound.

@@ -175,6 +175,9 @@ class _Judge:
         if not seen.finite:
             self.why = _what_is_bad(seen)
             return False
+        if self._still_out_of_range():
+            self.why = "the weight is still far out of range"
+            return False
         if self.ward.evidence.kind == "spike":
             return self._calm(seen)
         return not (at_failure and self.ward.silent) or self._cured(seen)
@@ -187,6 +190,9 @@ class _Judge:
         if seen.bad_after:
             self.why = f"{seen.bad_after[0][0]} {seen.bad_after[0][1]} is bad all the same"
             return False
+        if self._still_out_of_range():
+            self.why = "the weight is still far out of range"
+            return False
         if self.ward.evidence.kind == "spike":
             return self._calm(seen)
         return not (at_failure and self.ward.silent) or self._cured(seen)
@@ -197,9 +203,6 @@ class _Judge:
             # A clipped gradient at the same rate: bounded, and as long as the weights all the same.
             self.why = f"one update still moves the weights by {seen.update_norm / seen.weight_norm:.0%}"
             return False
-        if self._still_out_of_range():
-            self.why = "the weight is still far out of range"
-            return False
         if not math.isfinite(seen.loss) or (self.ceiling and abs(seen.loss) > self.calm):
             self.why = f"the loss still rises to {seen.loss:.3g}"
             return False
@@ -209,9 +212,11 @@ class _Judge:
         """Whether a weight that somebody changed is as far out as it was: a loss that bears it is no cure."""
         evidence = self.ward.evidence
         changed = [c for c in evidence.changes if c.kind == "parameter" and c.out_of_range]
-        if evidence.phase != "state" or not changed:
+        if evidence.phase != "state" or not (changed or evidence.huge_state):
             return False
         weights = dict(self.ward.patient.model.named_parameters())
+        if (huge := evidence.huge_state) is not None and huge[0] in weights and not changed:
+            return not absmax(weights[huge[0]]) <= 1e-3 * huge[1]
         return any(not absmax(weights[c.name]) <= 100 * max(c.absmax_before, 1e-8) for c in changed)
 
     def _cured(self, seen: StepSeen) -> bool:

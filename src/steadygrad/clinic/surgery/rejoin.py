@@ -80,7 +80,9 @@ class _Rejoining(TorchFunctionMode):
             self.taken += [item for item in given_to(args) if item.requires_grad]
             if args and isinstance(args[-1], list | tuple) and len(given_to(args)) == len(args[-1]) > 0:
                 self.taken.append(torch.stack(list(args[-1])))
-        if self.taken and name not in ("__get__", "__set__", "backward", *COPIES):
+        # What is written into a buffer or a bank stays what was taken: a graph does not belong there.
+        writes = name.endswith("_") and not name.endswith("__")
+        if self.taken and not writes and name not in ("__get__", "__set__", "backward", *COPIES):
             args = tuple(self._back(item) for item in args)
         out = func(*args, **kwargs)
         return self.same_numbers(out) if (name in _MAKERS or name in COPIES) and self.taken else out

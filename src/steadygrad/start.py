@@ -89,8 +89,8 @@ def start_engine(
         engine.books.on_incident = notifier
     if resume and (found := engine.recovery.resume()) is not None:
         engine.step, engine.batches_seen = found
-    for found in take_earlier():
-        journal.event("posted_earlier", code=found.code, slug=found.slug, detail=found.detail)
+    for earlier in take_earlier():
+        journal.event("posted_earlier", code=earlier.code, slug=earlier.slug, detail=earlier.detail)
     if council.rank == 0:
         with parts.shield("checkup", None):
             tell_checkup(parts.books, model, optimizers, scaler, scheduler, "" if outside else precision)

@@ -41,12 +41,14 @@ class Shown:
     said: str
 
 
-def masks_over(scenes: Sequence[Scene], masks: Sequence[NDArray[np.bool_]], said: Sequence[str]) -> list[Shown]:
-    """The picture darkened where the mask is not, with a magenta outline where it ends."""
+def masks_over(
+    scenes: Sequence[Scene], masks: Sequence[NDArray[np.bool_]], said: Sequence[str], *, outside: float = 0.45
+) -> list[Shown]:
+    """The picture darkened to `outside` where the mask is not, with a magenta outline where it ends."""
     shown = []
     for scene, mask, words in zip(scenes, masks, said, strict=True):
         pixels = np.asarray(scene.image.convert("RGB")).astype(float)
-        pixels[~mask] *= 0.45
+        pixels[~mask] *= outside
         inner = mask.copy()
         for axis in (0, 1):
             for step in (1, -1):
@@ -126,7 +128,9 @@ def picture_of(runs: Sequence[Path], *, tiles: int = 6) -> str:
             said = complete(model, processor, settings, scenes, greedy=False)
         masks = masks_of(model, processor, settings, scenes, said).numpy()
         words = [processor.tokenizer.decode(ids, skip_special_tokens=True).replace("it is the ", "") for ids in said]
-        columns[title] = masks_over(scenes, list(masks), words)
+        # A photograph is dark as it is, and should be seen.
+        outside = 1.0 if settings.pictures == "photographs" else 0.45
+        columns[title] = masks_over(scenes, list(masks), words, outside=outside)
     return draw(curves, columns)
 
 

@@ -359,7 +359,9 @@ class Vigil:
         seen = self._stepped()[0].seen
         low = all(seen.dtypes.get(name) in ("float16", "bfloat16") for name in still)
         most = 2 * len(still) >= len(reached(seen))
-        if most or (ended and not (low and self._improved())):
+        if not most and not low:
+            still = parts_of_their_own(still, seen)  # a bias may have no slope but rounding: in front of a norm, say
+        if still and (most or (ended and not (low and self._improved()))):
             return Suspicion(symptom="silent", step=self._stepped()[0].step, kind="unmoved", names=still)
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 from recipes.grpo.__main__ import PICTURES, main, parser
 from recipes.grpo.vision import sources, task
+from recipes.grpo.vision.picture import masks_over
 from recipes.grpo.vision.report import report
 from recipes.grpo.vision.rewards import format_score, object_score
 from recipes.grpo.vision.scenes import COLOURS, DIGITS, SHAPES, answer, draw_scene, shapes_of
@@ -289,3 +291,19 @@ def test_only_digits_have_a_longer_warm_start_and_not_when_it_is_to_be_quick() -
     assert Settings.of("photographs") == dataclasses.replace(Settings(), pictures="photographs")
     assert Settings.of("digits").warm_steps > Settings().warm_steps
     assert Settings.of("digits", quick=True) == dataclasses.replace(Settings.quick(), pictures="digits")
+
+
+# -- picture
+
+
+@pytest.mark.usefixtures("_stand_ins")
+def test_an_outline_of_a_third_of_a_pixel_leaves_thin_strokes_their_colour() -> None:
+    scenes = [draw_scene(number, 32, "digits") for number in (1, 3)]
+    masks, said = [scene.meant.mask for scene in scenes], [answer(scene.meant) for scene in scenes]
+    for shown, scene in zip(masks_over(scenes, masks, said, outside=0.0, finer=3), scenes, strict=True):
+        drawn = np.asarray(Image.open(io.BytesIO(shown.png)))
+        inside = np.kron(scene.meant.mask, np.ones((3, 3), dtype=bool))
+        assert drawn.shape == (96, 96, 3)
+        assert not drawn[~inside].any()
+        middles = drawn[1::3, 1::3][scene.meant.mask]
+        assert (middles == np.asarray(scene.image)[scene.meant.mask]).all()

@@ -17,6 +17,7 @@ import torch
 
 from ..watch.strays import stray_parameters
 from .batches import walk_batch
+from .blame import ODD
 from .patient import Patient
 from .seen import StepSeen, absmax, parameter_names
 from .sightings import grown_gradients, owner, parts_of_their_own, reached, was_zeroed, written_between
@@ -229,6 +230,8 @@ class Vigil:
         """
         if suspicion is None or self._outlier():
             return suspicion
+        if any(row.step == suspicion.step and self._foreign(at) for at, row in enumerate(self.rows)):
+            return suspicion
         if self._part_was_redrawn(suspicion.step):
             return None
         sound = [row for row in self.rows if math.isfinite(row.seen.loss)]
@@ -425,7 +428,9 @@ class Vigil:
         ceiling = self._ceiling(self.rows[:at], self.rows[at])
         if any(row.seen.loss < 0 for row in self.rows):
             ceiling *= 10  # a loss that crosses zero has no scale of its own
-        if ceiling <= 0 or losses[at] <= JUMP * ceiling or (not ended and losses[-1] <= JUMP / 2 * ceiling):
+        if ceiling <= 0 or losses[at] <= JUMP * ceiling:
+            return None
+        if not ended and losses[-1] <= JUMP / 2 * ceiling and not self._foreign(at):
             return None
         # The loss shows a step late what an update did: blame the step whose update was out of line, if one was.
         start = at
@@ -436,6 +441,17 @@ class Vigil:
         return Suspicion(
             symptom="spike", step=self.rows[start].step, kind="spike", detail=f"{losses[at]:.3g} after {ceiling:.3g}"
         )
+
+    def _foreign(self, at: int) -> bool:
+        """Whether a loss that came down again was that of a batch out of another world: far beyond any jump, as is its
+        gradient (a robust loss bounds that), with an entry far beyond all that batches before held in that place."""
+        now, before = self.rows[at], self.rows[:at]
+        if len(before) < STEPS_BEFORE_SPIKE or abs(now.seen.loss) <= JUMP**3 * self._ceiling(before, now):
+            return False
+        if now.seen.grad_norm <= JUMP**2 * max(row.seen.grad_norm for row in before):
+            return False
+        usual = {key: max(row.peaks.get(key, 0.0) for row in before) for key in now.peaks}
+        return any(usual[key] > 0 and peak > ODD * usual[key] for key, peak in now.peaks.items())
 
     @staticmethod
     def _ceiling(before: list[_Row], now: _Row) -> float:

@@ -454,3 +454,19 @@ def test_layers_the_model_does_not_know_are_adopted_in_a_trial_and_given_back(ru
     after = [p for layer in model.hidden for p in layer.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert len(optimizer.param_groups) == 1
+
+
+def robust(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.huber_loss(model(batch["x"]), batch["y"])
+
+
+@pytest.mark.parametrize(("loss", "told"), [(loss_fn, True), (robust, False)])
+def test_one_batch_in_other_units_is_told_though_the_loss_falls_back_unless_the_loss_is_made_for_it(
+    run_case: Any, make_case: Any, loss: Any, told: bool
+) -> None:
+    model, batches = two_layers(), regression(12)
+    batches[7]["y"][2] *= 1e5
+    suspicion = run_case(make_case(model, loss, batches, torch.optim.AdamW(model.parameters(), lr=1e-3))).suspicion
+    assert (suspicion is not None) == told
+    if told:
+        assert suspicion.step == 7

@@ -58,8 +58,12 @@ def _minilm(folder: Path, dim: int, device: str) -> Encode:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise sg.UsageError(f"The sentence encoder in {folder} cannot be read: {first}") from error
     if model.config.hidden_size != dim:
         raise sg.UsageError(f"latent.dim is {dim}, and the encoder in {folder} makes {model.config.hidden_size}.")
 

@@ -186,6 +186,12 @@ def test_an_encoder_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         encoder_folder(str(tmp_path))
 
 
+def test_a_folder_that_holds_no_readable_encoder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"word_embedding_dimension": 384}', encoding="utf-8")
+    with pytest.raises(sg.UsageError, match="cannot be read"):
+        make_encoder(str(tmp_path), 384)
+
+
 def test_the_sentence_encoder_is_the_mean_over_a_sentences_own_tokens_in_its_place(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "small", "dog", "runs"]

@@ -35,13 +35,14 @@ FAST = (
 # a warning of the vitals that comes before there is an incident.
 KNOWN = {
     "023_custom_bn_running_var_batch_of_one": {"detected", "phase", "op", "module", "line", "rows", "cause", "remedy"},
-    "047_resume_with_nan_optimizer_state": {"detected", "remedy"},
     "048_resume_fp16_optimizer_state": {"phase", "cause", "remedy"},
     "205_adam_eps_after_unfreeze_fp16": {"detected", "phase", "op", "cause", "remedy"},
-    "237_llama_without_warmup": {"phase", "cause", "remedy"},
     "239_bitflip_in_activation": {"module"},
-    "323_rmsprop_average_turns_negative": {"detected", "remedy"},
     "327_accumulated_norm_of_equal_frames": {"detected"},
+    "1353_resume_momentum_from_other_run": {"detected", "phase", "module", "rows", "cause", "remedy"},
+    "1371_llama_fp16_gate_times_up": {"detected", "phase", "op", "module", "line", "rows", "cause"},
+    "1376_accumulated_window_empty_crop": {"detected"},
+    "1380_no_warmup_rate_too_high": {"remedy"},
 }
 
 

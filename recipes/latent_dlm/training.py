@@ -6,29 +6,24 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import steadygrad as sg
+from recipes.common.progress import Tick, progress_bar
 from steadygrad.journal import steps_table
 
 from .config import Config, as_yaml
 from .losses import make_loss, validate
 from .model import MMDiT
 from .prepared import Prepared, batches
-
-Tick = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def train(
     data.tokenizer.save(str(run_dir / "tokenizer.json"))
     log = ValidationLog(run_dir / "validation.jsonl", keep=resume)
     began, recoveries, skip_to = time.monotonic(), 0, 0
-    with progress_bar(config.training.num_train_steps, show=show) as tick:
+    with progress_bar("train", config.training.num_train_steps, show=show) as tick:
         while True:
             torch.manual_seed(config.training.seed)
             model = MMDiT(config).to(device)
@@ -236,33 +231,3 @@ def load_trained(config: Config, run_dir: Path, device: str) -> nn.Module:
     except RuntimeError as error:
         raise sg.UsageError(f"{path} was trained with another configuration: {error}") from None
     return model.to(device).eval()
-
-
-@contextmanager
-def progress_bar(total: int, *, show: bool) -> Iterator[Tick]:
-    """A bar on standard error; words given to the tick stay beside it. Without `show` the words are printed alone."""
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-
-        def say(step: int, words: str) -> None:
-            if words and show:
-                console.print(f"step {step}  {words}", highlight=False)
-
-        yield say
-        return
-    columns = (
-        TextColumn("train"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=total)
-
-        def advance(step: int, words: str) -> None:
-            progress.update(task, completed=step)
-            if words:
-                progress.update(task, description=words)
-
-        yield advance

@@ -12,8 +12,6 @@ import json
 import math
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 import steadygrad as sg
+from recipes.common.stopping import StopAtCtrlC
 from steadygrad import UsageError
 
 from .base_llm import BaseLLM
@@ -194,31 +193,6 @@ def self_test(model: Any, rows: list[Row], settings: Settings, collate: Collate)
     if result.verdict == "unfit":
         raise UsageError(f"Not trained: the self-test failed: {told}")
     return result.verdict
-
-
-class StopAtCtrlC(TrainerCallback):  # type: ignore[misc]
-    """The first Ctrl-C ends training after the step under way, with a checkpoint; the second one at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._former: Any = None
-
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
-        print("\nStopping after this step; a second Ctrl-C stops at once.")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGINT, self._ask)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.asked:
-            control.should_save = control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._former is not None:
-            signal.signal(signal.SIGINT, self._former)
 
 
 def _prepared(out: Path, settings: Settings, *, resume: bool) -> str | None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from recipes.common.progress import progress_bar
 from recipes.grpo.trainer import StableGRPOTrainer, Stopped, stable_config
 from steadygrad import UsageError
 
@@ -23,7 +24,6 @@ from .model import SegmentingLlava, make_model
 from .rewards import WEIGHTS, format_score, iou_scores, object_score
 from .scenes import Scene, draw_scene, grey, shapes_of, training_number
 from .settings import Settings, same_or_refuse
-from .showing import progress_bar
 from .warm_start import keep, warm_started
 from .words import make_processor, prompt
 

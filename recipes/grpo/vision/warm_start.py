@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import steadygrad as sg
+from recipes.common.progress import progress_bar
 from steadygrad.numerics import dice_loss, mask_bce_loss, masked_cross_entropy
 
 from .model import SegmentingLlava, make_model
 from .scenes import answer, draw_scene, training_number
 from .settings import Settings, same_or_refuse
-from .showing import progress_bar
 from .words import completion_ids, join, pixels
 
 Batch = dict[str, Tensor]

@@ -172,16 +172,19 @@ class Recovery:
     def careful_copy(self, *, uneasy: bool = False) -> Tree | None:
         """A copy of everything before an update that may have to be undone; None when not being careful.
 
-        `uneasy` asks for one although nothing bad has happened. What is bad by then is remembered.
+        `uneasy` asks for one although nothing bad has happened. What is bad by then is remembered. That copy goes to
+        host memory, which waits for a device: a run that just fits on its GPU must not end for want of room for it.
         """
         self._bad_by_then = {}
-        if not self.careful and not uneasy:
+        careful = self.careful
+        if not careful and not uneasy:
             return None
-        if self.careful:
+        if careful:
             self._careful_left -= 1
         else:
             self._bad_by_then = bad_state(self._state)
-        copied: Tree = copy_tree(self._state.live(), lambda t: t.clone())
+        where = None if careful else "cpu"
+        copied: Tree = copy_tree(self._state.live(), lambda t: t.to(where or t.device, copy=True))
         return copied
 
     def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+Tick = Callable[[int, str], None]
+
 
 @contextmanager
-def progress_bar(name: str, total: int, *, show: bool) -> Iterator[Callable[[int, str], None]]:
+def progress_bar(name: str, total: int, *, show: bool) -> Iterator[Tick]:
     """Hands out `tick(step, words)`; words stay beside the bar until there are others."""
     console = Console(stderr=True)
     if not (show and console.is_terminal):

@@ -30,8 +30,8 @@ from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
 from steadygrad import start
-from steadygrad.act.ranks import Ranks
-from steadygrad.act.ranks_council import Alone
+from steadygrad.engine.ranks import Ranks
+from steadygrad.engine.ranks_council import Alone
 
 WIDTH, BATCH = 256, 64
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import steadygrad as sg
-from steadygrad.act.flight import Window
-from steadygrad.clinic.bedside import GuardPatient
-from steadygrad.clinic.diagnose import diagnose
+from steadygrad.diagnosis.bedside import GuardPatient
+from steadygrad.diagnosis.diagnose import diagnose
+from steadygrad.engine.flight import Window
 
 from .overhead import DEVICE, hardware, synchronise
 from .workloads import WORKLOADS, build

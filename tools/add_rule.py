@@ -19,7 +19,7 @@ RULE = re.compile(r'RULE = Rule\(\s*"([A-Z]{2}\d{3})"')
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 
 DETECTOR = """
-from ...act.policy import Policy
+from ...engine.policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding
@@ -43,7 +43,7 @@ def NEAR_MISS() -> tuple[Reading, History]:
 VITAL = """
 from collections.abc import Sequence
 
-from ...act.policy import Policy
+from ...engine.policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
 from .sampling import Sampling, about
@@ -74,11 +74,11 @@ def room_of(series: str) -> tuple[str, str]:
     """The room of a series and the text a file there starts with."""
     match series[:2]:
         case "SY":
-            return ("watch/vitals", VITAL) if series == "SY4" else ("watch/detectors", DETECTOR)
+            return ("detect/vitals", VITAL) if series == "SY4" else ("detect/detectors", DETECTOR)
         case "DX":
-            return "clinic/causes", OTHER
+            return "diagnosis/causes", OTHER
         case "RX":
-            return "clinic/remedies", OTHER
+            return "diagnosis/remedies", OTHER
         case "CK":
             return "checkup/scanning/rules", OTHER
         case _:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from steadygrad.clinic.bedside import select_rows
-from steadygrad.clinic.diagnose import diagnose
-from steadygrad.clinic.patient import StepFacts
-from steadygrad.clinic.replay import Change, hides_a_nan, replay
-from steadygrad.clinic.seen import StepSeen
-from steadygrad.clinic.usage import parameters_read
-from steadygrad.clinic.vigil import Suspicion, Vigil
+from steadygrad.diagnosis.bedside import select_rows
+from steadygrad.diagnosis.diagnose import diagnose
+from steadygrad.diagnosis.patient import StepFacts
+from steadygrad.diagnosis.replay import Change, hides_a_nan, replay
+from steadygrad.diagnosis.seen import StepSeen
+from steadygrad.diagnosis.usage import parameters_read
+from steadygrad.diagnosis.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol

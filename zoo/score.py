@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from steadygrad.clinic.causes import judges
-from steadygrad.clinic.remedies import remedies
+from steadygrad.diagnosis.causes import judges
+from steadygrad.diagnosis.remedies import remedies
 
 from .patients import load_case
 from .tools import SIDE_BY_SIDE, TOOLS

@@ -24,12 +24,12 @@ _HOMES = {
     "Guard": "guard",
     "Incident": "records",
     "Outcome": "records",
-    "Policy": "act.policy",
+    "Policy": "engine.policy",
     "SteadyError": "errors",
     "TrainingHalted": "errors",
     "UsageError": "errors",
-    "attach": "attach",
-    "diagnose": "clinic.lookup",
+    "attach": "_attach",
+    "diagnose": "diagnosis.lookup",
     "doctor": "checkup.doctor",
     "probe": "checkup.probe",
     "selftest": "checkup.selftest",
@@ -41,12 +41,12 @@ _ROOMS = ("numerics", "testing")
 if TYPE_CHECKING:
     from . import numerics as numerics
     from . import testing as testing
-    from .act.policy import Policy as Policy
-    from .attach import attach as attach
+    from ._attach import attach as attach
     from .checkup.doctor import doctor as doctor
     from .checkup.probe import probe as probe
     from .checkup.selftest import selftest as selftest
-    from .clinic.lookup import diagnose as diagnose
+    from .diagnosis.lookup import diagnose as diagnose
+    from .engine.policy import Policy as Policy
     from .errors import SteadyError as SteadyError
     from .errors import TrainingHalted as TrainingHalted
     from .errors import UsageError as UsageError

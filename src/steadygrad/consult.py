@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .act.flight import Window
-from .act.parts import Parts
-from .act.past import Past
+from .engine.flight import Window
+from .engine.parts import Parts
+from .engine.past import Past
 from .records import Diagnosis, Finding
 
 
@@ -25,7 +25,7 @@ class Consult:
 
     def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None:
         """Write what `steady replay` needs of the newest incident."""
-        from .clinic.keeping import keep_capsule
+        from .diagnosis.keeping import keep_capsule
 
         parts = self._parts
         keep_capsule(
@@ -51,7 +51,7 @@ class Consult:
         past: Past | None = None,
     ) -> Diagnosis:
         """Find out why the window was refused, while the weights are still those from before it."""
-        from .clinic.bedside import examine_window
+        from .diagnosis.bedside import examine_window
 
         parts = self._parts
         if parts.council.size > 1:
@@ -69,8 +69,8 @@ class Consult:
         Gives the findings that the diagnosis explains with it. `steps` are the micro-batches of a few good steps from
         just before; fewer than three show no pattern.
         """
-        from .clinic.bedside import GuardPatient
-        from .clinic.confirm import ENOUGH_STEPS, look_into
+        from .diagnosis.bedside import GuardPatient
+        from .diagnosis.confirm import ENOUGH_STEPS, look_into
 
         parts = self._parts
         if parts.council.size > 1 or len(steps) < ENOUGH_STEPS:
@@ -90,8 +90,8 @@ class Consult:
 
     def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None:
         """Find the NaN behind an exception of the user's code in this window; None if there is none."""
-        from .clinic.bedside import GuardPatient
-        from .clinic.crash import explain_crash, near_a_nan
+        from .diagnosis.bedside import GuardPatient
+        from .diagnosis.crash import explain_crash, near_a_nan
 
         if not near_a_nan(error):
             return None
@@ -106,8 +106,8 @@ class Consult:
     def _examine_together(
         self, window: Window, step: int, findings: tuple[Finding, ...], others: Sequence[Sequence[Any]], depth: str
     ) -> Diagnosis:
-        from .clinic.bedside import GuardPatient
-        from .clinic.lockstep import examine_together
+        from .diagnosis.bedside import GuardPatient
+        from .diagnosis.lockstep import examine_together
 
         parts = self._parts
         patient = GuardPatient(

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .act import setup
-from .act.policy import Policy
-from .act.program import TheirFault
-from .act.tape import pristine
+from .engine import setup
+from .engine.policy import Policy
+from .engine.program import TheirFault
+from .engine.tape import pristine
 from .errors import ClosedError, SteadyError
 from .records import Finding, Incident, Outcome
 from .start import start_engine

@@ -1,6 +1,6 @@
 """What a coded rule is, and how rules are found.
 
-A rule is a module in one of the rule rooms (`watch/detectors`, `clinic/causes`, `checkup/rules`, `numerics/rules` ...)
+A rule is a module in one of the rule folders (`detect/detectors`, `diagnosis/causes`, `checkup/rules` ...)
 that defines `RULE = Rule(...)`. Its docstring is its page: the first line is the summary, the rest are the fixed
 headings below. Nothing here imports torch, so `steady explain CODE` starts at once: a rule's page is read from the
 source of its module without importing it.
@@ -19,7 +19,8 @@ from .errors import UsageError
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
-    "watch/detectors", "watch/vitals", "clinic/causes", "clinic/remedies", "checkup/rules", "checkup/scanning/rules",
+    "detect/detectors", "detect/vitals", "diagnosis/causes", "diagnosis/remedies", "checkup/rules",
+    "checkup/scanning/rules",
     "numerics/rules",
 )  # fmt: skip
 CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")

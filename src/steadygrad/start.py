@@ -8,16 +8,16 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .act import setup
-from .act.books import Books
-from .act.engine import Engine
-from .act.manner import Manner
-from .act.notify import Notifier
-from .act.parts import assemble
-from .act.policy import Policy
-from .act.posted import take_earlier
-from .act.ranks_council import convene
 from .consult import Consult
+from .engine import setup
+from .engine.books import Books
+from .engine.engine import Engine
+from .engine.manner import Manner
+from .engine.notify import Notifier
+from .engine.parts import assemble
+from .engine.policy import Policy
+from .engine.posted import take_earlier
+from .engine.ranks_council import convene
 from .journal import Journal
 from .records import Severity
 

@@ -20,12 +20,17 @@ import torch
 import torch.distributed as dist
 
 import steadygrad as sg
-from steadygrad.act import ranks_words
-from steadygrad.act.ranks import Ranks, default_timeout
+from steadygrad.engine import ranks_words
+from steadygrad.engine.ranks import Ranks, default_timeout
 from steadygrad.records import Action, Decision
 
 COLLECTIVE_S = 150.0
-OURS = ("steadygrad.guard", "steadygrad.clinic.keeping", "steadygrad.clinic.bedside", "steadygrad.clinic.diagnose")
+OURS = (
+    "steadygrad.guard",
+    "steadygrad.diagnosis.keeping",
+    "steadygrad.diagnosis.bedside",
+    "steadygrad.diagnosis.diagnose",
+)
 SCENARIOS: dict[str, Callable[..., Any]] = {}
 
 

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "guard"))
 
 from specimens import batches, make_guard, setup, state_of
 
-from steadygrad.act.checkpoints import CheckpointStore
-from steadygrad.act.forward_state import ForwardState
-from steadygrad.act.training_state import TrainingState
+from steadygrad.engine.checkpoints import CheckpointStore
+from steadygrad.engine.forward_state import ForwardState
+from steadygrad.engine.training_state import TrainingState
 
 NUM_BATCHES = 90
 BAD = (3, 40, 41, 77)

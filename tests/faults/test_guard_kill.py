@@ -104,9 +104,9 @@ def test_a_writer_killed_at_any_call_to_the_system_leaves_the_old_checkpoint_or_
     import torch
     from torch import nn
 
-    from steadygrad.act.checkpoints import CheckpointStore
-    from steadygrad.act.forward_state import ForwardState
-    from steadygrad.act.training_state import TrainingState
+    from steadygrad.engine.checkpoints import CheckpointStore
+    from steadygrad.engine.forward_state import ForwardState
+    from steadygrad.engine.training_state import TrainingState
 
     nothing = TrainingState(parameters={}, optimizers=(), forward=ForwardState([nn.Identity()]))
     seen: set[int] = set()

@@ -276,7 +276,7 @@ def test_the_seal_is_recorded_and_a_recorded_run_has_the_bits_of_one_that_is_not
 
     recorded, seals, steps = run()
     assert any(seal._graph is not None for seal in seals)
-    monkeypatch.setattr("steadygrad.act.seal._RECORD_AFTER", 10_000)
+    monkeypatch.setattr("steadygrad.engine.seal._RECORD_AFTER", 10_000)
     launched, seals, steps_too = run()
     assert all(seal._graph is None for seal in seals)
     assert recorded.keys() == launched.keys()

@@ -23,9 +23,9 @@ PACKAGE = ROOT / "src" / "steadygrad"
 # From the top floor down. A room may import from its own floor and from those below.
 FLOORS = (
     ("commands", "demo"),
-    ("reporters", "integrations", "attach"),
-    ("guard", "start", "consult", "clinic"),
-    ("act", "watch", "checkup"),
+    ("reporters", "integrations", "_attach"),
+    ("guard", "start", "consult", "diagnosis"),
+    ("engine", "detect", "checkup"),
     ("journal", "numerics", "testing"),
     ("records", "rules", "errors"),
 )
@@ -116,15 +116,15 @@ def test_imports_go_downward_only() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("watch/probe.py", "from ..guard import Guard"),
-        ("watch/deep/probe.py", "from ...guard import Guard"),
-        ("act/gate.py", "from .. import guard"),
-        ("journal/lines.py", "import steadygrad.act.policy"),
-        ("journal/lines.py", "from steadygrad.watch import history"),
+        ("detect/probe.py", "from ..guard import Guard"),
+        ("detect/deep/probe.py", "from ...guard import Guard"),
+        ("engine/gate.py", "from .. import guard"),
+        ("journal/lines.py", "import steadygrad.engine.policy"),
+        ("journal/lines.py", "from steadygrad.detect import history"),
         ("records/step.py", "def f():\n    from ..errors import SteadyError"),
         ("reporters/html.py", "from ..guard import Guard"),
-        ("rules.py", "from .watch import history"),
-        ("clinic/trace.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..commands import main"),
+        ("rules.py", "from .detect import history"),
+        ("diagnosis/trace.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..commands import main"),
     ],
 )
 def test_the_boundary_check_can_fail(tmp_path: Path, file: str, line: str) -> None:
@@ -135,11 +135,11 @@ def test_the_boundary_check_can_fail(tmp_path: Path, file: str, line: str) -> No
 
 
 def test_the_boundary_check_lets_downward_and_level_imports_pass(tmp_path: Path) -> None:
-    (tmp_path / "act").mkdir()
-    (tmp_path / "act" / "gate.py").write_text(
-        "import torch\nfrom ..watch.history import History\nfrom ..records import Reading\nfrom . import books\n"
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "gate.py").write_text(
+        "import torch\nfrom ..detect.history import History\nfrom ..records import Reading\nfrom . import books\n"
     )
-    (tmp_path / "guard.py").write_text("from .act import setup\nfrom .errors import SteadyError\n")
+    (tmp_path / "guard.py").write_text("from .engine import setup\nfrom .errors import SteadyError\n")
     assert boundary_violations(tmp_path) == []
 
 

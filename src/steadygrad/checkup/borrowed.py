@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..act.forward_state import ForwardState
-from ..act.training_state import TrainingState, copy_tree
+from ..engine.forward_state import ForwardState
+from ..engine.training_state import TrainingState, copy_tree
 
 
 class Borrowed:

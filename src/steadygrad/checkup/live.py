@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..act.gate import why_not_on_device
+from ..engine.gate import why_not_on_device
 from ..errors import UsageError
 from ..records import Finding, Severity
 from ..records.checkup import Advice, Level

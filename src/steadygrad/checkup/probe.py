@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..act.program import TheirFault, named_terms
-from ..act.tape import pristine
+from ..engine.program import TheirFault, named_terms
+from ..engine.tape import pristine
 from ..errors import UsageError
 from ..records.probe import Fit, ModuleRange, Probe
 from .borrowed import borrowed

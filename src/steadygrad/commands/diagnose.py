@@ -16,7 +16,7 @@ def diagnose(
 
     With a run it is the newest diagnosed incident. Exits with 1, because something bad was found.
     """
-    from ..clinic.lookup import find_incident
+    from ..diagnosis.lookup import find_incident
     from ..reporters.diagnosis import print_diagnosis
     from ..reporters.terminal import console, print_json
 

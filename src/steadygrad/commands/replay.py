@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..clinic.program import Program
-    from ..clinic.restage import Replayed
+    from ..diagnosis.program import Program
+    from ..diagnosis.restage import Replayed
 
 
 def replay(
@@ -44,7 +44,7 @@ def replay(
     capsule is missing, torn, changed, from a newer version or does not fit, the script is gone or changed since
     (--changed accepts that), the program never came to a guarded step, or nobody said yes.
     """
-    from ..clinic.entry import find_capsule, load_entry
+    from ..diagnosis.entry import find_capsule, load_entry
     from ..errors import UsageError
     from ..reporters.terminal import print_json
 
@@ -54,12 +54,12 @@ def replay(
             raise UsageError("--entry runs no program, so --command and --changed do not go with it.")
         function = load_entry(entry)
 
-        from ..clinic.restage import replay_capsule
+        from ..diagnosis.restage import replay_capsule
 
         found = replay_capsule(folder, function)
     else:
-        from ..clinic.program import program_of
-        from ..clinic.rerun import rerun
+        from ..diagnosis.program import program_of
+        from ..diagnosis.rerun import rerun
 
         program = program_of(folder, command=command, changed=changed)
         _ask(program, yes=yes)

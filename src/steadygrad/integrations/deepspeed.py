@@ -17,11 +17,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..act import setup
-from ..act.books import Books
-from ..act.policy import Capabilities, Policy
-from ..act.ranks import world_size
-from ..act.shield import Shield
+from ..engine import setup
+from ..engine.books import Books
+from ..engine.policy import Capabilities, Policy
+from ..engine.ranks import world_size
+from ..engine.shield import Shield
 from ..errors import UsageError
 from ..journal import Journal
 from ..records import Finding, Incident, Reading

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..act import setup
-from ..act.books import Books
-from ..act.gate import DeviceGate, parameters_of, why_not_on_device
-from ..act.learning_rate import current_rate
-from ..act.policy import Policy
-from ..act.readout import Layout, Readout, reading_of
-from ..act.seal import Sealer, Seat
-from ..act.shield import Shield
+from ..detect.gradients import GradientProbe, Gradients
+from ..detect.history import Limits
+from ..engine import setup
+from ..engine.books import Books
+from ..engine.gate import DeviceGate, parameters_of, why_not_on_device
+from ..engine.learning_rate import current_rate
+from ..engine.policy import Policy
+from ..engine.readout import Layout, Readout, reading_of
+from ..engine.seal import Sealer, Seat
+from ..engine.shield import Shield
 from ..journal import Journal
 from ..records import Reading
-from ..watch.gradients import GradientProbe, Gradients
-from ..watch.history import Limits
 
 _AFTER_CLIPPING = "norm after clipping"
 _ON_DEVICE = ("cuda",)

@@ -15,17 +15,17 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ..act import setup
-from ..act.forward_state import Entry
-from ..act.policy import Policy
-from ..act.program import TheirFault
-from ..act.readout import Row
-from ..act.tape import NOT_AGAIN, pristine, versions_of
-from ..act.training_state import bad_state
+from ..detect.gradients import GradientProbe, Gradients, finite_gradients
+from ..engine import setup
+from ..engine.forward_state import Entry
+from ..engine.policy import Policy
+from ..engine.program import TheirFault
+from ..engine.readout import Row
+from ..engine.tape import NOT_AGAIN, pristine, versions_of
+from ..engine.training_state import bad_state
 from ..errors import SteadyError
 from ..records import Finding, Incident, Outcome
 from ..start import start_engine
-from ..watch.gradients import GradientProbe, Gradients, finite_gradients
 
 
 class LoopGuard:

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..act import setup
-from ..act.forward_state import Entry, ForwardState
-from ..act.gate import parameters_of
-from ..act.notify import Notifier
-from ..act.policy import Capabilities, Policy
-from ..act.ranks_council import convene
-from ..act.readout import must_refuse
-from ..act.shield import Shield
-from ..act.training_state import TrainingState, bad_state
+from ..engine import setup
+from ..engine.forward_state import Entry, ForwardState
+from ..engine.gate import parameters_of
+from ..engine.notify import Notifier
+from ..engine.policy import Capabilities, Policy
+from ..engine.ranks_council import convene
+from ..engine.readout import must_refuse
+from ..engine.shield import Shield
+from ..engine.training_state import TrainingState, bad_state
 from ..errors import TrainingHalted
 from ..journal import Journal
 from ..records import Action, Decision, Incident

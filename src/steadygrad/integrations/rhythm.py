@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..act.snapshots import SnapshotRing
+from ..engine.snapshots import SnapshotRing
 
 _SHARE = 0.001
 """Of the time, at most so much goes into copies that a device makes."""

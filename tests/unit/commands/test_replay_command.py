@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from steadygrad.clinic.manifest import seal_of
 from steadygrad.commands import main
+from steadygrad.diagnosis.manifest import seal_of
 from steadygrad.journal import read_incidents
 
 SCRIPT = """

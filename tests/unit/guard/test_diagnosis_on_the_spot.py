@@ -83,7 +83,7 @@ def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the clinic is closed")
 
-    monkeypatch.setattr("steadygrad.clinic.diagnose.diagnose", broken)
+    monkeypatch.setattr("steadygrad.diagnosis.diagnose.diagnose", broken)
     it = setup()
     data = batches(6)
     data[2][0, 0] = math.nan

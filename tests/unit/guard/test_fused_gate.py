@@ -11,10 +11,10 @@ import torch
 from specimens import make_guard, same_bits
 from torch import Tensor, nn, optim
 
-from steadygrad.act import gate as gate_room
-from steadygrad.act.readout import Readout
-from steadygrad.act.seal import Sealer
-from steadygrad.watch.history import Limits
+from steadygrad.detect.history import Limits
+from steadygrad.engine import gate as gate_room
+from steadygrad.engine.readout import Readout
+from steadygrad.engine.seal import Sealer
 
 
 def network() -> nn.Module:
@@ -121,7 +121,7 @@ def test_the_flag_is_exactly_zero_or_one_in_float32(monkeypatch: pytest.MonkeyPa
 
 def test_the_flag_stays_one_however_many_things_are_wrong() -> None:
     """Torch's own scaler adds flags up, and a flag of 2 lets the update through."""
-    from steadygrad.watch.gradients import GradientProbe
+    from steadygrad.detect.gradients import GradientProbe
 
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     for parameter in parameters:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import steadygrad as sg
-from steadygrad.act.noise import Noise
+from steadygrad.engine.noise import Noise
 from steadygrad.journal import read_events
 
 POLICY = sg.Policy.named("balanced").but(escalation=())

@@ -17,10 +17,10 @@ from specimens import SKIP_ONLY, batches, differing, make_guard, run_plain, setu
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.act import books, clerk, fallback, forward_state, gate, recovery, seal, second_look, snapshots, tape
-from steadygrad.act.readout import Readout
+from steadygrad.detect.history import History
+from steadygrad.engine import books, clerk, fallback, forward_state, gate, recovery, seal, second_look, snapshots, tape
+from steadygrad.engine.readout import Readout
 from steadygrad.journal import Journal, read_events, read_steps
-from steadygrad.watch.history import History
 
 MODES = ["now", "late"]
 

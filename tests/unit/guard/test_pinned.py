@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steadygrad.act.pinned import ALIGNED, PinnedArena, PinnedPool
+from steadygrad.engine.pinned import ALIGNED, PinnedArena, PinnedPool
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_chunk_used_again_for_another_tensor_has_that_ones_shape() -> None:
 
 
 def test_an_arena_gives_every_tensor_a_place_of_its_own_in_few_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadygrad.act.pinned._ARENA_SLAB", 1 << 20)
+    monkeypatch.setattr("steadygrad.engine.pinned._ARENA_SLAB", 1 << 20)
     torch.manual_seed(0)
     kinds = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64]
     tensors = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from steadygrad.act.rng import put_rng, take_rng
+from steadygrad.engine.rng import put_rng, take_rng
 
 MOVES: dict[str, Callable[[], Any]] = {
     "nothing": lambda: None,

@@ -107,7 +107,7 @@ def test_what_loss_fn_puts_into_its_batch_is_there_for_the_user() -> None:
 
 
 def test_a_batch_taken_apart_is_whole_again_when_the_guard_stands_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadygrad.act.readout import Readout
+    from steadygrad.engine.readout import Readout
 
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("planted")

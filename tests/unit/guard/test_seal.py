@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadygrad.act.readout import Readout, must_refuse, reading_of
-from steadygrad.act.seal import Sealer
-from steadygrad.watch.gradients import ClipRule, GradientProbe
-from steadygrad.watch.history import Limits
+from steadygrad.detect.gradients import ClipRule, GradientProbe
+from steadygrad.detect.history import Limits
+from steadygrad.engine.readout import Readout, must_refuse, reading_of
+from steadygrad.engine.seal import Sealer
 
 CPU = torch.device("cpu")
 NUMBER = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -3.0, 3.4028234663852886e38])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import steadygrad as sg
-from steadygrad.act.unease import Unease
+from steadygrad.engine.unease import Unease
 
 
 def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def test_a_recipe_uses_public_names_only(path: Path) -> None:
 def test_there_are_recipes_and_the_check_can_fail() -> None:
     assert len(FILES) > 12
     assert private_uses("from steadygrad.guard import Guard") == ["steadygrad.guard"]
-    assert private_uses("import steadygrad.act") == ["steadygrad.act"]
+    assert private_uses("import steadygrad.engine") == ["steadygrad.engine"]
     assert private_uses("import steadygrad as sg\nsg.clinic.x()") == ["clinic"]
     assert private_uses("from steadygrad import Guard, rules") == ["rules"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import steadygrad as sg
-from steadygrad.act.notify import Notifier, sentence
+from steadygrad.engine.notify import Notifier, sentence
 from steadygrad.records import Action, Cause, Decision, Diagnosis, Incident, Origin
 
 

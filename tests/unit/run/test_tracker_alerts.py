@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import steadygrad as sg
-from steadygrad.act.notify import Notifier
-from steadygrad.act.trackers import open_trackers
+from steadygrad.engine.notify import Notifier
+from steadygrad.engine.trackers import open_trackers
 from steadygrad.records import Action, Decision, Incident
 
 

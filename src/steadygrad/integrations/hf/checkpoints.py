@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...act.ladder import Ledger
-from ...act.training_state import bad_state
+from ...detect.history import History
+from ...engine.ladder import Ledger
+from ...engine.training_state import bad_state
 from ...errors import SteadyError, UsageError
 from ...journal.files import json_bytes, read_json, replace_file
 from ...records.plain import from_plain
-from ...watch.history import History
 from ..patching import Patches
 from .logs import is_finite_metric
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...act.tape import pristine
+from ...engine.tape import pristine
 from ..patching import Patches
 
 ITEMS, WINDOW, SYNC, RNG = "steady.num_items_in_batch", "steady.window", "steady.sync", "steady.rng"

@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ...act.policy import Policy
+from ...engine.policy import Policy
 from ...errors import SteadyError, UsageError
 from ...records import Finding, Incident
 from ..loop import LoopGuard

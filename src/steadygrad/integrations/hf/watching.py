@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...act.books import Books
-from ...act.policy import Capabilities, Policy
-from ...act.shield import Shield
+from ...engine.books import Books
+from ...engine.policy import Capabilities, Policy
+from ...engine.shield import Shield
 from ...journal import Journal
 from ...records import Incident, Reading
 from ..patching import Patches

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...watch.gradients import clip_exact
+from ...detect.gradients import clip_exact
 from ..loop import LoopGuard
 from ..patching import Patches
 from . import support

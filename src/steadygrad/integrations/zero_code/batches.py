@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...act.tape import tensors_in
+from ...engine.tape import tensors_in
 
 _RING = 64
 _SAMPLED = 64

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...act.rng import RngState, put_rng, take_rng
-from ...act.tape import tensors_in
+from ...engine.rng import RngState, put_rng, take_rng
+from ...engine.tape import tensors_in
 
 _NOT_THEIRS = (
     str(Path(__file__).resolve().parents[2]),

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...act.shield import Shield
-from ...watch.gradients import GradientProbe, Gradients, clip_exact
+from ...detect.gradients import GradientProbe, Gradients, clip_exact
+from ...engine.shield import Shield
 
 
 class Clipping:

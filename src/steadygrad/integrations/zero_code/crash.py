@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...clinic.batches import walk_batch
-from ...clinic.exam import phase_of
-from ...clinic.origin import find_birth
-from ...clinic.trace import Tracer
-from ...clinic.tracelog import Touch, Trace
+from ...diagnosis.batches import walk_batch
+from ...diagnosis.exam import phase_of
+from ...diagnosis.origin import find_birth
+from ...diagnosis.trace import Tracer
+from ...diagnosis.tracelog import Touch, Trace
 from ...errors import SteadyError
 from .calls import Call, inner
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...act.tape import tensors_in
-from ...act.training_state import TrainingState
-from ...clinic.batches import walk_batch
-from ...clinic.diagnose import diagnose
-from ...clinic.patient import StepFacts
-from ...clinic.standins import TalksToOthers
+from ...diagnosis.batches import walk_batch
+from ...diagnosis.diagnose import diagnose
+from ...diagnosis.patient import StepFacts
+from ...diagnosis.standins import TalksToOthers
+from ...engine.tape import tensors_in
+from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
 from .batches import Found, indices_of, sample_key

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...act import setup
-from ...act.notify import Notifier
-from ...act.shield import Shield
+from ...engine import setup
+from ...engine.notify import Notifier
+from ...engine.shield import Shield
 from ...errors import JournalError
 from ...journal import Journal
 from ...records import Incident

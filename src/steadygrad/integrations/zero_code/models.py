@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...act.forward_state import Entry, ForwardState
-from ...act.rng import RngState
-from ...act.shield import Shield
+from ...engine.forward_state import Entry, ForwardState
+from ...engine.rng import RngState
+from ...engine.shield import Shield
 from .calls import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .roots import find_roots
 

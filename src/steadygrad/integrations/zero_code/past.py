@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...act import setup
-from ...act.rng import put_rng, take_rng
-from ...act.snapshots import SnapshotRing
-from ...act.tape import tensors_in
-from ...act.training_state import TrainingState
+from ...detect.gradients import GradientProbe
+from ...engine import setup
+from ...engine.rng import put_rng, take_rng
+from ...engine.snapshots import SnapshotRing
+from ...engine.tape import tensors_in
+from ...engine.training_state import TrainingState
 from ...records import Reading
-from ...watch.gradients import GradientProbe
 from ..desk import Desk
 from ..rhythm import Rhythm
 from .slices import Play

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from ...act.forward_state import Entry, ForwardState
-from ...act.training_state import TrainingState
-from ...clinic.bedside import select_rows
-from ...clinic.keepsake import Keepsake
-from ...clinic.patient import StepFacts
+from ...diagnosis.bedside import select_rows
+from ...diagnosis.keepsake import Keepsake
+from ...diagnosis.patient import StepFacts
+from ...engine.forward_state import Entry, ForwardState
+from ...engine.training_state import TrainingState
 from ..desk import Desk
 from .calls import Call, gradients_kept, inner, outputs_in
 

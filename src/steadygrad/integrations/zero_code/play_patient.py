@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from ...act.forward_state import Entry, ForwardState
-from ...act.training_state import TrainingState
-from ...clinic.bedside import narrow
-from ...clinic.patient import StepFacts
+from ...diagnosis.bedside import narrow
+from ...diagnosis.patient import StepFacts
+from ...engine.forward_state import Entry, ForwardState
+from ...engine.training_state import TrainingState
 from ..desk import Desk
 from .calls import Call
 from .patient import CallsPatient

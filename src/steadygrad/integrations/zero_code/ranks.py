@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...act.ranks_council import without_reducing
-from ...act.ranks_shards import is_sharded
-from ...act.training_state import TrainingState
-from ...clinic.lockstep import understudies
-from ...clinic.standins import NoCollectives
+from ...diagnosis.lockstep import understudies
+from ...diagnosis.standins import NoCollectives
+from ...engine.ranks_council import without_reducing
+from ...engine.ranks_shards import is_sharded
+from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Reading, from_plain, to_plain
 from ..desk import Desk
 from .calls import gradients_kept

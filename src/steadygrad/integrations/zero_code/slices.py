@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...act.rng import RngState, put_rng
-from ...act.tape import tensors_in
+from ...engine.rng import RngState, put_rng
+from ...engine.tape import tensors_in
 from ..loop_slice import LoopSlice, cut
 from .calls import Call, autocast_now
 

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ...clinic.batches import walk_batch
-from ...clinic.causes import name_cause
-from ...clinic.evidence import Evidence
-from ...clinic.exam import Examination, facts_of, locate
-from ...clinic.origin import find_birth
-from ...clinic.seen import StepSeen
-from ...clinic.specimen import Specimen
-from ...clinic.trace import Tracer
-from ...clinic.tracelog import Touch
+from ...diagnosis.batches import walk_batch
+from ...diagnosis.causes import name_cause
+from ...diagnosis.evidence import Evidence
+from ...diagnosis.exam import Examination, facts_of, locate
+from ...diagnosis.origin import find_birth
+from ...diagnosis.seen import StepSeen
+from ...diagnosis.specimen import Specimen
+from ...diagnosis.trace import Tracer
+from ...diagnosis.tracelog import Touch
 from ...records import Diagnosis
 from ..desk import Desk
 from .calls import Call, inner

@@ -123,7 +123,7 @@ def attach_to(watch: Watch, trainer: Any) -> Any:
 
 def _attach(trainer: Any, wishes: dict[str, Any]) -> Any:
     """`attach` with as many of the wishes as this integration knows."""
-    from ...attach import attach
+    from ..._attach import attach
 
     for optional in ("notify", "batch_key", "diagnose", None):
         try:

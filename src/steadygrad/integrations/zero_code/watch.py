@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from ...act import setup
-from ...act.gate import parameters_of
-from ...act.policy import Capabilities, Policy
-from ...act.readout import must_refuse
-from ...act.shield import Shield
-from ...act.training_state import TrainingState, bad_state
+from ...engine import setup
+from ...engine.gate import parameters_of
+from ...engine.policy import Capabilities, Policy
+from ...engine.readout import must_refuse
+from ...engine.shield import Shield
+from ...engine.training_state import TrainingState, bad_state
 from ...records import Action, Decision, Reading
 from ..desk import Desk, Letter
 from ..patching import Patches, shell_of

@@ -1,0 +1,79 @@
+"""A trainable parameter in the optimizer never receives a gradient.
+
+What it sees
+    It requires a gradient and an optimizer holds it, but in none of the sampled steps, at least three, did backward
+    reach it.
+
+Why it hurts
+    It stays what it was at the start while the rest learns around it: an adapter that adapts nothing. The usual
+    cause is a graph that is cut: a detach, a no_grad, re-entrant checkpointing of an input that needs no gradient.
+
+Smallest example
+    torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)   # x.requires_grad is False
+
+What to do
+    With checkpointing use `use_reentrant=False` or make the inputs require a gradient. Otherwise look for a detach
+    on the way, or freeze the parameter if it is not meant to learn.
+
+Safety
+    It changes nothing. Frozen parameters are not looked at. Where the module that owns it was not even called, as
+    a pooler nobody asks or an expert without tokens, it is a note.
+
+References
+    https://github.com/huggingface/transformers/issues/42489
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...engine.policy import Policy
+from ...records import Finding, Severity
+from ...rules import Rule
+from .sampling import Sampling, TensorVitals, about, in_all
+
+RULE = Rule("SY404", "parameter_without_gradient", "A trainable parameter in the optimizer never receives a gradient.")
+_SAMPLINGS = 3
+
+
+def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+    """Pure; a parameter that ever had a gradient is never named."""
+    reached = {tensor.name for sampling in samplings for tensor in sampling.tensors if tensor.has_gradient}
+    missed = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_missed) if tensor.name not in reached]
+    if not missed:
+        return None
+    cut_off = [tensor for tensor in missed if tensor.module_ran is not False]
+    if cut_off:
+        severity = Severity.WARNING
+        said = "are to be trained but received no gradient"
+        said += ", though their modules ran" if cut_off[0].module_ran else " in any sampled step"
+    else:
+        severity, said = Severity.NOTE, "are in the optimizer, and their modules are never called"
+    return about(
+        RULE,
+        samplings[-1],
+        severity,
+        [tensor.name for tensor in cut_off or missed],
+        said,
+        num_expected=sum(tensor.trainable and tensor.in_optimizer for tensor in samplings[-1].tensors),
+        num_unused=len(missed) - len(cut_off),
+    )
+
+
+def _is_missed(tensor: TensorVitals, sampling: Sampling) -> bool:
+    return tensor.trainable and tensor.in_optimizer and not tensor.has_gradient
+
+
+def _run(trainable: bool) -> list[Sampling]:
+    head = TensorVitals(name="head", grad_absmax=1.0)
+    adapter = TensorVitals(name="block.lora_A", has_gradient=False, trainable=trainable)
+    return [Sampling(step=step, tensors=(head, adapter)) for step in (1, 2, 5)]
+
+
+def SPECIMEN() -> list[Sampling]:
+    return _run(trainable=True)
+
+
+def NEAR_MISS() -> list[Sampling]:
+    """A frozen backbone has no gradient by intention."""
+    return _run(trainable=False)

@@ -1,0 +1,283 @@
+"""From replays to evidence: every fact the judges ask for, gathered once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..detect.strays import plain_tensors
+from ..records import Origin
+from .between import changes_between_steps
+from .blame import as_state, batch_outlier, blame_batch, blame_state, odd_entry, sound
+from .evidence import Evidence
+from .exam import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
+from .patient import Patient
+from .replay import CANNOT_RUN, Change, replay
+from .seen import StepSeen, absmax, named_state
+from .silent import (
+    common_module,
+    cut_origin,
+    gradient_survives_in_float32,
+    has_moments_without_spread,
+    trace_step,
+    underflow_origin,
+)
+from .surgery.precision import Precision
+from .surgery.scale import Scale
+from .vigil import Suspicion
+
+
+def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> tuple[Evidence, Origin | None]:
+    """All evidence about a step in which something is not finite, and its origin."""
+    facts, seen = patient.facts, exam.seen
+    symptom = symptom_of(seen, suspicion)
+    origin = locate(exam)
+    changes = changes_between_steps(patient)
+    evidence = Evidence(
+        symptom=symptom,
+        step=facts.step,
+        bad_before=tuple(seen.bad_before),
+        changes=changes,
+        losses=_losses(patient),
+        blew_up=_blew_up(_losses(patient)) and not other_batches_are_calm(patient),
+        loss_scale=seen.loss_scale,
+        dynamic_scale=facts.dynamic_scale,
+        autocast=str(facts.autocast).removeprefix("torch.") if facts.autocast else None,
+        rate=_rate(patient),
+    )
+    if exam.birth is None and seen.bad_before:
+        kind, name = seen.bad_before[0]
+        origin = Origin(phase="state", module=owner_of(kind, name), tensor=name.partition("/")[0])
+        evidence = replace(evidence, leaf=(kind, name))
+    elif exam.birth is not None:
+        evidence = replace(evidence, leaf=exam.birth.leaf, is_nan=exam.birth.is_nan, bits_written=exam.birth.bits)
+    if origin is None:
+        return evidence, None
+    evidence = replace(evidence, phase=origin.phase)
+    if exam.record is not None:
+        evidence = _about_op(patient, exam, evidence, origin)
+        evidence, origin = blame_state(patient, exam, evidence, origin)
+        evidence, origin = blame_batch(patient, exam, evidence, origin)
+    if origin.phase == "state" and evidence.leaf is not None:
+        origin = replace(origin, module=_owner_of_all(evidence))
+        since_start = evidence.leaf in exam.trace.unwritten or _bad_since_start(patient, evidence.leaf)
+        evidence = replace(evidence, bad_since_start=since_start)
+    return evidence, origin
+
+
+def symptom_of(seen: StepSeen, suspicion: Suspicion | None) -> str:
+    if not seen.loss_finite:
+        return "nan_loss" if any(math.isnan(value) for value in seen.terms.values()) else "inf_loss"
+    if seen.bad_gradients or seen.bad_entering:
+        return "nan_grad"
+    if any(kind == "parameter" for kind, _ in seen.bad_after):
+        return "nan_param"
+    if seen.bad_after or seen.bad_before:
+        return "nan_state"
+    return suspicion.symptom if suspicion is not None else "none"
+
+
+def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: Origin) -> Evidence:
+    record = exam.record
+    assert record is not None
+    outputs = [d for d in exam.specimen.outputs if d.num_nan or d.num_inf]
+    shown = outputs or list(exam.specimen.outputs)
+    dtype = shown[0].dtype if shown else ""
+    named = exam.named or record
+    low = dtype in ("float16", "bfloat16") or evidence.autocast == "float16"
+    forward_bad = any(d.num_nan or d.num_inf for d in exam.forward_specimen.outputs)
+    return replace(
+        evidence,
+        op=origin.op,
+        call=named.call,
+        born_in=record.op,
+        backward=record.backward,
+        stage=record.stage,
+        dtype=dtype,
+        inputs=exam.specimen.inputs,
+        outputs=exam.specimen.outputs,
+        facts=facts_of(exam),
+        intended_infinities=any(d.num_inf for d in exam.specimen.inputs) or any(map(math.isinf, record.scalars)),
+        mask_reached_loss=exam.mask_reached_loss,
+        cancelled=cancelled(exam),
+        tiny_scalar_in_half=tiny_scalar_in_half(exam),
+        plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,
+        saturated=exam.saturated,
+        discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
+        float32_step_finite=sound(patient, Precision(torch.float32)) if low else None,
+        unit_scale_finite=sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,
+    )
+
+
+class _PlainAttention(Change):
+    """Attention computed by its plain decomposition."""
+
+    def around(self) -> Any:
+        return sdpa_kernel(SDPBackend.MATH)
+
+
+def _plain_attention_is_sound(patient: Patient) -> bool | None:
+    return sound(patient, _PlainAttention())
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether any part of the model runs as compiled code in training."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def _owner_of_all(evidence: Evidence) -> str | None:
+    """The module of the bad state; None where several modules hold some of it."""
+    assert evidence.leaf is not None
+    kind, name = evidence.leaf
+    alike = [n for k, n in evidence.bad_before if k == kind] or [name]
+    return common_module(sorted({n.partition("/")[0] for n in (*alike, name)}))
+
+
+def _bad_since_start(patient: Patient, leaf: tuple[str, str]) -> bool:
+    """Whether this state was bad before the very first step, as far back as it can be looked up."""
+    if patient.facts.step == 0:
+        return True
+    if patient.facts.bad_at_start is not None:
+        return leaf in patient.facts.bad_at_start
+    first = patient.facts.earlier(patient.facts.step) if patient.facts.earlier else None
+    if first is None:
+        return False
+    first.restore()
+    everything = [*named_state(first), *(("buffer", name, tensor) for name, tensor in plain_tensors(first.model))]
+    bad = any((k, n) == leaf and not absmax(t) < 1e15 for k, n, t in everything)
+    patient.restore()
+    return bad
+
+
+def _losses(patient: Patient) -> tuple[float, ...]:
+    return tuple(r.loss for r in patient.facts.history if r.step < patient.facts.step and math.isfinite(r.loss))
+
+
+def _blew_up(losses: tuple[float, ...]) -> bool:
+    """Whether the finite losses before this step had already left the range they lived in."""
+    if len(losses) < 2:
+        return False
+    low = min(abs(loss) for loss in losses[:-1])
+    return abs(losses[-1]) > 5 * max(low, 1e-12) and abs(losses[-1]) > 2 * abs(losses[0])
+
+
+def other_batches_are_calm(patient: Patient) -> bool:
+    """Whether another batch does as well as ever with these very weights: then it is not the weights that ran away."""
+    following = getattr(patient, "following", None)
+    ceiling = max((abs(loss) for loss in _losses(patient)), default=0.0)
+    for ahead in (1, 2):
+        batches = following(ahead) if following is not None else None
+        if batches is None:
+            return False
+        try:
+            seen = replay(patient, batches=batches, until="backward")
+        except CANNOT_RUN:
+            return False
+        if seen.loss_finite and not seen.bad_gradients and abs(seen.loss) <= ceiling:
+            return True
+    return False
+
+
+def _other_batches(patient: Patient) -> list[Any]:
+    following = getattr(patient, "following", None)
+    steps = [following(ahead) for ahead in (1, 2, 3)] if following is not None else []
+    return [batch for batches in steps if batches is not None for batch in batches]
+
+
+def risen(patient: Patient, seen: StepSeen) -> bool:
+    """Whether this step's own loss or gradient is already far above those before it, so that an earlier step did it."""
+    before = [r for r in patient.facts.history if r.step < patient.facts.step and r.applied]
+    losses, norms = [abs(r.loss) for r in before if math.isfinite(r.loss)], [r.grad_norm for r in before]
+    high = bool(losses) and abs(seen.loss) > 2 * max(losses)
+    norm = seen.grad_norm / (seen.loss_scale or 1.0)
+    return high or (bool(norms) and norm > 5 * max(norms))
+
+
+def _rate(patient: Patient) -> float:
+    return max((float(g["lr"]) for o in patient.optimizers for g in o.param_groups), default=0.0)
+
+
+def gather_silent(patient: Patient, suspicion: Suspicion) -> tuple[Evidence, Origin]:
+    """Evidence and origin where nothing is non-finite."""
+    seen = replay(patient)
+    rate = _rate(patient)
+    evidence = Evidence(
+        symptom=suspicion.symptom,
+        kind=suspicion.kind,
+        step=patient.facts.step,
+        names=suspicion.names,
+        losses=_losses(patient),
+        loss_scale=seen.loss_scale,
+        dynamic_scale=patient.facts.dynamic_scale,
+        autocast=str(patient.facts.autocast).removeprefix("torch.") if patient.facts.autocast else None,
+        changes=changes_between_steps(patient),
+        rate=rate,
+        entering_ratio=_entering_ratio(patient, seen),
+        risen=risen(patient, seen),
+    )
+    names = suspicion.names
+    match suspicion.kind:
+        case "zero_gradient":
+            alive = gradient_survives_in_float32(patient, names)
+            trace = trace_step(patient)
+            origin = underflow_origin(patient, trace, names) if alive else cut_origin(trace, names)
+            evidence = replace(evidence, gradient_in_float32=alive, dtype="float16" if trace.uses("float16") else "")
+        case "spike":
+            evidence, origin = _about_spike(patient, evidence)
+        case "tampered_gradient":
+            origin = Origin(phase="backward", module=common_module(names), tensor=names[0] if names else None)
+        case _:
+            whole = (
+                suspicion.kind in ("unmoved", "written_unmoved", "outside_optimizer") or suspicion.detail == "zeroed"
+            )
+            module = _whole_module(patient, names) if whole else None
+            tensor = names[0] if len(names) == 1 else None
+            origin = Origin(phase="optimizer", module=module, tensor=tensor)
+    return replace(evidence, phase=origin.phase), origin
+
+
+def _whole_module(patient: Patient, names: tuple[str, ...]) -> str | None:
+    """The module that these parameters make up; None where they are scattered over a module that has others too."""
+    module = common_module(names)
+    if module is None or len(names) == 1:
+        return module
+    inside = [name for name, _ in patient.model.named_parameters() if name.startswith(f"{module}.")]
+    direct = any(name.rpartition(".")[0] == module for name in names)
+    return module if direct or set(inside) <= set(names) else None
+
+
+def _about_spike(patient: Patient, evidence: Evidence) -> tuple[Evidence, Origin]:
+    patient.restore()
+    patient.prepare()
+    spread = has_moments_without_spread(patient)
+    history = [r.lr for r in patient.facts.history if r.step < patient.facts.step]
+    evidence = replace(evidence, moments_without_spread=spread, earlier_rate=history[-1] if history else None)
+    if spread > 0.01:
+        return evidence, Origin(phase="state")
+    suspects = [change for change in evidence.changes if change.out_of_range]
+    if suspects:
+        return as_state(evidence, Origin(phase="state"), (suspects[0].kind, suspects[0].name))
+    outlier = batch_outlier(patient.batches[-1]) if patient.batches else None
+    if outlier is not None:
+        return replace(evidence, batch_outlier=outlier), Origin(phase="data", tensor=outlier[0])
+    if evidence.risen and other_batches_are_calm(patient):
+        odd = odd_entry(patient.batches[-1], _other_batches(patient))
+        if odd is not None:
+            return replace(evidence, batch_outlier=odd), Origin(phase="data", tensor=odd[0])
+        return evidence, Origin(phase="data")  # this batch alone is out of line, and nothing says why
+    return evidence, Origin(phase="optimizer")
+
+
+def _entering_ratio(patient: Patient, seen: StepSeen) -> float | None:
+    true = seen.grad_norm / (seen.loss_scale or 1.0)
+    limit = patient.facts.max_grad_norm
+    expected = min(true, limit) if limit else true
+    actual = math.hypot(*seen.entering.values())
+    return actual / expected if seen.entering and expected > 0 and math.isfinite(expected) else None

@@ -1,0 +1,242 @@
+"""One step of a patient run again, part by part, with what was seen of it in plain numbers.
+
+Everything the clinic learns or tries is a replay: `replay(patient)` puts the patient back, runs the step and says
+which losses, gradients, weights, moments and buffers came out non-finite. A tracer may listen, an operation may
+change one thing. Replaying syncs with the host; it happens only after a step was refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..detect.strays import plain_tensors
+from .batches import walk_batch
+from .patient import Patient
+from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
+from .trace import Tracer
+
+Tensor = torch.Tensor
+CANNOT_RUN = (Exception,)
+"""What user code may raise on other rows, types or gradients than it was written for: anything. It is an answer."""
+
+
+class Change:
+    """What a trial changes, at each point where something can be changed. Every hook is a harmless default."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def prepared(self, patient: Patient) -> None: ...
+    def batch(self, patient: Patient, batch: Any) -> Any:
+        return batch
+
+    def terms(self, terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return terms
+
+    def wants_backward(self, seen: StepSeen) -> bool:
+        return True
+
+    def after_backward(self, patient: Patient) -> None: ...
+    def commit(self, patient: Patient, seen: StepSeen) -> None:
+        patient.commit()
+
+    def undo(self, patient: Patient) -> None:
+        """Put back what `restore` does not (dtypes, optimizer options)."""
+
+
+def replay(
+    patient: Patient,
+    *,
+    tracer: Tracer | None = None,
+    change: Change | None = None,
+    until: str = "commit",
+    batches: Sequence[Any] | None = None,
+    restore: bool = True,
+    prepare: Callable[[], None] | None = None,
+    thorough: bool = True,
+) -> StepSeen:
+    """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
+
+    Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
+    """
+    seen, change = StepSeen(), change or Change()
+    if restore:
+        patient.restore()
+    (prepare or patient.prepare)()
+    change.prepared(patient)
+    state = list(named_state(patient))
+    sizes = {
+        (kind, name): size
+        for (kind, name, _), size in zip(state, absmaxes(tensor for *_, tensor in state), strict=True)
+    }
+    seen.samples = samples_of(patient) if until == "commit" else {}
+    seen.largest = {name: size for (kind, name), size in sizes.items() if kind == "parameter"}
+    # A buffer of infinities is a mask until something turns it into NaN.
+    masks = {key for key, size in sizes.items() if key[0] == "buffer" and math.isinf(size)}
+    seen.bad_before = [key for key, size in sizes.items() if not math.isfinite(size) and key not in masks]
+    lying = [(name, p.grad) for name, p in patient.model.named_parameters() if p.grad is not None]
+    sizes_of_them = absmaxes(grad for _, grad in lying)
+    seen.bad_before += [
+        ("grad", name) for (name, _), size in zip(lying, sizes_of_them, strict=True) if not math.isfinite(size)
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(change.around())
+        entered = stack.enter_context(_entering(patient, seen, tracer))
+        for index, batch in enumerate(patient.batches if batches is None else batches):
+            batch = change.batch(patient, batch)
+            if tracer is not None:
+                name_leaves(patient, tracer, batch)
+            with _listening(tracer, "forward"):
+                terms = patient.forward(batch)
+            _see_terms(terms, seen, tracer)
+            seen.see_batch(index)
+            if until == "forward":
+                continue
+            if not any(term.requires_grad for term in terms.values()):
+                seen.backward_ran = False
+                continue
+            if not change.wants_backward(seen):
+                seen.backward_ran = False
+                continue
+            with _listening(tracer if thorough or seen.loss_finite else None, "backward"):
+                patient.backward(change.terms(terms))
+            del terms
+            seen.see_batch(index, patient)
+        if until == "forward":
+            return seen
+        # Read now: a home-made scale may have been changed while the loop prepared this step.
+        seen.loss_scale = getattr(patient, "loss_scale", patient.facts.loss_scale)
+        change.after_backward(patient)
+        _see_gradients(patient, seen, tracer)
+        if until == "backward":
+            return seen
+        before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
+        seen.weight_norm = math.hypot(*norms_of(before.values()))
+        entered.armed = True
+        explained = not seen.loss_finite or bool(seen.bad_gradients)
+        with _listening(tracer if thorough or not explained else None, "commit"):
+            change.commit(patient, seen)
+        kept = [(name, now) for name, now in trainable(patient) if now.shape == before[name].shape]
+        moved = norms_of(_wide(now.detach()) - _wide(before[name]) for name, now in kept)
+        for (name, now), length in zip(kept, moved, strict=True):
+            seen.updates[name] = length
+            seen.dtypes[name] = str(now.dtype).removeprefix("torch.")
+    seen.samples_after = samples_of(patient)
+    already = set(seen.bad_before)
+    state = list(named_state(patient))
+    for (kind, name, tensor), size in zip(state, absmaxes(tensor for *_, tensor in state), strict=True):
+        if not math.isfinite(size) and not ((kind, name) in masks and math.isinf(size)):
+            seen.bad_after.append((kind, name))
+            touch = tracer.sink(tensor) if tracer is not None and (kind, name) not in already else None
+            if touch is not None:
+                seen.sinks[kind, name] = touch
+    return seen
+
+
+def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | None) -> None:
+    for name, term in terms.items():
+        value = float(term.detach())
+        # Over micro-batches the worst is kept: a bad one must not hide behind a later good one.
+        if name not in seen.terms or math.isfinite(seen.terms[name]):
+            seen.terms[name] = value
+        touch = tracer.sink(term) if tracer is not None and not math.isfinite(value) else None
+        if touch is not None:
+            seen.sinks.setdefault(("loss", name), touch)
+
+
+def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> None:
+    dense_of: dict[str, Tensor] = {}
+    for name, parameter in trainable(patient):
+        seen.gradients[name] = Gradient(name, False)  # until it is seen: this keeps the order of the parameters
+        if parameter.grad is not None:
+            dense_of[name] = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+    sizes, norms = absmaxes(dense_of.values()), norms_of(dense_of.values())
+    for (name, dense), size, norm in zip(dense_of.items(), sizes, norms, strict=True):
+        seen.gradients[name] = Gradient(name, True, norm if math.isfinite(size) else size, size)
+        touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
+        if touch is not None:
+            seen.sinks["grad", name] = touch
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor whose differences are exact enough to be measured."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+
+
+@dataclass(slots=True)
+class _Armed:
+    armed: bool = False
+
+
+@contextmanager
+def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterator[_Armed]:
+    """Look at the gradients in the moment an optimizer takes its step: after unscaling, clipping and the like."""
+    armed = _Armed()
+
+    def look(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not armed.armed:
+            return
+        seen.stepped = True
+        names = parameter_names(patient)
+        if tracer is not None:
+            tracer.paused = True
+        entering = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        dense_of = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in entering]
+        for parameter, dense, length in zip(entering, dense_of, norms_of(dense_of), strict=True):
+            name = names.get(id(parameter), "?")
+            seen.entering[name] = length
+            touch = tracer.sink(dense) if tracer is not None and not math.isfinite(length) else None
+            if touch is not None:
+                seen.sinks["entering", name] = touch
+        if tracer is not None:
+            tracer.paused = False
+
+    handles = [optimizer.register_step_pre_hook(look) for optimizer in patient.optimizers]
+    try:
+        yield armed
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _listening(tracer: Tracer | None, stage: str) -> Iterator[None]:
+    if tracer is None:
+        yield
+        return
+    tracer.stage = stage
+    with tracer.tracing():
+        yield
+
+
+def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
+    """Tell the tracer what each tensor is that exists before the step."""
+    for kind, name, tensor in named_state(patient):
+        tracer.trace.name(tensor, kind, name)
+        if kind == "buffer" and tensor.is_floating_point() and tensor.numel() and bool(torch.isinf(tensor).all()):
+            tracer.trace.unwritten.add((kind, name))
+    for name, parameter in patient.model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            tracer.trace.name(parameter.grad, "grad", name)
+    for key, value in walk_batch(batch):
+        if isinstance(value, Tensor) and not value.is_sparse:
+            tracer.trace.name(value, "batch", key)
+    for name, tensor in plain_tensors(patient.model):
+        tracer.trace.name(tensor, "buffer", name)
+
+
+def hides_a_nan(patient: Patient) -> bool:
+    """Whether this step makes a NaN in passing, or is given one, although its loss is finite."""
+    tracer = Tracer(patient.model, owners=patient.facts.owners)
+    with patient.examining():
+        seen = replay(patient, tracer=tracer, until="forward")
+    tracer.trace.finish()
+    made = any(math.isnan(value) for value in tracer.trace.values)
+    given = any(isinstance(v, Tensor) and math.isnan(absmax(v)) for b in patient.batches for _, v in walk_batch(b))
+    return seen.loss_finite and (made or given)

@@ -1,0 +1,189 @@
+"""What one replay showed, in plain numbers, and the names of everything a step can change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..engine.ranks_shards import local_of
+from .batches import walk_batch as walk_batch
+from .patient import Patient
+from .tracelog import Touch
+
+Tensor = torch.Tensor
+SAMPLED = 32
+
+
+@dataclass(slots=True)
+class Gradient:
+    """One parameter's gradient after backward: None, zero, finite or not, and its norm."""
+
+    name: str
+    present: bool
+    norm: float = 0.0
+    absmax: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.absmax)
+
+
+@dataclass(slots=True)
+class StepSeen:
+    """What one replay showed. `bad_*` are names of tensors holding a NaN or an infinity."""
+
+    terms: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, Gradient] = field(default_factory=dict)
+    entering: dict[str, float] = field(default_factory=dict)
+    updates: dict[str, float] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    stepped: bool = False
+    guilty_batch: int | None = None
+    loss_scale: float | None = None
+    weight_norm: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
+    """The largest magnitude of each parameter before the step."""
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """A few entries of each parameter before the step, by which it is seen that somebody wrote it between two steps."""
+    samples_after: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    backward_ran: bool = True
+    bad_before: list[tuple[str, str]] = field(default_factory=list)
+    bad_after: list[tuple[str, str]] = field(default_factory=list)
+    sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
+
+    def see_batch(self, index: int, patient: Patient | None = None) -> None:
+        """Remember the first micro-batch after which something is bad: by the loss, or by the gradients."""
+        if self.guilty_batch is None:
+            grads = [p.grad for _, p in trainable(patient) if p.grad is not None] if patient and index else []
+            if not self.loss_finite or not all(map(math.isfinite, absmaxes(grads))):
+                self.guilty_batch = index
+
+    @property
+    def loss(self) -> float:
+        return self.terms.get("loss", next(iter(self.terms.values()), 0.0))
+
+    @property
+    def loss_finite(self) -> bool:
+        return all(math.isfinite(value) for value in self.terms.values())
+
+    @property
+    def bad_gradients(self) -> list[str]:
+        return [name for name, gradient in self.gradients.items() if gradient.present and not gradient.finite]
+
+    @property
+    def bad_entering(self) -> list[str]:
+        """Gradients that were sound after backward and not when the optimizer took them."""
+        if self.bad_gradients:
+            return []
+        return [name for name, norm in self.entering.items() if not math.isfinite(norm)]
+
+    @property
+    def update_norm(self) -> float:
+        return math.hypot(*self.updates.values())
+
+    @property
+    def finite(self) -> bool:
+        """Loss, gradients and everything after the step."""
+        return self.loss_finite and not self.bad_gradients and not self.bad_entering and not self.bad_after
+
+    @property
+    def grad_norm(self) -> float:
+        return math.hypot(*(gradient.norm for gradient in self.gradients.values() if gradient.present))
+
+
+def absmax(tensor: Tensor) -> float:
+    """Largest magnitude on the host: NaN wins, then inf."""
+    return float(_largest(tensor))
+
+
+def absmaxes(tensors: Iterable[Tensor]) -> list[float]:
+    """`absmax` of each, with one host read for each device."""
+    return _read([_largest(tensor) for tensor in tensors])
+
+
+def norm_of(tensor: Tensor) -> float:
+    """The length on the host. In float64: of finite numbers it is finite."""
+    return float(_length(tensor))
+
+
+def norms_of(tensors: Iterable[Tensor]) -> list[float]:
+    """`norm_of` each, with one host read for each device."""
+    return _read([_length(tensor) for tensor in tensors])
+
+
+def _largest(tensor: Tensor) -> Tensor | float:
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    wide = real if real.dtype.itemsize > 2 else real.to(torch.float32)
+    largest: Tensor = torch.linalg.vector_norm(wide, float("inf"))
+    return largest
+
+
+def _length(tensor: Tensor) -> Tensor:
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    length: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
+    return length
+
+
+def _read(numbers: Sequence[Tensor | float]) -> list[float]:
+    """Numbers that lie on devices, in order. A tensor of a subclass (a shard of a mesh) is read alone, as it wants."""
+    together: dict[torch.device, list[int]] = {}
+    for index, number in enumerate(numbers):
+        if type(number) is torch.Tensor:
+            together.setdefault(number.device, []).append(index)
+    found = {index: float(number) for index, number in enumerate(numbers) if type(number) is not torch.Tensor}
+    for indices in together.values():
+        stacked = torch.stack([torch.as_tensor(numbers[index]).to(torch.float64) for index in indices])
+        found |= dict(zip(indices, stacked.tolist(), strict=True))
+    return [found[index] for index in range(len(numbers))]
+
+
+def samples_of(patient: Patient) -> dict[str, tuple[float, ...]]:
+    """A few entries of every parameter, evenly spread. One host read for each device."""
+    names: dict[torch.device, list[tuple[str, int]]] = {}
+    parts: dict[torch.device, list[Tensor]] = {}
+    for name, parameter in patient.model.named_parameters():
+        if parameter.numel() and parameter.is_floating_point() and not parameter.is_sparse:
+            flat = local_of(parameter.detach()).reshape(-1)
+            some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].to(torch.float64)
+            names.setdefault(parameter.device, []).append((name, some.numel()))
+            parts.setdefault(parameter.device, []).append(some)
+    found: dict[str, tuple[float, ...]] = {}
+    for device, tensors in parts.items():
+        values = iter(torch.cat(tensors).tolist())
+        for name, count in names[device]:
+            found[name] = tuple(next(values) for _ in range(count))
+    return found
+
+
+def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
+    """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
+    names = parameter_names(patient)
+    for name, weight in patient.model.named_parameters():
+        yield "parameter", name, weight
+    for name, buffer in patient.model.named_buffers():
+        yield "buffer", name, buffer
+    for optimizer in patient.optimizers:
+        for parameter, state in optimizer.state.items():
+            owner = names.get(id(parameter), "")
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    yield "optimizer", f"{owner}/{key}", local_of(value)
+
+
+def parameter_names(patient: Patient) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in patient.model.named_parameters()} | dict(
+        patient.facts.parameter_names
+    )
+
+
+def trainable(patient: Patient) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in patient.model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter

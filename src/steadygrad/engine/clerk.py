@@ -1,0 +1,116 @@
+"""Runs the sampled checks around the step: vitals on a schedule, and the audit of what a model changes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..detect.vitals import Vitals
+from ..records import Finding, Reading, Severity
+from .books import Books
+from .forward_state import ForwardState
+from .shield import Shield
+
+_EARLY_FORWARDS = 3
+_AUDIT_EVERY = 100
+
+
+class Clerk:
+    """Costs a few comparisons on steps where nothing is due. A fault in the vitals switches them off."""
+
+    def __init__(self, books: Books, shield: Shield, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._books = books
+        self._shield = shield
+        self._vitals: Vitals | None = None
+        self._sampling: int | None = None
+        self._forwards = 0
+        self._waiting: list[int] = []
+        self.suspects: list[Finding] = []
+        """Warnings that nobody has looked into yet."""
+        with shield("vitals", None):
+            self._vitals = Vitals(model, optimizers, books.policy)
+
+    def inspect_setup(self) -> None:
+        """Look once at model and optimizers before the first step."""
+        with self._shield("vitals", None):
+            if self._vitals is not None:
+                self._tell(self._vitals.inspect_setup())
+
+    def before_forward(self, step: int) -> None:
+        """Attach what measures activations, on a step that is due. Does not sync."""
+        if self._vitals is None or self._sampling is not None or not self._vitals.due(step):
+            return
+        with self._vitals_shield():
+            self._sampling = step
+            self._vitals.before_forward()
+
+    def after_forward(self, step: int, forward: ForwardState) -> None:
+        """The audit, where due: at once after a forward, so that what it moved is known before the next one.
+
+        Compares values (a host read) on the first steps only.
+        """
+        self._forwards += 1  # counted, not read off the step: a resumed run begins anew
+        early = self._forwards <= _EARLY_FORWARDS
+        if early or step % _AUDIT_EVERY == 0:
+            with self._shield("audit", None):
+                forward.audit(values=early)
+
+    def before_update(self) -> None:
+        if self._vitals is not None and self._sampling is not None:
+            with self._vitals_shield():
+                self._vitals.before_update()
+
+    def after_update(self) -> None:
+        if self._vitals is not None and self._sampling is not None:
+            with self._vitals_shield():
+                self._vitals.after_update()
+                self._waiting.append(self._sampling)
+            self._sampling = None
+
+    def after_step(self, reading: Reading) -> None:
+        """After a landed step: the findings of a sampled one. One host read there, none elsewhere."""
+        if self._vitals is not None and self._waiting and self._waiting[0] == reading.step:
+            with self._vitals_shield():
+                self._waiting.pop(0)
+                self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))
+
+    def after_refusal(self) -> None:
+        """A refused step was no sample of anything; take the hooks off."""
+        self._sampling = None
+        self._waiting.clear()
+        if self._vitals is not None:
+            with self._vitals_shield():
+                self._vitals.discard()
+
+    def _vitals_shield(self) -> _SwitchingOff:
+        return _SwitchingOff(self)
+
+    def _switch_off(self, fault: BaseException) -> None:
+        self._vitals = None
+        self._sampling = None
+        self._waiting.clear()
+        self._shield.note("vitals", fault)
+
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        for found in findings:
+            self._books.tell_vital(found)
+            if found.severity is not Severity.NOTE:
+                self.suspects.append(found)
+                self._books.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+
+
+class _SwitchingOff:
+    """Around a call into the vitals: what breaks once would break at every sample, so it is switched off."""
+
+    def __init__(self, clerk: Clerk) -> None:
+        self._clerk = clerk
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, tb: object) -> bool:
+        if fault is None or not isinstance(fault, Exception):
+            return False
+        self._clerk._switch_off(fault)
+        return True

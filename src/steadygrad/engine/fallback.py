@@ -1,0 +1,93 @@
+"""What is left when the guard itself has failed: the plain loop, which still refuses a non-finite update.
+
+Kept so small that there is nothing in it to break: one norm, one host read, step or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..detect.gradients import Gradients, clip_exact
+from ..records import Action, Decision, Outcome
+from .program import StepProgram
+from .ranks_council import Alone
+
+
+class PlainLoop:
+    """Forward, backward, clip, check, step. Syncs with the host once a step."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        optimizers: Sequence[Optimizer],
+        max_grad_norm: float | None,
+        scheduler: Any,
+        ema_update: Callable[[], Any] | None,
+        council: Alone,
+        place: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._program = program
+        self._council = council
+        self._place = place
+        self._optimizers = optimizers
+        self._max_norm = max_grad_norm if max_grad_norm is not None else math.inf
+        self._scheduler = scheduler
+        self._ema_update = ema_update
+        self._micro = 0
+
+    def step(self, batch: Any, step: int) -> Outcome:
+        """One micro-batch without any of the guard's rooms."""
+        outcome = Outcome(step=step)
+        fills = (self._micro + 1) % self._program.accumulate == 0
+        tell = self._council.lost_word(*self._place()) if fills else None
+        terms = self._program.micro(batch, before_backward=tell)
+        applied = False
+        if terms is None:
+            self._council.needs_a_loss()
+        else:
+            self._micro += 1
+            if self._micro % self._program.accumulate:
+                outcome.accumulating = True
+                return outcome
+            self._program.unscale()
+            norm = torch.nn.utils.clip_grad_norm_(self._program.parameters, self._max_norm)
+            loss_finite = self._council.loss_is_finite(terms)  # asked always: the other ranks ask too
+            applied = math.isfinite(float(norm)) and loss_finite
+            self._finish(applied)
+        return _resolved(outcome, applied)
+
+    def take_over(self, gradients: Gradients | None, loss_finite: bool, outcome: Outcome) -> None:
+        """Finish the step under way of a guard that stands down because another rank's has failed."""
+        applied = loss_finite and (gradients is None or math.isfinite(float(gradients.total)))
+        if applied and gradients is not None and self._max_norm < math.inf:
+            clip_exact(gradients, self._max_norm)
+        self._finish(applied)
+        _resolved(outcome, applied)
+
+    def _finish(self, applied: bool) -> None:
+        if applied:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self._program.update_scale()
+        self._program.zero_grad()
+        if applied and self._scheduler is not None:
+            self._scheduler.step()
+        if applied and self._ema_update is not None:
+            self._ema_update()
+
+    def committed(self, step: int) -> Outcome:
+        """The outcome of a step whose update had been made when the guard broke: it is not made again."""
+        return _resolved(Outcome(step=step), True)
+
+
+def _resolved(outcome: Outcome, applied: bool) -> Outcome:
+    action = Action.PROCEED if applied else Action.SKIP
+    reason = "the guard is standing down after a fault of its own; only finiteness is checked"
+    decision = Decision(step=outcome.step, actions=(action,), reason=reason)
+    outcome.resolve(decision=decision, reading=None, applied=applied)
+    return outcome

@@ -1,0 +1,156 @@
+"""Sealing a step on the device, before its update: the flag, what clips the gradients, and the copy to the host.
+
+The same few kernels every step, on numbers in the same places. On a GPU they are recorded once as a CUDA graph and
+played with one call from then on: on a small model it is the launching that costs, and played or launched one by one
+they are the same kernels with the same bits. Where recording does not work they are launched one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..detect.gradients import ClipRule
+from ..detect.history import Limits
+from .readout import Layout, Row
+
+_RECORD_AFTER = 3  # runs of the very same work; by then every kernel in it has been loaded
+_MOST_RECORDINGS = 8
+
+
+@dataclass(slots=True)
+class Seat:
+    """A row on its way to the host. `event` says when it has arrived; None if it is there."""
+
+    host: Tensor
+    event: Any
+
+    def values(self) -> list[float]:
+        """The row, the flag behind it; waits for its copy, not for the device's later work."""
+        if self.event is not None:
+            self.event.synchronize()
+        values: list[float] = self.host.tolist()
+        return values
+
+
+@dataclass(slots=True)
+class Sealed:
+    """A step sealed: the device flag (float32, exactly 1.0 if the update must be refused, else exactly 0.0), what the
+    gradients are clipped with if that was asked for and known here, and the row's seat."""
+
+    flag: Tensor
+    factor: Tensor | None
+    seat: Seat
+
+
+class Sealer:
+    """Seals rows. One per guard; one step is in flight at a time, so its seat is read before the next is sealed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[Any, _Seal] = {}
+
+    @torch.no_grad()
+    def seal(self, row: Row, limits: Limits, *, refuses: bool, rule: ClipRule | None) -> Sealed:
+        """Work out the flag and the clip factor of a row and start its copy to the host. Does not sync.
+
+        With `refuses` False the flag stays 0, whatever the numbers.
+        """
+        if not row.stays:
+            return _Seal(row, self._device, refuses, rule).run(limits)
+        key = (row.layout, refuses, rule)
+        seal = self._kept.get(key)
+        if seal is None or seal.row is not row:
+            seal = self._kept[key] = _Seal(row, self._device, refuses, rule)
+            seal.may_record = len(self._kept) <= _MOST_RECORDINGS
+        return seal.run(limits)
+
+
+class _Seal:
+    """The work for rows in one place."""
+
+    def __init__(self, row: Row, device: torch.device, refuses: bool, rule: ClipRule | None) -> None:
+        self.row, self.may_record = row, False
+        self._device, self._refuses = device, refuses
+        values = row.values
+        # Clipping is to have the bits of torch's own, so its arithmetic is in the dtype of the total: see ClipRule.
+        self._rule = rule if row.plain_total else None
+        first = len(row.layout.names)
+        self._total, self._scalars = values[first], row.scalars
+        self._place = values[-1]
+        self._flag = self._place if values.dtype is torch.float32 else None
+        self._bounds = torch.empty((2, self._scalars.numel()), dtype=values.dtype, device=device)
+        self._lower, self._upper = self._bounds.unbind()
+        self._limits: Limits | None = None
+        on_gpu = device.type == "cuda"
+        self._seat = Seat(torch.empty(values.shape, dtype=values.dtype, pin_memory=True) if on_gpu else values, None)
+        if on_gpu:
+            self._seat.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._factor: Tensor | None = None
+        self._graph: Any = None
+        self._recorded_factor: Tensor | None = None
+        self._runs = 0
+
+    def run(self, limits: Limits) -> Sealed:
+        if limits != self._limits:
+            self._send_limits(limits)
+        if self._graph is not None and torch.cuda.current_device() == self._device.index:
+            self._graph.replay()
+            self._factor = self._recorded_factor
+        else:
+            self._work()
+            self._runs += 1
+            if self.may_record and self._runs == _RECORD_AFTER:
+                self._record()
+        if self._seat.event is not None:
+            self._seat.event.record(torch.cuda.current_stream(self._device))
+        flag = self._flag if self._flag is not None else self._place.float()
+        return Sealed(flag, self._factor, self._seat)
+
+    def _work(self) -> None:
+        """What is good is what clamping leaves as it is, because a NaN differs from itself."""
+        if self._refuses:
+            clamped = torch.clamp(self._scalars, self._lower, self._upper)
+            bad = torch.ne(clamped, self._scalars, out=torch.empty_like(self._scalars))
+            torch.amax(bad, 0, out=self._place)
+        if self._rule is not None:
+            self._factor = self._rule.factor(self._total)
+        if self._seat.event is not None:
+            self._seat.host.copy_(self.row.values, non_blocking=True)
+
+    def _record(self) -> None:
+        """Record the work as a graph. Runs nothing: what is under way keeps the factor it has."""
+        factor = self._factor
+        graph: Any = torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(aside):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._work()
+                finally:
+                    graph.capture_end()
+            self._graph, self._recorded_factor = graph, self._factor
+        except RuntimeError:
+            self.may_record = False
+        self._factor = factor
+
+    def _send_limits(self, limits: Limits) -> None:
+        """The least and the most each scalar may be, sent when a limit has moved."""
+        bounds = bounds_of(self.row.layout, limits, torch.finfo(self._bounds.dtype).max)
+        host = torch.tensor(bounds, dtype=self._bounds.dtype, pin_memory=self._device.type == "cuda")
+        self._bounds.copy_(host, non_blocking=True)
+        self._limits = limits
+
+
+def bounds_of(layout: Layout, limits: Limits, largest: float) -> list[list[float]]:
+    """The least and the most that each judged number of a row may be; `largest` is the most a number of it can be."""
+    width, place = len(layout.term_names), layout.term_names.index("loss")
+    most = [min(limits.grad_norm, largest)] + [largest] * (width * layout.num_micro)
+    for micro in range(layout.num_micro):
+        most[1 + micro * width + place] = min(limits.loss, largest)
+    return [[-largest] * len(most), most]

@@ -1,0 +1,107 @@
+"""The update itself: clip, then step every optimizer, under a device flag or without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..detect.gradients import ClipRule, GradientProbe, Gradients, clip_exact
+from .forward_state import Entry, ForwardState
+from .gate import DeviceGate, parameters_of, why_not_on_device
+from .ladder import Ledger
+from .learning_rate import current_rate, scaled_learning_rate
+from .program import theirs
+
+
+class Updater:
+    """Clips and steps. Knows nothing of whether it should."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        gate: DeviceGate,
+        *,
+        max_grad_norm: float | None,
+        clip: str,
+        scaler: Any,
+        refuses: bool,
+    ) -> None:
+        self._optimizers = optimizers
+        self._gate = gate
+        self.max_grad_norm = max_grad_norm
+        self._folds = clip == "folded"
+        self._scaler = scaler
+        self._refuses = refuses
+
+    def rule(self, force: Ledger, *, on_device: bool) -> ClipRule | None:
+        """How gradients are clipped with what is in force; None if they are not."""
+        if self.max_grad_norm is None:
+            return None
+        return ClipRule(self.max_grad_norm * force.clip_factor, self._folds and on_device)
+
+    def __call__(
+        self, gradients: Gradients | None, flag: Tensor | None, force: Ledger, factor: Tensor | None = None
+    ) -> None:
+        """Clip and step with what the ledger `force` has in force. With a flag the optimizers decide on the device
+        whether to. `factor` is the clip rule's for these gradients, if it is known already. Does not sync."""
+        divisor = self._clip(gradients, flag, force, factor)
+        with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
+            if self._scaler is not None and not self._refuses:
+                # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
+                for optimizer in self._optimizers:
+                    self._scaler.step(optimizer)
+            elif flag is not None:
+                self._gate.step(flag, divisor)
+            else:
+                for optimizer in self._optimizers:
+                    optimizer.step()
+
+    def outside(self, update: Callable[[], Any], force: Ledger) -> None:
+        """Let the owner of the loop, who has clipped already, make its update with what is in force."""
+        if force.clip_factor != 1.0 and self.max_grad_norm is not None:
+            gradients = GradientProbe([p for o in self._optimizers for p in parameters_of(o)]).measure()
+            if gradients is not None:
+                clip_exact(gradients, self.max_grad_norm * force.clip_factor)
+        with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
+            update()
+
+    def _clip(
+        self, gradients: Gradients | None, flag: Tensor | None, force: Ledger, factor: Tensor | None
+    ) -> Tensor | None:
+        rule = self.rule(force, on_device=flag is not None)
+        if rule is None or gradients is None:
+            return None
+        if rule.folded:
+            return rule.factor(gradients.total) if factor is None else factor
+        clip_exact(gradients, rule.max_norm, factor)
+        return None
+
+    def rate(self, ledger: Ledger) -> float:
+        """The learning rate in force, for the journal."""
+        return current_rate(self._optimizers[0]) * ledger.lr_factor
+
+    def refuses_on_device(self) -> bool:
+        """Whether every optimizer, as it stands now, can refuse an update itself."""
+        return all(why_not_on_device(optimizer) is None for optimizer in self._optimizers)
+
+
+class Followers:
+    """What moves on after a landed update and only then: the schedule and the moving average."""
+
+    def __init__(self, scheduler: Any, ema_update: Callable[[], Any] | None, forward: ForwardState) -> None:
+        self.scheduler = scheduler
+        self.ema_update = ema_update
+        self._forward = forward
+
+    def advance(self, behind: Entry | None) -> None:
+        """Step both. `behind` is the state before a forward that is already under way: a step settled late has the
+        next window's forward behind it, and the average must not see its statistics."""
+        if self.scheduler is not None:
+            with theirs():
+                self.scheduler.step()
+        if self.ema_update is not None:
+            with theirs(), self._forward.as_of(behind):
+                self.ema_update()

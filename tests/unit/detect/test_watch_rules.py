@@ -1,0 +1,77 @@
+"""Every rule of the watch room: its page, its specimen, its near miss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from steadygrad import rules
+from steadygrad.detect import detectors
+from steadygrad.detect.vitals import judges
+from steadygrad.engine.policy import Policy
+from steadygrad.records import to_plain
+
+BALANCED = Policy.named("balanced")
+WATCH = Path(rules.__file__).parent / "detect"
+
+
+def _name(module: ModuleType) -> str:
+    return f"{module.RULE.code}-{module.RULE.slug}"
+
+
+@pytest.mark.parametrize("module", detectors.ALL, ids=_name)
+def test_detector_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> None:
+    policy = getattr(module, "POLICY", BALANCED)
+    reading, history = module.SPECIMEN()
+    found = module.detect(reading, history, policy)
+    assert found is not None
+    assert (found.code, found.slug, found.step) == (module.RULE.code, module.RULE.slug, reading.step)
+    assert found.detail
+    json.dumps(to_plain(found), allow_nan=False)
+    reading, history = module.NEAR_MISS()
+    assert module.detect(reading, history, policy) is None
+
+
+@pytest.mark.parametrize("module", judges.ALL, ids=_name)
+def test_judge_of_vitals_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> None:
+    samplings = module.SPECIMEN()
+    found = module.judge(samplings, BALANCED)
+    assert found is not None
+    assert (found.code, found.step) == (module.RULE.code, samplings[-1].step)
+    assert found.subject in found.detail
+    json.dumps(to_plain(found), allow_nan=False)
+    assert module.judge(module.NEAR_MISS(), BALANCED) is None
+
+
+@pytest.mark.parametrize(
+    ("room", "modules"), [("detectors", detectors.ALL), ("vitals", judges.ALL)], ids=["detectors", "vitals"]
+)
+def test_every_rule_file_is_run(room: str, modules: tuple[ModuleType, ...]) -> None:
+    with_rule = {path.stem for path in (WATCH / room).glob("*.py") if "\nRULE = " in path.read_text()}
+    assert len(with_rule) >= 8
+    assert {module.__name__.rpartition(".")[2] for module in modules} == with_rule
+
+
+@pytest.mark.parametrize("module", [*detectors.ALL, *judges.ALL], ids=_name)
+def test_rule_has_a_whole_page_and_a_file_of_its_own_name(module: ModuleType) -> None:
+    page = rules.page(module.RULE.code)
+    assert tuple(page.sections) == rules.HEADINGS
+    assert all(text.strip() for text in page.sections.values())
+    assert page.path.stem == page.slug == module.RULE.slug
+    assert (module.__doc__ or "").splitlines()[0] == page.summary
+
+
+def test_codes_are_unique() -> None:
+    codes = [module.RULE.code for module in (*detectors.ALL, *judges.ALL)]
+    assert len(codes) == len(set(codes)) >= 24
+
+
+def test_detectors_alone_import_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, steadygrad.detect.judge, steadygrad.detect.vitals.judges; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,89 @@
+"""Guilty rows: read off, proven by replay, or said to be coupled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygrad.diagnosis.diagnose import diagnose
+from steadygrad.diagnosis.rows import num_rows
+
+
+def divide(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (model(batch["x"]).squeeze(1) / batch["count"]).mean()
+
+
+def test_rows_are_proven_by_leaving_them_out_and_putting_them_back(make_patient: Any) -> None:
+    batch = {"x": torch.randn(6, 3), "count": torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 3.0])}
+    found = diagnose(make_patient(nn.Linear(3, 1), divide, [batch]))
+    assert found.rows == (1, 4)
+    assert not found.rows_coupled
+
+
+def test_rows_are_found_by_halving_where_the_origin_has_no_batch_dimension(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.exp(model(batch).sum())
+
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    batch = torch.zeros(5, 2)
+    batch[3] = 100.0
+    found = diagnose(make_patient(model, loss_fn, [batch]))
+    assert found.rows == (3,)
+
+
+def test_rows_that_fail_only_together_are_said_to_be_coupled(make_patient: Any) -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return torch.exp(model(batch).sum())
+
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    found = diagnose(make_patient(model, loss_fn, [torch.full((4, 2), 12.0)]))
+    assert found.rows is None
+    assert found.rows_coupled
+
+
+def test_the_batch_size_is_the_leading_dimension_most_tensors_share() -> None:
+    batch = {"table": torch.zeros(7, 2), "x": torch.zeros(4, 3), "y": torch.zeros(4)}
+    assert num_rows(batch) == 4
+    assert num_rows({"name": "no tensor"}) == 0
+
+
+def test_of_memory_nobody_filled_the_rows_are_told_that_ask_for_it(run_case: Any, make_case: Any) -> None:
+    model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1))
+    with torch.no_grad():
+        model[0].weight[5] = torch.nan
+    batches = [torch.randint(0, 5, (4, 2)) for _ in range(5)]
+    batches[3][2, 1] = 5
+    case = make_case(model, lambda m, b: m(b).square().mean(), batches, torch.optim.SGD(model.parameters(), lr=0.01))
+    sighting = run_case(case)
+    assert sighting.suspicion.step == 3  # told and explained where it first does harm
+    assert sighting.diagnosis.cause.slug == "uninitialised"
+    assert sighting.diagnosis.symptom == "nan_loss"
+    assert sighting.diagnosis.rows == (2,)
+    assert "drop_rows" not in [trial.remedy.slug for trial in sighting.diagnosis.remedies]
+
+
+def test_the_batch_size_is_one_that_all_rows_can_be_taken_of() -> None:
+    batch = {"x": torch.zeros(7, 5, 2), "mask": torch.zeros(7, 5), "y": torch.zeros(5)}
+
+    def time_first(batch: Any, rows: Any) -> Any:
+        return {"x": batch["x"][:, rows], "mask": batch["mask"][:, rows], "y": batch["y"][rows]}
+
+    assert num_rows(batch) == 7
+    assert num_rows(batch, time_first) == 5
+
+
+def test_code_written_for_one_batch_size_is_asked_with_rows_over_and_over(make_patient: Any) -> None:
+    def picked(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        values = model(batch["x"])[torch.arange(4), 0]
+        return (batch["k"] * torch.log(values.abs() * batch["k"])).sum()
+
+    data = {"x": torch.randn(4, 3), "k": torch.ones(4)}
+    data["k"][2] = 0.0
+    found = diagnose(make_patient(nn.Linear(3, 1), picked, [data]))
+    assert found.rows == (2,)

@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .engine import setup
-from .engine.policy import Policy
 from .engine.program import TheirFault
 from .engine.tape import pristine
 from .errors import ClosedError, SteadyError
+from .policy import Policy
 from .records import Finding, Incident, Outcome
 from .start import start_engine
 

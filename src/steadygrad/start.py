@@ -15,10 +15,10 @@ from .engine.engine import Engine
 from .engine.manner import Manner
 from .engine.notify import Notifier
 from .engine.parts import assemble
-from .engine.policy import Policy
 from .engine.posted import take_earlier
 from .engine.ranks_council import convene
 from .journal import Journal
+from .policy import Policy
 from .records import Severity
 
 _TOLD = ("PF105", "PF106", "PF210", "PF211", "PF409")  # the vitals say these, with more to go by

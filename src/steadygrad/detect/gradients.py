@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from ..engine.ranks_shards import is_sharded, local_of
+from .shards import is_sharded, local_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..engine.ranks_shards import local_of
+from ..detect.shards import local_of
 from .batches import walk_batch as walk_batch
 from .patient import Patient
 from .tracelog import Touch

@@ -17,11 +17,11 @@ from typing import Any
 from ..detect.history import History, Limits
 from ..detect.judge import judge
 from ..journal import Journal
+from ..policy import Capabilities, Policy, decide
+from ..policy.escalation import Ledger
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
 from ..rules import Rule
 from .flight import Window
-from .ladder import Ledger
-from .policy import Capabilities, Policy, decide
 from .shield import Shield
 
 logger = logging.getLogger("steadygrad")

@@ -20,17 +20,17 @@ import torch
 
 from ..detect.gradients import Gradients
 from ..errors import TrainingHalted
+from ..policy import Policy
+from ..policy.escalation import Ledger
 from ..records import Action, Decision, Finding, Outcome, Reading
 from .checkpoints import CheckpointStore
 from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, left_over, passed_over
 from .forward_state import Entry
-from .ladder import Ledger
 from .manner import Clinic, Manner
 from .noise import Noise
 from .notify import Notifier
 from .parts import Parts
-from .policy import Policy
 from .posted import is_fatal, muted, urgent, with_posted
 from .program import Terms
 from .ranks_council import GuardLost

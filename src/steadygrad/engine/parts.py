@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from ..detect.gradients import GradientProbe
 from ..journal import Journal
+from ..policy import Policy
 from . import setup
 from .books import Books
 from .clerk import Clerk
 from .forward_state import ForwardState
 from .gate import DeviceGate
-from .policy import Policy
 from .program import StepProgram
 from .ranks_council import Alone
 from .readout import Readout

@@ -16,14 +16,14 @@ from typing import Any
 from ..detect.detectors import non_finite_buffer, non_finite_optimizer_state, non_finite_parameter
 from ..detect.history import History, Limits
 from ..errors import UsageError
+from ..policy import Capabilities
+from ..policy.escalation import Ledger
 from ..records import Action, Decision, Finding, Outcome, Reading, from_plain, to_plain
 from .books import Books
 from .checkpoints import NEVER, CheckpointStore
 from .flight import Window
 from .forward_state import ForwardState
-from .ladder import Ledger
 from .past import Past, kinds_and_names, past_of
-from .policy import Capabilities
 from .posted import is_fatal
 from .program import StepProgram
 from .ranks_council import Alone

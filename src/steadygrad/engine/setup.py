@@ -18,10 +18,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .. import __version__
 from ..errors import UsageError
+from ..policy import Policy
 from .checkpoints import NEVER, CheckpointStore
 from .forward_state import ForwardState
 from .gate import check_supported, parameters_of
-from .policy import Policy
 from .program import PRECISIONS
 from .shield import Shield
 from .snapshots import SnapshotRing

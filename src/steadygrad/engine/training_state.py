@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..detect.shards import is_sharded, local_of, locals_in, sharded_like
 from .forward_state import ForwardState
-from .ranks_shards import is_sharded, local_of, locals_in, sharded_like
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
 from .tape import named_tensors_in
 

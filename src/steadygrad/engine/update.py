@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..detect.gradients import ClipRule, GradientProbe, Gradients, clip_exact
+from ..policy.escalation import Ledger
 from .forward_state import Entry, ForwardState
 from .gate import DeviceGate, parameters_of, why_not_on_device
-from .ladder import Ledger
 from .learning_rate import current_rate, scaled_learning_rate
 from .program import theirs
 

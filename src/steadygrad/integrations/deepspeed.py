@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ..engine import setup
 from ..engine.books import Books
-from ..engine.policy import Capabilities, Policy
 from ..engine.ranks import world_size
 from ..engine.shield import Shield
 from ..errors import UsageError
 from ..journal import Journal
+from ..policy import Capabilities, Policy
 from ..records import Finding, Incident, Reading
 from .patching import wrap_method
 

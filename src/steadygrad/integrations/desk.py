@@ -20,11 +20,11 @@ from ..engine import setup
 from ..engine.books import Books
 from ..engine.gate import DeviceGate, parameters_of, why_not_on_device
 from ..engine.learning_rate import current_rate
-from ..engine.policy import Policy
 from ..engine.readout import Layout, Readout, reading_of
 from ..engine.seal import Sealer, Seat
 from ..engine.shield import Shield
 from ..journal import Journal
+from ..policy import Policy
 from ..records import Reading
 
 _AFTER_CLIPPING = "norm after clipping"

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from ..detect.gradients import GradientProbe, Gradients, finite_gradients
 from ..engine import setup
 from ..engine.forward_state import Entry
-from ..engine.policy import Policy
 from ..engine.program import TheirFault
 from ..engine.readout import Row
 from ..engine.tape import NOT_AGAIN, pristine, versions_of
 from ..engine.training_state import bad_state
 from ..errors import SteadyError
+from ..policy import Policy
 from ..records import Finding, Incident, Outcome
 from ..start import start_engine
 

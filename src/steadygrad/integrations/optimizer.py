@@ -23,13 +23,13 @@ from ..engine import setup
 from ..engine.forward_state import Entry, ForwardState
 from ..engine.gate import parameters_of
 from ..engine.notify import Notifier
-from ..engine.policy import Capabilities, Policy
 from ..engine.ranks_council import convene
 from ..engine.readout import must_refuse
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, bad_state
 from ..errors import TrainingHalted
 from ..journal import Journal
+from ..policy import Capabilities, Policy
 from ..records import Action, Decision, Incident
 from ..start import tell_checkup
 from .desk import Desk, names_of

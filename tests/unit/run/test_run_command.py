@@ -297,7 +297,7 @@ def test_settings_travel_through_the_environment_unchanged() -> None:
 
 
 def test_a_traceback_loses_our_frames_and_keeps_the_rest() -> None:
-    from steadygrad.engine.policy import Policy
+    from steadygrad.policy import Policy
 
     try:
         Policy.named("nobody")

@@ -15,8 +15,8 @@ from typing import Any, Self
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ...engine.policy import Policy
 from ...errors import SteadyError, UsageError
+from ...policy import Policy
 from ...records import Finding, Incident
 from ..loop import LoopGuard
 from ..patching import Patches

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...engine.books import Books
-from ...engine.policy import Capabilities, Policy
 from ...engine.shield import Shield
 from ...journal import Journal
+from ...policy import Capabilities, Policy
 from ...records import Incident, Reading
 from ..patching import Patches
 

@@ -22,10 +22,10 @@ from torch.optim import LBFGS, Optimizer
 
 from ...engine import setup
 from ...engine.gate import parameters_of
-from ...engine.policy import Capabilities, Policy
 from ...engine.readout import must_refuse
 from ...engine.shield import Shield
 from ...engine.training_state import TrainingState, bad_state
+from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Reading
 from ..desk import Desk, Letter
 from ..patching import Patches, shell_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadygrad.engine.policy import PRESETS, Capabilities, Ledger, Policy, decide
+from steadygrad.policy import PRESETS, Capabilities, Ledger, Policy, decide
 from steadygrad.records import Action, Finding, Reading, Severity, from_plain, to_plain
 
 CODES = ["SY101", "SY102", "SY103", "SY104", "SY105", "SY106", "SY107", "SY108", "SY201", "SY202", "SY203", "SY204"]

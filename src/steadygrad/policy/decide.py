@@ -1,16 +1,17 @@
-"""The policy: a pure function from what was found, and what has been so far, to what shall be done.
+"""The policy: a pure function from what was found, and what happened so far, to what is to be done.
 
     decision, ledger = decide(policy, ledger, reading, findings, can=capabilities)
 
-It names actions and never does one. The ladder, mildest first: skip the batch, tighten the clip, halve the learning
-rate, roll back, drop a loss term, widen the precision, halt. `Policy` holds every number; three presets are named:
+It names actions and performs none. A non-finite value is proof: the update is refused, and a streak of them escalates
+(roll back with a smaller learning rate, drop a loss term, widen the precision, halt). A finite value is no proof:
+spikes are recorded and applied, and a divergence is acted on only if its finding says that it was demonstrated.
+`Policy` holds every number; three presets are named:
 
-- `observe` changes nothing at all, not even to refuse a non-finite update: findings are journaled, training is
-  exactly what it would be alone. It is for looking at a run one does not want to touch, and the only preset that
-  lets a bad update land.
-- `balanced` is the default: non-finite updates and gross spikes are refused, streaks climb the ladder.
-- `ultra_conservative` also refuses every gradient norm above an absolute 2.0, asks for less before it acts, and waits
-  longer before it relaxes.
+- `observe` changes nothing, not even to refuse a non-finite update: findings are journaled and training is exactly
+  what it would be alone. It is the only preset that lets a bad update be applied.
+- `balanced` is the default: only non-finite updates are refused.
+- `ultra_conservative` also refuses spikes and every gradient norm above an absolute 2.0, tightens the clip and lowers
+  the learning rate in streaks, and waits longer before it relaxes.
 
 Host only: no tensor, no synchronisation, no communication.
 """
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..records import Action, Decision, Finding, Reading, Severity
-from .ladder import (
+from .escalation import (
     APPLIED,
     OVERFLOWED,
     SKIPPED,
@@ -32,7 +33,7 @@ from .ladder import (
     step_down,
     try_remedy,
 )
-from .ladder import Rung as Rung
+from .escalation import Rung as Rung
 from .presets import PRESETS as PRESETS
 from .presets import Capabilities as Capabilities
 from .presets import Policy as Policy
@@ -64,9 +65,14 @@ def decide(
         return _overflow(policy, ledger, reading, findings)
     if fatal or reading.refused or codes & _POISONED:
         return _refuse(policy, ledger, reading, findings, live, can)
-    if _DIVERGENCE in codes and _cooled_down(policy, ledger, reading.step):
+    if _demonstrated(live) and _cooled_down(policy, ledger, reading.step):
         return _diverged(policy, ledger, reading, findings, live, can)
     return _proceed(policy, ledger, reading, findings, "; ".join(found.detail for found in live))
+
+
+def _demonstrated(findings: Sequence[Finding]) -> bool:
+    """Whether a divergence was found and batches that were evaluated again confirm it."""
+    return any(found.code == _DIVERGENCE and found.evidence.get("demonstrated") for found in findings)
 
 
 def _of_dropped_terms(found: Finding, ledger: Ledger) -> bool:
@@ -114,7 +120,7 @@ def _proceed(
         if ledger.rungs:
             undone = ledger.rungs[-1].action
             ledger = step_down(ledger, step=step)
-            calm = f"{healthy} healthy steps: {undone} is taken back, {len(ledger.rungs)} remedies stay in force"
+            calm = f"{healthy} healthy steps: {undone} undone, {len(ledger.rungs)} remedies still in force"
             reason = f"{calm}; {reason}" if reason else calm
         else:
             ledger = ledger.but(relapses=0, rollbacks=0, healthy_steps=0)
@@ -212,19 +218,19 @@ def _refuse(
     if before.halted:
         return _halt(policy, ledger, step, findings, f"already halted; {what}")
     if ledger.streak >= policy.skip_streak_halt:
-        return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row spend the budget: {what}")
+        return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}")
     if skips > count:
         reason = f"{skips} of the last {min(window, ledger.steps)} steps were skipped, {count} are allowed: {what}"
         return _halt(policy, ledger, step, findings, reason)
     if codes & _POISONED and not reading.undone:
         if can.rollback and ledger.rollbacks < policy.max_rollbacks:
             return _rollback(
-                policy, ledger, step, findings, f"skipping cannot cure it, so back to a good state: {what}"
+                policy, ledger, step, findings, f"weights or state are already non-finite, rolling back: {what}"
             )
         if codes & {"SY105", "SY106"}:
             why = f"after {ledger.rollbacks} rollbacks" if can.rollback else "with no good snapshot to go back to"
             return _halt(policy, ledger, step, findings, f"every further step would be computed from it, {why}: {what}")
-    return _remedy(policy, before, ledger, step, findings, codes, can, what)
+    return _remedy(policy, before, ledger, step, findings, codes, can, what, bool(reading.bad_inputs))
 
 
 def _remedy(
@@ -236,14 +242,17 @@ def _remedy(
     codes: set[str],
     can: Capabilities,
     what: str,
+    bad_inputs: bool,
 ) -> tuple[Decision, Ledger]:
-    """Skip, and whatever the ladder or the evidence asks for besides."""
+    """Skip, and whatever the escalation or the evidence asks for besides."""
     if ledger.term_streak >= policy.drop_term_after and len(ledger.failing_terms) == 1:
         wanted: tuple[Action, ...] = (Action.DROP_TERM,)
     elif _COLLAPSE in codes:
         wanted = (Action.WIDEN_PRECISION,)
     else:
         old, new = _trouble(before), _trouble(ledger)
+        # A batch that is not finite itself says nothing of the weights or the rate.
+        old = new if bad_inputs else old
         wanted = tuple(action for at, action in policy.escalation if old < at <= new)
         if wanted == (Action.TIGHTEN_CLIP,):
             # Where the clip cannot be tightened any more, the next rung is due instead.
@@ -253,7 +262,10 @@ def _remedy(
             continue
         ledger = note_relapse(policy, climbed, step)
         if action is Action.ROLLBACK:
-            return _rollback(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row: {what}")
+            slower = try_remedy(policy, ledger, Action.SCALE_LR, step, can)
+            also = (Action.SCALE_LR,) if slower else ()
+            reason = f"rolled back after {ledger.streak} bad steps in a row: {what}"
+            return _rollback(policy, slower or ledger, step, findings, reason, *also)
         reason = f"{in_words(action, ledger)}: {what}"
         return _decision(policy, ledger, step, (Action.SKIP, action), findings, reason), ledger
     return _decision(policy, ledger, step, (Action.SKIP,), findings, f"batch skipped: {what}"), ledger
@@ -284,13 +296,13 @@ def _diverged(
     if can.rollback:
         ledger = _counted(policy, slower or before, reading, live)
         if ledger.streak >= policy.skip_streak_halt:
-            return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row spend the budget: {what}")
+            return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}")
         if before.rollbacks >= policy.max_rollbacks:
             return _halt(policy, ledger, step, findings, f"diverged again after {before.rollbacks} rollbacks: {what}")
         also = (Action.SCALE_LR,) if slower else ()
-        return _rollback(policy, ledger, step, findings, f"back to a good state, more slowly: {what}", *also)
+        return _rollback(policy, ledger, step, findings, f"rolled back, learning rate x{ledger.lr_factor:g}: {what}", *also)
     if slower is None:
-        return _proceed(policy, before, reading, findings, f"nothing to go back to: {what}")
+        return _proceed(policy, before, reading, findings, f"no snapshot available: {what}")
     decision, ledger = _proceed(policy, slower.but(healthy_steps=0), reading, findings, "")
-    reason = f"learning rate x{ledger.lr_factor:g}, nothing to go back to: {what}"
+    reason = f"learning rate x{ledger.lr_factor:g}, no snapshot available: {what}"
     return replace(decision, actions=(Action.SCALE_LR,), reason=reason), ledger

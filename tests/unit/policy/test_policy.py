@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from steadygrad.engine.policy import PRESETS, Capabilities, Ledger, Policy, decide
 from steadygrad.errors import UsageError
+from steadygrad.policy import PRESETS, Capabilities, Ledger, Policy, decide
 from steadygrad.records import Action, Decision, Finding, Reading, Severity, from_plain, to_plain
 
 BALANCED = Policy.named("balanced")

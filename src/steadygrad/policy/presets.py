@@ -29,14 +29,18 @@ class Policy:
 
     # Budgets
     skip_streak_halt: int = 10
-    skips_per_window: tuple[int, int] = (60, 200)
-    """Halt when more than the first number of the last second-number steps were skipped."""
+    """Halt at this many bad steps in a row."""
+    skips_per_window: tuple[int, int] = (200, 200)
+    """Halt when more than the first number of the last second-number steps were skipped; (200, 200) never does."""
     success_notice: float = 0.90
     success_alarm: float = 0.85
     success_window: int = 200
     success_min_steps: int = 50
 
-    # Spikes: a norm is refused when it is above all of these at once
+    # Spikes: a norm or a loss that is finite and above all of these at once
+    refuse_spikes: bool = False
+    """Refuse spikes. By default they are recorded, plotted and counted, and the update is applied: a finite value is
+    no proof of harm."""
     spike_sigmas: float = 10.0
     """Robust standard deviations (of the logarithm, for norms) above the window's median."""
     spike_ratio: float = 10.0
@@ -45,16 +49,17 @@ class Policy:
     """Times the largest value the window has accepted."""
     spike_min_samples: int = 8
     spike_patience: int = 5
-    """So many finite spikes in a row are not spikes but a new level, and are let through."""
+    """With `refuse_spikes`: so many in a row are not spikes but a new level, and are applied."""
     spike_tail_share: float = 0.10
-    """Nor are they spikes if more than this share of the recent steps are."""
+    """With `refuse_spikes`: nor are they spikes if more than this share of the recent steps are."""
     judge_loss_level: bool = True
     """False: how high the loss stands says nothing, as where it is zero by construction (advantages that are centred
     in their group). Spikes and divergence are then seen in the gradients alone."""
     max_norm_to_apply: float | None = None
     """Refuse every gradient norm above this, whatever the history says."""
 
-    # Divergence: the level of the loss against its best
+    # Divergence: suspected by the level of the loss against its best, acted on only once batches that are evaluated
+    # again show that training since the last good snapshot made the weights worse
     divergence_min_steps: int = 64
     divergence_sigmas: float = 10.0
     divergence_lost_progress: float = 0.9
@@ -66,16 +71,15 @@ class Policy:
     overflow_patience: int = 10
     stall_steps: int = 25
 
-    # The ladder
+    # Escalation
     escalation: tuple[tuple[int, Action], ...] = (
-        (3, Action.TIGHTEN_CLIP),
-        (4, Action.TIGHTEN_CLIP),
-        (5, Action.SCALE_LR),
         (6, Action.ROLLBACK),
         (7, Action.DROP_TERM),
         (8, Action.WIDEN_PRECISION),
     )
-    """At the so-manieth bad step in a row, or spike within `recovery_steps`, do this besides skipping."""
+    """At this bad step in a row, or refused spike within `recovery_steps`, do this besides skipping. A rollback comes
+    with a smaller learning rate, because the same batches at the same rate would lead to the same weights. What is
+    changed is restored after `recovery_steps` healthy steps."""
     clip_ladder: tuple[float, ...] = (1.0, 0.5, 0.3)
     lr_factor: float = 0.5
     min_lr_factor: float = 1 / 16
@@ -144,7 +148,16 @@ PRESETS = {
         Policy(
             name="ultra_conservative",
             skips_per_window=(30, 200),
+            refuse_spikes=True,
             max_norm_to_apply=2.0,
+            escalation=(
+                (3, Action.TIGHTEN_CLIP),
+                (4, Action.TIGHTEN_CLIP),
+                (5, Action.SCALE_LR),
+                (6, Action.ROLLBACK),
+                (7, Action.DROP_TERM),
+                (8, Action.WIDEN_PRECISION),
+            ),
             recovery_steps=200,
             snapshot_every=50,
             vitals_every=100,

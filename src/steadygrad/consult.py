@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from .config import GuardConfig
 from .engine.flight import Window
 from .engine.parts import Parts
 from .engine.past import Past
@@ -14,14 +15,16 @@ from .records import Diagnosis, Finding
 class Consult:
     """The clinic as one guard sees it. Both calls end with the training state as they found it, bit for bit."""
 
-    def __init__(
-        self, parts: Parts, names: Mapping[int, str], max_grad_norm: float | None, *, capsule: str, capsule_bytes: int
-    ) -> None:
+    def __init__(self, parts: Parts, config: GuardConfig) -> None:
         self._parts = parts
-        self._names = names
-        self.max_grad_norm = max_grad_norm
-        self._capsule_bytes = capsule_bytes
-        self.capsule = capsule
+        self.max_grad_norm = config.max_grad_norm
+        self._capsule_bytes = config.capsule_bytes
+        self.capsule = config.capsule
+
+    @property
+    def _names(self) -> dict[int, str]:
+        guarded = self._parts.parameters
+        return {id(p): name for name, p in zip(guarded.names, guarded.parameters, strict=True)}
 
     def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None:
         """Write what `steady replay` needs of the newest incident."""

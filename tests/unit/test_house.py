@@ -26,6 +26,7 @@ FLOORS = (
     ("reporters", "integrations", "_attach"),
     ("guard", "start", "consult", "diagnosis"),
     ("engine", "checkup"),
+    ("config",),
     ("policy", "detect"),
     ("journal", "numerics", "testing"),
     ("records", "rules", "errors"),

@@ -158,6 +158,31 @@ class Books:
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
 
+    def enter_run_finding(self, reading: Reading, decision: Decision) -> None:
+        """An incident about the run as a whole, between two steps: a divergence that was demonstrated."""
+        with self._shield("journal", None):
+            self._enter_incident(reading, decision)
+
+    def amend(self, decision: Decision, what: str) -> Decision:
+        """What came of a decision, in its reason and in the incident that it belongs to."""
+        decision = replace(decision, reason=f"{decision.reason}; {what}")
+        if self.incidents and self.incidents[-1].last_step == decision.step:
+            self.incidents[-1] = replace(self.incidents[-1], decision=decision)
+            with self._shield("journal", None):
+                self.journal.incident(self.incidents[-1])
+        self.show(f"step {decision.step}: {what}", kind="rollback")
+        return decision
+
+    def enter_halt(self, decision: Decision) -> None:
+        with self._shield("journal", None):
+            self.journal.event("halted", step=decision.step, reason=decision.reason)
+
+    def close_notifier(self) -> None:
+        """Wait a little for notifications under way."""
+        close = getattr(self.on_incident, "close", None)
+        if close is not None:
+            close()
+
     def enter_crash(self, step: int, batch_key: str, error: BaseException) -> None:
         """An incident for an exception of the user's code that a bad value of the step led to."""
         words = (str(error).strip().splitlines() or [""])[0][:300]

@@ -1,4 +1,4 @@
-"""Listening to other people's objects: wrapping a method, and swapping an optimizer for one with nothing to do."""
+"""Listening to other people's objects: wrapping a method, patching a function, and undoing both."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim import Optimizer
 
-
-def shell_of(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with no parameters: its `step` has nothing to do."""
-    shell: Optimizer = object.__new__(type(optimizer))
-    shell.__dict__ = {**optimizer.__dict__, "param_groups": []}
-    return shell
-
-
-def outside_of_compile(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled `optimizer.step` must break its graph here; loading dynamo where nobody uses it would cost seconds."""
+def outside_of_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, at which a compiled caller breaks its graph; loading dynamo where it is not used costs seconds."""
     dynamo = sys.modules.get("torch._dynamo")
-    return hook if dynamo is None else dynamo.disable(lambda *args: hook(*args))
+    if dynamo is None:
+        return function
+    disabled: Callable[..., Any] = dynamo.disable(function)
+    vars(disabled).update(vars(function))
+    return disabled
 
 
 def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:

@@ -201,6 +201,10 @@ def _halt(
     return _decision(policy, ledger, step, (Action.SKIP, Action.HALT), findings, reason), ledger
 
 
+def _streak(policy: Policy, ledger: Ledger, what: str) -> str:
+    return f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}"
+
+
 def _refuse(
     policy: Policy,
     before: Ledger,
@@ -218,7 +222,13 @@ def _refuse(
     if before.halted:
         return _halt(policy, ledger, step, findings, f"already halted; {what}")
     if ledger.streak >= policy.skip_streak_halt:
-        return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}")
+        return _halt(
+            policy,
+            ledger,
+            step,
+            findings,
+            f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}",
+        )
     if skips > count:
         reason = f"{skips} of the last {min(window, ledger.steps)} steps were skipped, {count} are allowed: {what}"
         return _halt(policy, ledger, step, findings, reason)
@@ -296,11 +306,19 @@ def _diverged(
     if can.rollback:
         ledger = _counted(policy, slower or before, reading, live)
         if ledger.streak >= policy.skip_streak_halt:
-            return _halt(policy, ledger, step, findings, f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}")
+            return _halt(
+                policy,
+                ledger,
+                step,
+                findings,
+                f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}",
+            )
         if before.rollbacks >= policy.max_rollbacks:
             return _halt(policy, ledger, step, findings, f"diverged again after {before.rollbacks} rollbacks: {what}")
         also = (Action.SCALE_LR,) if slower else ()
-        return _rollback(policy, ledger, step, findings, f"rolled back, learning rate x{ledger.lr_factor:g}: {what}", *also)
+        return _rollback(
+            policy, ledger, step, findings, f"rolled back, learning rate x{ledger.lr_factor:g}: {what}", *also
+        )
     if slower is None:
         return _proceed(policy, before, reading, findings, f"no snapshot available: {what}")
     decision, ledger = _proceed(policy, slower.but(healthy_steps=0), reading, findings, "")

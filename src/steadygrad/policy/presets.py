@@ -171,6 +171,8 @@ PRESETS = {
 class Capabilities:
     """Which remedies are possible in this run. What is not possible is passed over, and skipping goes on."""
 
+    hold: bool = True
+    """An update can be withheld. Where it cannot, steps are judged and recorded only."""
     clip: bool = False
     """The user gave a max_grad_norm that can be tightened."""
     lr: bool = True

@@ -281,7 +281,7 @@ def test_whoever_looks_between_steps_sees_clean_state(look: str) -> None:
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     guard = make_guard(model, optimizer, loss_fn, settle="late")
     guard.step(nan_batch())
-    assert guard._engine.pending is not None
+    assert guard._loop.pending is not None
     if look == "forward":
         model.eval()
         with torch.no_grad():
@@ -293,7 +293,7 @@ def test_whoever_looks_between_steps_sees_clean_state(look: str) -> None:
     else:
         held = optimizer.state_dict()["state"].values()
         assert all(v is None or not isinstance(v, Tensor) for each in held for v in each.values())
-    assert guard._engine.pending is None
+    assert guard._loop.pending is None
     guard.close()
 
 

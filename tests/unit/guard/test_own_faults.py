@@ -190,8 +190,8 @@ def test_a_guard_that_stands_down_says_so_and_loses_no_good_step(
 def test_the_plain_loop_that_is_left_refuses_what_is_not_finite() -> None:
     it = setup()
     guard = make_guard(it.model, it.optimizer, it.loss_fn)
-    guard._engine.stand_down(Planted("for the test"))
-    assert isinstance(guard._engine.fallback, fallback.PlainLoop)
+    guard._loop.stand_down(Planted("for the test"))
+    assert isinstance(guard._loop.fallback, fallback.PlainLoop)
     assert guard.step(batches(1)[0]).applied
     refused = guard.step(nan_batch())
     assert refused.skipped

@@ -237,7 +237,7 @@ def test_fp16_precision_is_a_hand_written_autocast_loop_with_a_scaler(mode: str)
     with make_guard(model, optimizer, small_loss, precision="fp16", max_grad_norm=1.0, settle=mode) as guard:
         for batch in [*data(6)[:2], nan_batch(), *data(6)[2:]]:
             guard.step(batch)
-        own = guard._engine.program.scaler
+        own = guard._loop.program.scaler
     summary = guard.summary()
     assert float(scaler._scale) == 65536.0  # type: ignore[arg-type]
     assert (summary["skipped"], summary["overflows"]) == (1, 0)

@@ -9,16 +9,15 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-import wrapt
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
 from ..patching import Patches
 from .followers import raw_optimizer
+from .updates import StepPatches
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -35,10 +34,11 @@ def listen(watch: Watch) -> Patches:
 
 
 def _optimizers(watch: Watch, patches: Patches) -> None:
-    _step_hooks(watch, patches)
+    steps = StepPatches(watch, patches)
 
     def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        steps.learn(self)
         watch.optimizer_made(self)
 
     def zeroed(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,34 +67,6 @@ def _optimizers(watch: Watch, patches: Patches) -> None:
             return original(thing, *args, **kwargs)
 
     patches.around(torch.jit, "script", script)
-
-
-def _step_hooks(watch: Watch, patches: Patches) -> None:
-    """A compiled `optimizer.step` must break its graph at our hooks. Loading the compiler costs seconds, so they are
-    marked when the program has loaded it."""
-    handles: list[Any] = []
-
-    def register(before: Any, after: Any) -> None:
-        while handles:
-            handles.pop().remove()
-        handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
-        handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
-
-    def compiler_is_here(dynamo: Any) -> None:
-        if handles:
-            register(
-                dynamo.disable(lambda *args: watch.before_step(*args)),
-                dynamo.disable(lambda *args: watch.after_step(*args)),
-            )
-
-    register(watch.before_step, watch.after_step)
-    wrapt.when_imported("torch._dynamo")(compiler_is_here)
-
-    def undo() -> None:
-        while handles:
-            handles.pop().remove()
-
-    patches.also(undo)
 
 
 def _backward_and_clipping(watch: Watch, patches: Patches) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...engine.forward_state import Entry, ForwardState
-from ...engine.rng import RngState
+from ...engine.rng import RngState, put_rng
 from ...engine.shield import Shield
 from .calls import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .roots import find_roots
@@ -51,6 +51,7 @@ class Models:
         self._entry_is_old = True
         self._inside: list[int] = []
         self._audits = 0
+        self._rng: RngState | None = None
         self.calls: list[Call] = []
         self.lost_calls = 0
 
@@ -147,6 +148,8 @@ class Models:
         rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
             rng = self._take().rng  # taken a moment ago: it is this call's too
+        elif self._forward is not None:
+            self._forward.took_again()
         if len(self.calls) >= MAX_CALLS:
             self.lost_calls += 1
             return
@@ -163,6 +166,7 @@ class Models:
             return
         if self._forward is not None:
             self._forward.notice()
+            self._forward.left()
             if self._audits < _AUDITED_STEPS:
                 self._audits += 1
                 self._forward.audit(values=True)
@@ -215,7 +219,16 @@ class Models:
         """Undo what the forwards since the last update moved. Returns what is not known for certain."""
         if self._entry is None or self._forward is None:
             return []
-        return self._forward.restore(self._entry)
+        self._rng = self._forward.rng_without(self._entry.place)
+        uncertain = self._forward.restore(self._entry)
+        self._forward.forget_since(self._entry.place)
+        return uncertain
+
+    def go_on(self) -> None:
+        """After a refused update was looked into: the random states to go on with."""
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            put_rng(rng)
 
     def stepped(self) -> None:
         """An update landed or was refused; the next call begins a new window. Entry and calls stay until then for a

@@ -223,11 +223,14 @@ class Past:
         snapshot = good[-1]
         updates = [landed for landed in self._updates if landed.step >= snapshot.step]
         num_since = before - snapshot.step
-        now, rates = take_rng(), [_plain_groups(desk.optimizer) for desk in self._desks]
+        now, rewound = take_rng(), state.forward.rng_without(snapshot.place)
+        rates = [_plain_groups(desk.optimizer) for desk in self._desks]
         state.restore(snapshot.tree)
         why = self._make_again(state, updates, num_since, snapshot.step)
         if why:
             state.restore(snapshot.tree)
+            state.forward.forget_since(snapshot.place)
+            put_rng(rewound)
         else:
             put_rng(now)
             for desk, kept in zip(self._desks, rates, strict=True):

@@ -1,9 +1,9 @@
-"""Whether the random numbers of a refused step were to blame, and not its batch.
+"""Whether a refused step is non-finite only because of its random numbers, and not because of its batch.
 
-A refused step's random state is put back, so that the run goes on as if the batch had never come. But a loss_fn that
-draws (a diffusion time that rounds to 1, a noise that hits a pole) then gives the next batch the very numbers that
-broke this one, and the next, until a healthy run is halted. So the second refusal in a row is tried with other
-numbers: if the step is finite with them, its batch is sound, and the run goes on from them.
+A refused step's random state is restored, so that the run goes on as if the batch had never come. But a loss_fn that
+draws (a diffusion time that rounds to 1, a noise that hits a pole) then gives the next batch the numbers that broke
+this one, and the next, until a healthy run is halted. So the second refusal in a row is tried with other numbers: if
+the step is finite with them, its batch is good, and the run goes on from them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from .shield import Shield
 _ASKED_IN_A_ROW = 3
 
 
-class Noise:
+class RngRetry:
     """Asked at refused steps; runs a step again only where one was refused just before. One per guard."""
 
     def __init__(self, program: StepProgram, forward: ForwardState, books: Books, shield: Shield) -> None:
         self._program, self._forward, self._books, self._shield = program, forward, books, shield
-        self._probe = GradientProbe(program.parameters)
         self._last_refused = -2
         self._asked = 0
 
-    def to_blame(self, reading: Reading, window: Window) -> RngState | None:
+    def at_fault(self, reading: Reading, window: Window) -> RngState | None:
         """The random state to go on from, if the refused window is finite with other numbers; else None.
 
         Everything is as before the window when this returns. Forward, backward and a host read where it asks.
@@ -46,13 +45,13 @@ class Noise:
             return None
         self._asked += 1
         nothing: RngState | None = None
-        with self._shield("noise", nothing) as answer:
+        with self._shield("rng_retry", nothing) as answer:
             answer.value = self._try(window)
         if answer.value is not None:
             self._books.show(
-                f"step {reading.step} is finite with other random numbers: they were to blame, and not batch "
-                f"{window.key}, which is trained on with the new ones",
-                kind="noise",
+                f"step {reading.step} was non-finite only with its random numbers; batch {window.key} is trained on "
+                "with new ones",
+                kind="rng_retry",
             )
             self._books.journal.event("random_numbers_moved_on", step=reading.step, batch_key=window.key)
         return answer.value
@@ -73,7 +72,7 @@ class Noise:
             terms = self._program.micro(batch)
             if terms is None or not all(math.isfinite(float(value)) for value in terms.values()):
                 return False
-        gradients = self._probe.measure()
+        gradients = GradientProbe(self._program.parameters).measure()
         return gradients is None or finite_gradients(gradients)
 
 

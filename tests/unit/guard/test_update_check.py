@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import steadygrad as sg
-from steadygrad.engine.unease import Unease
+from steadygrad.engine.forward_state import ForwardState
+from steadygrad.engine.training_state import TrainingState
+from steadygrad.engine.update_check import UpdateCheck
 
 
 def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
@@ -71,22 +73,57 @@ def test_moments_of_a_loaded_state_are_looked_at_once() -> None:
     assert guard.incidents == []
 
 
-def test_nothing_is_due_while_all_goes_as_before_and_something_is_when_it_does_not() -> None:
+def test_nothing_is_copied_while_all_goes_as_before_and_everything_is_when_it_does_not() -> None:
     model = nn.Linear(4, 1)
     optimizer = optim.Adam(model.parameters(), lr=0.01)
-    unease = Unease([optimizer], versions=True)
-    asked = []
+    check = UpdateCheck([optimizer], TrainingState(parameters=dict(model.named_parameters()), optimizers=[optimizer],
+                                                   forward=ForwardState([model])))  # fmt: skip
+    copied = []
     for batch in batches(4):
         loss_fn(model, batch).backward()
-        asked.append(unease.due((0, 1)))
+        copied.append(check.before((0, 1), may_copy=True))
         optimizer.step()
-        unease.note((0, 1))
+        assert check.after((0, 1), copied[-1]) is None
         optimizer.zero_grad()
-    assert asked == [True, False, False, False]
-    assert unease.due((0, 1, 2))
+    assert [each is not None for each in copied] == [True, False, False, False]
+    assert check.before((0, 1, 2), may_copy=True) is not None
     optimizer.state[model.weight]["exp_avg"].add_(1.0)
-    assert unease.due((0, 1))
-    unease.note((0, 1))
-    assert not unease.wants_host
+    assert check.before((0, 1), may_copy=True) is not None
+    check.after((0, 1), None)
+    optimizer.param_groups[0]["lr"] *= 10
+    assert check.before((0, 1), may_copy=True) is not None
+    check.after((0, 1), None)
+    assert not check.wants_host
     optimizer.param_groups[0]["weight_decay"] = math.inf
-    assert unease.wants_host
+    assert check.wants_host
+
+
+def test_weights_that_turn_bad_unseen_are_found_within_a_few_updates() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(24)], nn.Linear(4, 1))
+    unused = nn.Parameter(torch.zeros(3))
+    model.register_parameter("unused", unused)
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    with sg.Guard(model, optimizer, loss_fn, diagnose="off") as guard:
+        for number, batch in enumerate(batches(40)):
+            if number == 5:
+                with torch.no_grad():
+                    unused[1] = math.nan  # no loss and no gradient ever shows it
+            guard.step(batch)
+        assert bool(unused.isfinite().all())
+    assert guard.incidents[0].symptom == "nan_param"
+    assert guard.incidents[0].first_step <= 5 + 16
+
+
+def test_the_state_that_a_closed_guard_leaves_is_checked() -> None:
+    model, _, guard = guarded(optim.SGD, lr=0.01)
+    guard.step(batches(1)[0])
+    assert guard.summary()["final_state"] == "not checked"
+    guard.close()
+    assert guard.summary()["final_state"] == "finite"
+    model, _, guard = guarded(optim.SGD, lr=0.01)
+    guard.step(batches(1)[0])
+    with torch.no_grad():
+        model.bias.fill_(math.nan)
+    guard.close()
+    assert guard.summary()["final_state"] == "non-finite: parameter bias"

@@ -272,7 +272,8 @@ def _remedy(
             continue
         ledger = note_relapse(policy, climbed, step)
         if action is Action.ROLLBACK:
-            slower = try_remedy(policy, ledger, Action.SCALE_LR, step, can)
+            at_full_rate = ledger.lr_factor == 1.0
+            slower = try_remedy(policy, ledger, Action.SCALE_LR, step, can) if at_full_rate else None
             also = (Action.SCALE_LR,) if slower else ()
             reason = f"rolled back after {ledger.streak} bad steps in a row: {what}"
             return _rollback(policy, slower or ledger, step, findings, reason, *also)

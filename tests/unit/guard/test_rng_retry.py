@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import steadygrad as sg
-from steadygrad.engine.noise import Noise
+from steadygrad.engine.rng_retry import RngRetry
 from steadygrad.journal import read_events
 
 POLICY = sg.Policy.named("balanced").but(escalation=())
@@ -56,7 +56,7 @@ def train(settle: str, run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settle", ["now", "late"])
-def test_a_run_whose_noise_is_to_blame_goes_on(settle: str, tmp_path: Path) -> None:
+def test_a_run_whose_noise_is_at_fault_goes_on(settle: str, tmp_path: Path) -> None:
     summary = train(settle, tmp_path)
     moved_on = [event for event in read_events(tmp_path) if event.kind == "random_numbers_moved_on"]
     assert not summary["halted"]
@@ -69,7 +69,7 @@ def test_without_the_second_try_the_same_numbers_break_every_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin of the test above: it is the other numbers that help."""
-    monkeypatch.setattr(Noise, "to_blame", lambda *_: None)
+    monkeypatch.setattr(RngRetry, "at_fault", lambda *_: None)
     summary = train("now", tmp_path)
     assert summary["applied"] == 0
     assert summary["halted"]

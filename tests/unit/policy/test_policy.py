@@ -13,7 +13,9 @@ from steadygrad.errors import UsageError
 from steadygrad.policy import PRESETS, Capabilities, Ledger, Policy, decide
 from steadygrad.records import Action, Decision, Finding, Reading, Severity, from_plain, to_plain
 
-BALANCED = Policy.named("balanced")
+DEFAULT = Policy.named("balanced")
+BALANCED = DEFAULT.but(escalation=Policy.named("ultra_conservative").escalation, refuse_spikes=True)
+"""The default with the strict preset's escalation: what streaks of any kind do to a policy that was chosen by name."""
 ALL = Capabilities(clip=True, lr=True, rollback=True, terms=("ce", "kd"), widen=True)
 NONE = Capabilities(lr=False)
 
@@ -67,6 +69,43 @@ def test_the_ladder_is_climbed_rung_by_rung_and_halts_at_exactly_ten() -> None:
     assert "SY101 was seen" in decisions[-1].reason
 
 
+def test_by_default_a_streak_of_bad_steps_changes_nothing_but_a_rollback_at_a_smaller_rate_and_a_halt() -> None:
+    decisions, ledger = play([NAN] * 50, policy=DEFAULT)
+    assert [decision.actions for decision in decisions] == [
+        *[(Action.SKIP,)] * 5,
+        (Action.ROLLBACK, Action.SCALE_LR),
+        (Action.SKIP,),
+        (Action.SKIP, Action.WIDEN_PRECISION),
+        (Action.SKIP,),
+        (Action.SKIP, Action.HALT),
+    ]
+    assert {decision.clip_factor for decision in decisions} == {1.0}
+    assert ledger.halted
+
+
+def test_by_default_batches_that_are_bad_themselves_are_skipped_and_nothing_else_is_changed() -> None:
+    ledger = Ledger()
+    for step in range(9):
+        reading = Reading(step=step, loss=math.nan, refused=True, bad_inputs=("x",))
+        decision, ledger = decide(DEFAULT, ledger, reading, NAN, can=ALL)
+        assert decision.actions == (Action.SKIP,)
+    assert (ledger.lr_factor, ledger.clip_factor, ledger.rollbacks) == (1.0, 1.0, 0)
+
+
+def test_by_default_no_finite_finding_refuses_changes_or_halts_anything() -> None:
+    notes = [found(code, Severity.NOTE) for code in ("SY201", "SY202")]
+    suspected = found("SY203", Severity.WARNING)
+    decisions, ledger = play([(suspected, *notes)] * 500, policy=DEFAULT)
+    assert {decision.actions for decision in decisions} == {(Action.PROCEED,)}
+    assert (ledger.applied, ledger.lr_factor, ledger.clip_factor, ledger.halted) == (500, 1.0, 1.0, False)
+
+
+def test_by_default_scattered_bad_steps_never_halt_however_many_they_are() -> None:
+    decisions, ledger = play([NAN, NAN, GOOD] * 400, policy=DEFAULT)
+    assert len(decisions) == 1200
+    assert not ledger.halted
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 10, 25])
 def test_halts_after_exactly_so_many_bad_steps_in_a_row(limit: int) -> None:
     policy = BALANCED.but(skip_streak_halt=limit)
@@ -116,7 +155,7 @@ def test_recovery_takes_one_rung_off_at_a_time_in_reverse_order() -> None:
     decisions, ledger = play([GOOD] * 60, policy=policy, ledger=ledger)
     states = [(d.clip_factor, d.lr_factor) for d in decisions]
     assert states == [(0.3, 0.5)] * 19 + [(0.3, 1.0)] * 20 + [(0.5, 1.0)] * 20 + [(1.0, 1.0)]
-    assert decisions[19].reason.startswith("20 healthy steps: scale_lr is taken back")
+    assert decisions[19].reason.startswith("20 healthy steps: scale_lr undone")
 
 
 def test_a_bad_step_restarts_the_healthy_stretch() -> None:
@@ -228,7 +267,7 @@ def test_rollbacks_have_a_budget_that_a_healthy_stretch_gives_back() -> None:
 
 
 def test_divergence_rolls_back_more_slowly_and_not_again_at_once() -> None:
-    diverging = (found("SY203", Severity.WARNING),)
+    diverging = (found("SY203", Severity.WARNING, demonstrated=True),)
     decisions, _ = play([diverging] * 40)
     assert decisions[0].actions == (Action.ROLLBACK, Action.SCALE_LR)
     assert decisions[0].lr_factor == 0.5
@@ -239,7 +278,7 @@ def test_divergence_rolls_back_more_slowly_and_not_again_at_once() -> None:
 
 
 def test_divergence_with_nothing_to_go_back_to_lowers_the_learning_rate_and_goes_on() -> None:
-    decisions, ledger = play([(found("SY203", Severity.WARNING),)] * 2, can=Capabilities())
+    decisions, ledger = play([(found("SY203", Severity.WARNING, demonstrated=True),)] * 2, can=Capabilities())
     assert decisions[0].actions == (Action.SCALE_LR,)
     assert decisions[0].applies
     assert decisions[1].actions == (Action.PROCEED,)
@@ -247,7 +286,7 @@ def test_divergence_with_nothing_to_go_back_to_lowers_the_learning_rate_and_goes
 
 
 def test_divergence_that_keeps_coming_back_halts() -> None:
-    diverging = (found("SY203", Severity.WARNING),)
+    diverging = (found("SY203", Severity.WARNING, demonstrated=True),)
     decisions, _ = play([diverging] * 1000)
     assert decisions[-1].actions == (Action.SKIP, Action.HALT)
     assert "diverged again after 3 rollbacks" in decisions[-1].reason

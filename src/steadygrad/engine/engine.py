@@ -24,9 +24,12 @@ from ..policy import Capabilities, Policy
 from ..records import Action, Decision, Finding, Outcome, Reading
 from .books import Books
 from .flight import Window
+from .forward_state import Entry
 from .posted import is_fatal, urgent, with_posted
 from .ranks_council import Alone
 from .shield import Shield
+
+_POISONED = frozenset({"SY105", "SY106"})
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class Step:
     again: bool = False
     """All of it is run again, with other random numbers, and its own outcome is that of the second run."""
     loss_seen: bool = True
+    after: Entry | None = None
+    """The state after its forward, where more has run since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,8 @@ class Engine:
     def halted(self) -> TrainingHalted:
         """The exception that ends this training, and only this one."""
         assert self.halt is not None
-        return TrainingHalted.at(self.halt.step, self.halt.reason, self.log.journal.path)
+        poisoned = any(found.code in _POISONED for found in self.halt.findings)
+        return TrainingHalted.at(self.halt.step, self.halt.reason, self.log.journal.path, poisoned=poisoned)
 
     def _decide(self, reading: Reading, findings: Sequence[Finding]) -> Decision:
         decision = self.log.decide(reading, findings, self.loop.capabilities(reading))

@@ -282,6 +282,7 @@ class OwnedLoop:
         )  # fmt: skip
         step.behind, step.next_outcome = behind, outcome
         if reading.refused:
+            step.after = self.window.entry
             self.parts.gate.forget_fresh(flight.fresh)
             self.program.zero_grad()
             self.window = Window()
@@ -302,8 +303,8 @@ class OwnedLoop:
         self.parts.clerk.after_refusal()
         assert step.window.entry is not None
         self._rng_after = self.forward.rng_without(step.window.entry.place)
-        after = self.forward.take()
-        self._rng_now = after.rng
+        after = step.after or self.forward.take()
+        self._rng_now = take_rng()
         with muted():
             reading, step.kept = self.recovery.second_look.at(reading, step.window, step.gradients)
             step.gradients = None
@@ -313,7 +314,6 @@ class OwnedLoop:
                 self.recovery.second_look.leave_as(after)
             ours = self.council.size == 1 and not self.config.outside and self.config.policy.acts
             other_numbers = self.parts.noise.at_fault(reading, step.window) if ours else None
-        self.forward.release(after)
         if other_numbers is not None:
             step.kept, step.again, self._rng_after = step.window.fed, True, other_numbers
         return reading

@@ -76,7 +76,7 @@ def test_a_refused_update_leaves_no_trace(
     watch = watching()
     found = train(kind, [*good[:where], bad(value), *good[where:]], clip)
     assert differing(expected, found) == []
-    (books,) = [each.books for each in watch._desks.values()]
+    (books,) = watch.ledger.books
     assert (books.ledger.applied, books.ledger.skipped) == (6, 1)
     assert [incident.first_step for incident in books.incidents] == [where]
 
@@ -96,7 +96,7 @@ def test_the_journal_holds_the_norm_from_before_clipping(
     def norms() -> list[float]:
         watch = watching()
         train("adamw", batches(4), 0.01)
-        (books,) = [each.books for each in watch._desks.values()]
+        (books,) = watch.ledger.books
         watch.stop()
         return [record.grad_norm for record in books.recent]
 
@@ -135,6 +135,6 @@ def test_a_scaler_brings_its_own_flag(watching: Callable[..., Any]) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert torch.isfinite(parameter).all()
-    (books,) = [each.books for each in watch._desks.values()]
+    (books,) = watch.ledger.books
     assert not books.incidents
     assert books.ledger.overflows > 0

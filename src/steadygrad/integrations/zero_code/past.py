@@ -111,6 +111,8 @@ class Past:
             return  # several ranks copy at the same steps, whatever it costs on one of them
         self._due = False
         rhythm.take(step)
+        if (entry := watch.models.entry) is not None:
+            ring.all()[-1].place = entry.place  # taken a moment before, with the same random states
         while self._updates and self._updates[0].step < ring.steps[0]:
             self._bytes -= self._updates.popleft().size
 

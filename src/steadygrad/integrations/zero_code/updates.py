@@ -26,13 +26,20 @@ def finite(parameters: Sequence[Tensor]) -> bool:
     return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
 
 
+def _kinds(kind: type) -> list[type]:
+    below: type
+    return [each for below in type.__subclasses__(kind) for each in (below, *_kinds(below))]
+
+
 class StepPatches:
-    """Patches the class of every optimizer that is made, once: torch has put its own wrapper there by then."""
+    """Patches every optimizer class there is, and those that come, once each."""
 
     def __init__(self, watch: Watch, patches: Patches) -> None:
         self._watch, self._patches = watch, patches
         self._known: set[type] = set()
         self._before_compiled: Any = None
+        for kind in _kinds(Optimizer):
+            self._learn(kind)
         wrapt.when_imported("torch._dynamo")(self._compiler_is_here)
 
     def _compiler_is_here(self, dynamo: Any) -> None:
@@ -42,9 +49,12 @@ class StepPatches:
     def learn(self, optimizer: Optimizer) -> None:
         """An optimizer was made."""
         for kind in type(optimizer).__mro__:
-            if "step" in vars(kind) and kind is not Optimizer and kind not in self._known:
-                self._known.add(kind)
-                self._wrap(kind)
+            self._learn(kind)
+
+    def _learn(self, kind: type) -> None:
+        if "step" in vars(kind) and kind is not Optimizer and kind not in self._known:
+            self._known.add(kind)
+            self._wrap(kind)
 
     def _wrap(self, kind: type) -> None:
         original = vars(kind)["step"]

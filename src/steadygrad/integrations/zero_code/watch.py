@@ -224,6 +224,8 @@ class Watch:
 
     def _end(self, desk: Desk) -> None:
         """An update was made or withheld."""
+        if desk.refused:
+            self._refused_steps.append(self._number)
         with self.shield("snapshots", None):
             if not desk.refused:
                 self.past.landed(desk.optimizer, desk.last)
@@ -324,7 +326,6 @@ class Watch:
     def withhold(self, desk: Desk, reading: Reading) -> Reading:
         """Leave no trace of the step and look closer: at its batch, at the state, at what other ranks saw."""
         self._good = []
-        self._refused_steps.append(reading.step)
         if reading.scale_to_blame:
             return reading
         self.busy = True

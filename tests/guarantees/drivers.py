@@ -7,6 +7,8 @@ run in processes of their own; `train_all` runs several scenarios in one of them
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import io
 import json
 import os
@@ -43,20 +45,34 @@ def train(entry: str, scenario: Scenario, run_dir: Path | None = None) -> Result
 
 def plain(entry: str, scenario: Scenario) -> Result:
     """The same loop without a guard. The program of `steady run` needs no process of its own for that."""
-    if entry == RANKS:
-        return _ranks([scenario], guarded=False)[0]
-    return _in_process(GUARD if entry == RUN else entry, scenario, None, guarded=False)
+    return plain_all(entry, [scenario])[0]
 
 
 def reference(entry: str, scenario: Scenario) -> Result:
     """The run that never had the bad batches, without a guard."""
-    return plain(entry, scenario.without_faults(whole_windows=entry not in KEEPS_GOOD_MICRO_BATCHES))
+    return plain(entry, without_faults(entry, scenario))
+
+
+def without_faults(entry: str, scenario: Scenario) -> Scenario:
+    return scenario.without_faults(whole_windows=entry not in KEEPS_GOOD_MICRO_BATCHES)
 
 
 def plain_all(entry: str, scenarios: Sequence[Scenario]) -> list[Result]:
+    texts = tuple(json.dumps(asdict(scenario)) for scenario in scenarios)
     if entry == RANKS:
-        return _ranks(scenarios, guarded=False)
-    return [plain(entry, scenario) for scenario in scenarios]
+        return _plain_ranks(texts)
+    same = {RUN: GUARD, OPTIMIZER: GUARD}.get(entry, entry)  # one plain loop for the three
+    return [_plain_here(same, text) for text in texts]
+
+
+@functools.cache
+def _plain_here(entry: str, text: str) -> Result:
+    return _in_process(entry, Scenario.load(json.loads(text)), None, guarded=False)
+
+
+@functools.cache
+def _plain_ranks(texts: tuple[str, ...]) -> list[Result]:
+    return _ranks([Scenario.load(json.loads(text)) for text in texts], guarded=False)
 
 
 def train_all(entry: str, scenarios: Sequence[Scenario], run_dir: Path | None = None) -> list[Result]:
@@ -66,6 +82,26 @@ def train_all(entry: str, scenarios: Sequence[Scenario], run_dir: Path | None = 
     if entry == RANKS:
         return _ranks(scenarios, guarded=True, run_dir=run_dir)
     return [_in_process(entry, scenario, run_dir, guarded=True) for scenario in scenarios]
+
+
+_groups: dict[tuple[str, str], dict[str, Result]] = {}
+
+
+def trained(entry: str, group: dict[str, Scenario], name: str) -> Result:
+    """The training of that name, guarded. Where starting a process is dear the whole group is trained in one."""
+    if entry not in (RUN, RANKS):
+        return train(entry, group[name])
+    key = (entry, json.dumps({name: asdict(scenario) for name, scenario in group.items()}))
+    if key not in _groups:
+        _groups[key] = dict(zip(group, train_all(entry, list(group.values())), strict=True))
+    return _groups[key][name]
+
+
+def untrained(entry: str, group: dict[str, Scenario], name: str) -> Result:
+    """The training of that name as `group` has it, without a guard."""
+    return (
+        plain_all(entry, list(group.values()))[list(group).index(name)] if entry == RANKS else plain(entry, group[name])
+    )
 
 
 # -- in this process
@@ -161,6 +197,7 @@ def _drive_trainer(scenario: Scenario, result: Result, run_dir: Path | None, gua
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import Trainer, TrainerCallback, TrainingArguments
+    gc.freeze()  # each train() collects garbage, and all that was imported is not
 
     class Changes(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -391,6 +391,10 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
+def hash_of(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
 def collect(it: Made, result: Result) -> Result:
     """Fill in the final state: each part that training moves, as a hash, and the names of what is not finite."""
     tensors: dict[str, Tensor] = {f"weight.{n}": p for n, p in it.model.named_parameters()}
@@ -411,13 +415,11 @@ def collect(it: Made, result: Result) -> Result:
         # `_step_count` and its relatives differ by how often a framework asks; what they lead to is in these two.
         result.state["scheduler"] = repr({k: held[k] for k in ("last_epoch", "_last_lr") if k in held})
     if it.scaler is not None:
-        result.state["scaler"] = repr({k: v for k, v in it.scaler.state_dict().items()})
+        result.state["scaler"] = repr(it.scaler.state_dict())
     result.state["rng.torch"] = digest(torch.get_rng_state())
-    result.state["rng.python"] = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()[:12]
+    result.state["rng.python"] = hash_of(random.getstate())
     numpy_state = np.random.get_state(legacy=False)["state"]
-    result.state["rng.numpy"] = hashlib.sha256(
-        repr((numpy_state["key"].tolist(), numpy_state["pos"])).encode()
-    ).hexdigest()[:12]
+    result.state["rng.numpy"] = hash_of((numpy_state["key"].tolist(), numpy_state["pos"]))
     result.drawn = list(it.data.drawn)
     return result
 

@@ -7,6 +7,7 @@ Reads one JSON line a job; each rank trains its scenarios one after another and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -32,15 +33,21 @@ for late in ("pandas", "pyarrow", "torch._dynamo", "torch.distributed.tensor", "
 
 
 def shard(model: Any) -> Any:
-    for module in (model.first, model.last):
-        fully_shard(module)
+    for module in model.children():
+        if isinstance(module, torch.nn.Linear):
+            fully_shard(module)
     fully_shard(model)
     return model
 
 
+def in_ddp(model: Any, *, frozen: bool) -> Any:
+    """What is frozen at first must be known to DDP, and may then be unused."""
+    return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=frozen)
+
+
 def train(plain: dict[str, Any], rank: int, *, guarded: bool, run_dir: str | None) -> Result:
     scenario, result = Scenario.load(plain), Result()
-    wrap = shard if scenario.sharding == "fsdp2" else torch.nn.parallel.DistributedDataParallel
+    wrap = shard if scenario.sharding == "fsdp2" else functools.partial(in_ddp, frozen=bool(scenario.changes))
     it = make(scenario, rank=rank, leave_out=False, wrap=wrap, norm="layer" if wrap is shard else "batch")
     if scenario.breaks and scenario.fault_rank not in (None, rank):
         object.__setattr__(scenario, "breaks", "nothing:at_all")

@@ -47,7 +47,7 @@ class Scenario:
     scheduler: bool = True
     ema: bool = False
     scaler: bool = False
-    half: bool = False
+    model: str = "net"  # or half (float16 weights), or linear
     augment: bool = False
     skips_itself: bool = False
     hostile_names: bool = False
@@ -55,7 +55,7 @@ class Scenario:
     diagnose: str = "off"
     count_reads: bool = False
     breaks: str = ""
-    sharding: str = "ddp"
+    sharding: str = "ddp"  # of ranks: ddp or fsdp2
     fault_rank: int | None = None
     catch: bool = True
     options: dict[str, Any] = field(default_factory=dict)
@@ -142,15 +142,15 @@ class Net(nn.Module):
         return {"loss": fit(out, y, trap)}
 
 
-class HalfNet(nn.Module):
-    """Weights in float16, gradients large enough that AdamW's squares of them do not vanish."""
+class Linear(nn.Module):
+    """No gradient is exactly zero unless its input is. In float16 gradients are large enough for AdamW's squares."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.first = nn.Linear(WIDTH, 1).half()
+        self.first = nn.Linear(WIDTH, 1, dtype=dtype)
 
     def forward(self, x: Tensor, y: Tensor, trap: Tensor) -> dict[str, Tensor]:
-        out = self.first(x.half()).float()
+        out = self.first(x.to(self.first.weight.dtype)).float()
         return {"loss": fit(out, y, trap) + 8 * out.abs().mean() + 8 * out.mean()}
 
 
@@ -173,6 +173,12 @@ def fit(out: Tensor, y: Tensor, trap: Tensor) -> Tensor:
 # -- optimizers
 
 
+def run_closure(closure: Any) -> None:
+    if closure is not None:
+        with torch.enable_grad():
+            closure()
+
+
 class ReadsGroups(torch.optim.Optimizer):
     """Reads `param_groups[0]` in `step` and keeps a count there, as schedule-free optimizers do."""
 
@@ -181,6 +187,7 @@ class ReadsGroups(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        run_closure(closure)
         count = self.param_groups[0]["k"] = self.param_groups[0]["k"] + 1
         for group in self.param_groups:
             for p in group["params"]:
@@ -198,6 +205,7 @@ class Divides(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        run_closure(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -256,7 +264,7 @@ class Data(torch.utils.data.Dataset[dict[str, Tensor]]):
 def make_batch(scenario: Scenario, index: int, rank: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1000 * (rank + 1) + index)
     x = torch.randn(ROWS, WIDTH, generator=generator)
-    if scenario.half:
+    if scenario.model != "net":
         x = x.abs() + 0.5  # no feature's gradient vanishes by itself
     y = x.sum(1, keepdim=True).tanh() + 0.1 * torch.randn(ROWS, 1, generator=generator)
     trap = torch.zeros(ROWS)
@@ -300,16 +308,15 @@ class Made:
 
 def make(scenario: Scenario, *, rank: int = 0, leave_out: bool = True, wrap: Any = None, norm: str = "batch") -> Made:
     seed_all(0)
-    model: nn.Module = HalfNet() if scenario.half else Net(norm=norm, hostile=scenario.hostile_names)
-    late: list[nn.Parameter] = []
-    if "unfreeze" in scenario.changes.values():
-        model.first.requires_grad_(False)
-    if "add_group" in scenario.changes.values():
-        late = list(model.first.parameters())
-        for parameter in late:
-            parameter.requires_grad_(False)
+    model: nn.Module = Net(norm=norm, hostile=scenario.hostile_names)
+    if scenario.model != "net":
+        model = Linear({"half": torch.float16, "linear": torch.float32}[scenario.model])
     if wrap is not None:
         model = wrap(model)
+    late: list[nn.Parameter] = []
+    if {"unfreeze", "add_group"} & set(scenario.changes.values()):
+        first_layer(model).requires_grad_(False)
+        late = list(first_layer(model).parameters()) if "add_group" in scenario.changes.values() else []
     kept = [p for p in model.parameters() if not any(p is other for other in late)]
     optimizer = OPTIMIZERS[scenario.optimizer](kept)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9) if scenario.scheduler else None
@@ -319,6 +326,11 @@ def make(scenario: Scenario, *, rank: int = 0, leave_out: bool = True, wrap: Any
     data = Data(scenario, rank=rank, leave_out=leave_out)
     seed_all(7 + rank)
     return Made(scenario, model, optimizer, scheduler, ema, scaler, data, late)
+
+
+def first_layer(model: Any) -> nn.Module:
+    layer: nn.Module = getattr(model, "module", model).first
+    return layer
 
 
 def seed_all(seed: int) -> None:
@@ -331,7 +343,7 @@ def change(it: Made, index: int) -> None:
     """What the user does to the training before this batch."""
     what = it.scenario.changes.get(index)
     if what == "unfreeze":
-        it.model.first.requires_grad_(True)
+        first_layer(it.model).requires_grad_(True)
     elif what == "add_group":
         for parameter in it.late:
             parameter.requires_grad_(True)

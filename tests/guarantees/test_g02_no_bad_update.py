@@ -12,15 +12,12 @@ BY_FORM = {
     f"{kind}, {form}": Scenario(steps=9, optimizer=form, faults={4: kind}) for form in FORMS for kind in KINDS
 }  # fmt: skip
 MADE_BY_THE_UPDATE = {
-    "half precision, adamw": Scenario(half=True, faults={0: "zero_column"}, scheduler=False),
+    "half precision, adamw": Scenario(model="half", faults={0: "zero_column"}, scheduler=False),
     "half precision, adamw_foreach": Scenario(
-        half=True, faults={0: "zero_column"}, scheduler=False, optimizer="adamw_foreach"
+        model="half", faults={0: "zero_column"}, scheduler=False, optimizer="adamw_foreach"
     ),
-    "half precision, adamw_fused": Scenario(
-        half=True, faults={0: "zero_column"}, scheduler=False, optimizer="adamw_fused"
-    ),
-    "a custom optimizer": Scenario(optimizer="divides", faults={5: "zero_column"}),
-    "a custom optimizer, first step": Scenario(optimizer="divides", faults={0: "zero_column"}),
+    "a custom optimizer": Scenario(model="linear", optimizer="divides", faults={5: "zero_column"}),
+    "a custom optimizer, first step": Scenario(model="linear", optimizer="divides", faults={0: "zero_column"}),
 }
 UNFROZEN = {
     "unfrozen": Scenario(changes={4: "unfreeze"}, faults={7: "nan_gradient"}),
@@ -47,10 +44,7 @@ def test_a_non_finite_loss_or_gradient_never_reaches_the_weights(entry: str, kin
 @pytest.mark.parametrize("kind", MADE_BY_THE_UPDATE)
 @guarantee("G2")
 def test_an_update_that_makes_a_nan_from_finite_gradients_is_undone_and_reported(entry: str, kind: str) -> None:
-    group = MADE_BY_THE_UPDATE
-    if entry == RANKS:
-        assert "weight" in "".join(plain(GUARD, group[kind]).non_finite)
-    check_finite_and_reported(trained(entry, group, kind))
+    check_finite_and_reported(trained(entry, MADE_BY_THE_UPDATE, kind))
 
 
 @pytest.mark.parametrize("kind", MADE_BY_THE_UPDATE)

@@ -28,8 +28,8 @@ ACCUMULATED_IN_GUARD = {"accumulated": Scenario(steps=17, accumulate=2, faults={
 AVERAGED = {"averaged": Scenario(ema=True, faults={5: "nan_input"})}
 SCALED = {"scaled": Scenario(scaler=True, faults={5: "nan_input"}, steps=16)}
 UNDONE = {
-    "half precision": Scenario(half=True, faults={0: "zero_column"}, scheduler=False),
-    "a custom optimizer": Scenario(optimizer="divides", faults={5: "zero_column"}),
+    "half precision": Scenario(model="half", faults={0: "zero_column"}, scheduler=False),
+    "a custom optimizer": Scenario(model="linear", optimizer="divides", faults={5: "zero_column"}),
 }
 SHARDED = {form: Scenario(sharding="fsdp2", steps=16, optimizer=form, faults=THREE, fault_rank=1) for form in FORMS}
 DRAWN = {"drawn": Scenario(augment=True, faults={5: "nan_input"})}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from instruments import instrumented
+from instruments import instrumented, sampled
 from scenario import ROWS, Made, Result, Scenario, change, collect, ended, hearing, make, plain_loop, write_json
 
 import steadygrad as sg
@@ -67,7 +67,7 @@ def plain_all(entry: str, scenarios: Sequence[Scenario]) -> list[Result]:
 
 @functools.cache
 def _plain_here(entry: str, text: str) -> Result:
-    return _in_process(entry, Scenario.load(json.loads(text)), None, guarded=False)
+    return _in_process(entry, Scenario.load(json.loads(text)), guarded=False)
 
 
 @functools.cache
@@ -81,7 +81,10 @@ def train_all(entry: str, scenarios: Sequence[Scenario], run_dir: Path | None = 
         return _steady_run(scenarios, run_dir)
     if entry == RANKS:
         return _ranks(scenarios, guarded=True, run_dir=run_dir)
-    return [_in_process(entry, scenario, run_dir, guarded=True) for scenario in scenarios]
+    run = functools.partial(_in_process, entry, run_dir=run_dir, guarded=True)
+    return [
+        result for s in scenarios for result in (sampled(s, run) if s.breaks.startswith("sample:") else [run(s)])
+    ]  # fmt: skip
 
 
 _groups: dict[tuple[str, str], dict[str, Result]] = {}
@@ -107,7 +110,7 @@ def untrained(entry: str, group: dict[str, Scenario], name: str) -> Result:
 # -- in this process
 
 
-def _in_process(entry: str, scenario: Scenario, run_dir: Path | None, *, guarded: bool) -> Result:
+def _in_process(entry: str, scenario: Scenario, *, run_dir: Path | None = None, guarded: bool) -> Result:
     result = Result(run_dir=str(run_dir or ""))
     out = io.StringIO()
     with hearing(result), warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):

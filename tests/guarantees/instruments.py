@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from scenario import Made, Result
+from scenario import Made, Result, Scenario
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
@@ -113,6 +113,31 @@ def breaking(it: Made, result: Result, wish: str, *, after: int = 3) -> Iterator
     finally:
         sys.setprofile(None)
         result.called = list(seen)
+
+
+def spread(names: Sequence[str], count: int) -> list[str]:
+    """So many of these names, evenly over the list, or all of them."""
+    if count >= len(names):
+        return list(names)
+    return [names[place * len(names) // count] for place in range(count)]
+
+
+def sampled(scenario: Scenario, run: Callable[[Scenario], Result]) -> list[Result]:
+    """For a scenario that breaks "sample:N": N trainings, each with another function broken. `called` says which.
+
+    With "sample:N:refused" of the functions that only a training with a fault calls.
+    """
+    _, count, *rest = scenario.breaks.split(":")
+    names = run(scenario.but(breaks="list")).called
+    if rest:
+        healthy = set(run(scenario.but(breaks="list", faults={})).called)
+        names = [name for name in names if name not in healthy]
+    found = []
+    for name in spread(names, int(count)):
+        result = run(scenario.but(breaks=name))
+        result.called = [name]
+        found.append(result)
+    return found
 
 
 @contextlib.contextmanager

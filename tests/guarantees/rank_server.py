@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from drivers import guard_loop, running
+from instruments import sampled
 from scenario import Result, Scenario, collect, ended, hearing, make, plain_loop
 from torch.distributed.fsdp import fully_shard
 
@@ -45,12 +46,12 @@ def in_ddp(model: Any, *, frozen: bool) -> Any:
     return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=frozen)
 
 
-def train(plain: dict[str, Any], rank: int, *, guarded: bool, run_dir: str | None) -> Result:
-    scenario, result = Scenario.load(plain), Result()
+def train(scenario: Scenario, *, rank: int, guarded: bool, run_dir: str | None) -> Result:
+    result = Result()
     wrap = shard if scenario.sharding == "fsdp2" else functools.partial(in_ddp, frozen=bool(scenario.changes))
     it = make(scenario, rank=rank, leave_out=False, wrap=wrap, norm="layer" if wrap is shard else "batch")
-    if scenario.breaks and scenario.fault_rank not in (None, rank):
-        object.__setattr__(scenario, "breaks", "nothing:at_all")
+    if scenario.breaks not in ("", "list") and scenario.fault_rank not in (None, rank):
+        it.scenario = scenario.but(breaks="")
     with hearing(result):
         try:
             if guarded:
@@ -75,8 +76,10 @@ def child(rank: int, job: dict[str, Any]) -> None:
         store = dist.FileStore(str(folder / "meeting"), WORLD)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
         for plain in job["scenarios"]:
-            result = train(plain, rank, guarded=job["guarded"], run_dir=job["run_dir"])
-            results.append(result.to_json())
+            scenario = Scenario.load(plain)
+            run = functools.partial(train, rank=rank, guarded=job["guarded"], run_dir=job["run_dir"])
+            many = scenario.breaks.startswith("sample:")
+            results += [each.to_json() for each in (sampled(scenario, run) if many else [run(scenario)])]
             (folder / f"rank{rank}.json").write_text(json.dumps(results))
     except BaseException:
         traceback.print_exc()

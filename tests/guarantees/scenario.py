@@ -95,6 +95,7 @@ class Result:
     reads: list[int] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     struck: bool = False
+    hooks: str = ""
     run_dir: str = ""
     others: list[Result] = field(default_factory=list)
 
@@ -433,7 +434,28 @@ def collect(it: Made, result: Result) -> Result:
     numpy_state = np.random.get_state(legacy=False)["state"]
     result.state["rng.numpy"] = hash_of((numpy_state["key"].tolist(), numpy_state["pos"]))
     result.drawn = list(it.data.drawn)
+    result.hooks = hooks_of(it)
     return result
+
+
+def hooks_of(it: Made) -> str:
+    """Hooks, classes and replaced methods of the user's objects, as text."""
+    modules = {name: hooks_on(module) for name, module in it.model.named_modules()}
+    others = {
+        type(o).__name__: (*hooks_on(o), *replaced_on(o)) for o in (it.optimizer, it.scheduler, it.ema, it.scaler)
+    }
+    gradients = [len(p._backward_hooks or ()) for p in it.model.parameters()]
+    return repr((modules, others, gradients))
+
+
+def hooks_on(thing: Any) -> list[str]:
+    """The hook tables of an object that are not empty."""
+    return [f"{name} {len(value)}" for name, value in vars(thing).items() if "hook" in name and value] if thing else []
+
+
+def replaced_on(thing: Any) -> list[str]:
+    """The methods of its class that an object has of its own."""
+    return [name for name in vars(thing) if callable(getattr(type(thing), name, None))] if thing else []
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def test_a_moving_average_of_the_loop_is_either_held_back_or_said_not_to_be(entr
     assert differing(found, wanted) == [] or "moving average" in found.said
 
 
-@guarantee("G3", {OPTIMIZER: "yes, if `model=` is given; without it running statistics and random numbers are not "
+@guarantee("G3", {OPTIMIZER: "yes; without `model=` running statistics and random numbers are not "
                              "restored (stated at the start)"}, entries=[OPTIMIZER])  # fmt: skip
 def test_without_the_model_it_is_said_that_buffers_and_random_numbers_are_not_restored(entry: str) -> None:
     scenario = Scenario(faults={5: "nan_input"}, give_model=False)

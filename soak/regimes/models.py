@@ -69,7 +69,9 @@ def unbounded_critic(seed: int) -> Training:
         return loss
 
     players = [
-        Player(model=critic, optimizers=[torch.optim.RMSprop(critic.parameters(), lr=2e-3)], loss=critic_loss, clip=10.0),
+        Player(
+            model=critic, optimizers=[torch.optim.RMSprop(critic.parameters(), lr=2e-3)], loss=critic_loss, clip=10.0
+        ),
         Player(model=maker, optimizers=[torch.optim.RMSprop(maker.parameters(), lr=1e-3)], loss=maker_loss, clip=10.0),
     ]
     batches = endless(lambda k: (_ring(g, 12), torch.randn(12, 4, generator=g)))

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from ..blocks import SequenceModel, classified, counting, cross_entropy, endless, next_symbol_loss, perceptron, squared_error
+from ..blocks import (
+    SequenceModel,
+    classified,
+    counting,
+    cross_entropy,
+    endless,
+    next_symbol_loss,
+    perceptron,
+    squared_error,
+)
 from ..training import Player, Training, seeded, single
 
 
@@ -91,7 +100,7 @@ def clipped_recurrence(seed: int) -> Training:
 
 
 def decay_shocks(seed: int) -> Training:
-    """Weight decay a thousand times stronger for 10 of every 90 updates: weights shrink, the loss jumps, both return."""
+    """Weight decay a thousand times stronger for 10 of every 90 updates: weights shrink, the loss jumps and returns."""
     g, model = seeded(seed), perceptron(8, 32, 5, between=nn.ReLU)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
 

@@ -7,7 +7,7 @@ import re
 from .observed import Observed
 from .state import State, differences
 
-_CLAIMS = re.compile(r"\b(refused|skipped|rolled back|halted|not applied|halved)\b", re.IGNORECASE)
+_CLAIMS = re.compile(r"(?<!not )\b(refused|skipped|rolled back|halted|halved)\b|\bnot applied\b", re.IGNORECASE)
 
 
 def disturbances(plain: State, observed: Observed, steps: int) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from steadygrad import UsageError
+
 from .check import disturbances, omissions, unreported
 from .entry_points import PLAIN, EntryPoint, entry_point
 from .observed import Observed
@@ -105,11 +107,18 @@ def _at(
         start = time.perf_counter()
         observed = entry.guarded(builder, steps)
     except Exception as error:
+        if isinstance(error, UsageError) and builder().closure:
+            result.status, result.why = NOT_APPLICABLE, f"refused at the start: {_first_sentence(error)}"
+            return result
         result.why = f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
         return result
     result.guarded_s = time.perf_counter() - start
     plain, result.plain_s = states.get(entry.BASELINE, (alone.state, alone.seconds))
     return _judged(result, observed, plain, alone.bad)
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).split(". ")[0].rstrip(".")
 
 
 def _judged(result: Result, observed: Observed, plain: State, plain_bad: list[str]) -> Result:

@@ -102,7 +102,7 @@ def exact_regression(seed: int) -> Training:
 
 
 def millions_to_nothing(seed: int) -> Training:
-    """A linear model whose loss falls from millions to 1e-8 and jumps back up each time the targets change their sign."""
+    """A linear model whose loss falls from millions to 1e-8 and jumps back up when the targets change sign."""
     g, model = seeded(seed), nn.Linear(5, 1)
     weights = 1000.0 * torch.randn(5, 1, generator=g)
 

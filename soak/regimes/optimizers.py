@@ -83,14 +83,15 @@ for _name, _build in OPTIMIZERS.items():
 
 
 def lbfgs(seed: int) -> Training:
-    """LBFGS, which evaluates its loss several times inside one step; the targets change every 60 updates."""
+    """LBFGS with a line search: several evaluations of the loss inside one step; new targets every 60 updates."""
     g, model = seeded(seed), perceptron(4, 10, 1)
+    points = torch.randn(48, 4, generator=g)
 
     def batch(k: int) -> tuple[Tensor, Tensor]:
-        points = torch.randn(32, 4, generator=g)
-        return points, points[:, k // 60 % 4 : k // 60 % 4 + 1].sin()
+        column = k // 60 % 4
+        return points, points[:, column : column + 1].sin() * (1 + column)
 
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=3, history_size=5)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=5, line_search_fn="strong_wolfe")
     return single(model, optimizer, squared_error, endless(batch), closure=True)
 
 

@@ -23,7 +23,7 @@ DEFAULT_RESULTS = Path("runs") / "soak.jsonl"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     from .regimes import REGIMES
-    from .results import read
+    from .results import FAILED, code_digest, read
     from .runner import steps_of
     from .sick import SICK
     from .table import headline, markdown
@@ -35,17 +35,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not options.resume and options.results.is_file():
         options.results.unlink()
-    done = {result.key for result in read(options.results)}
+    done = {result.key for result in read(options.results) if result.status != FAILED}
     tasks = []
     for seed in options.seeds:
         for name in names:
             steps = steps_of(name, options.steps)
-            left = [each for each in options.entry_points if (name, seed, each, steps) not in done]
+            left = [each for each in options.entry_points if (name, seed, each, steps, code_digest()) not in done]
             if left:
                 tasks.append((name, seed, left, steps, options.results))
     _run(tasks, options.jobs)
-    wanted = {(name, seed, each) for name in names for seed in options.seeds for each in options.entry_points}
-    results = [r for r in read(options.results) if r.key[:3] in wanted and r.steps == steps_of(r.regime, options.steps)]
+    wanted = {
+        (name, seed, each, steps_of(name, options.steps), code_digest())
+        for name in names
+        for seed in options.seeds
+        for each in options.entry_points
+    }
+    results = [result for result in read(options.results) if result.key in wanted]
     results.sort(key=lambda r: (names.index(r.regime), r.seed, options.entry_points.index(r.entry_point)))
     for result in results:
         if not result.good:
@@ -69,7 +74,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sick", action="store_true", help="the sick twins as well; alone with --only sick")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS, help="one line of JSON per result")
-    parser.add_argument("--resume", action="store_true", help="keep the results there and run what is missing")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep earlier results of this same code and run what is missing"
+    )
     parser.add_argument("--md", type=Path, help="write the table here")
     parser.add_argument("--list", action="store_true", help="name every regime and end")
     options = parser.parse_args(arguments)

@@ -77,7 +77,7 @@ def _step_with_closure(training: Training, player: Player) -> float:
     loss: Any = optimizer.step(closure)  # type: ignore[arg-type]
     if training.scheduler is not None:
         training.scheduler.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def first_bad_step(losses: list[float]) -> int | None:

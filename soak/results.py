@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import steadygrad
 
 LEFT_ALONE, DISTURBED, NOT_APPLICABLE, FAILED = "left alone", "disturbed", "n/a", "failed"
 ACTED, MISSED = "acted", "missed"
 AS_MEANT = "as meant"
 GOOD = (LEFT_ALONE, NOT_APPLICABLE, ACTED, AS_MEANT)
+
+
+Key = tuple[str, int, str, int, str]
+
+
+@cache
+def code_digest() -> str:
+    """Of every source file that a result depends on: the package and the regimes."""
+    digest = hashlib.sha256()
+    for folder in (Path(steadygrad.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @dataclass(kw_only=True)
@@ -26,6 +43,7 @@ class Result:
             "as meant" or "failed" for a run without a guard.
         why: what was wrong, or why this entry point cannot express it.
         loss: the plain run's mean loss over its first and last tenth; None where it is not finite.
+        code: digest of the package and of the regimes, so that results of other code are not taken for its own.
         warnings: codes of findings and messages of the guard, with how often; allowed, and listed.
     """
 
@@ -36,6 +54,7 @@ class Result:
     steps: int
     guarded: int = 0
     overflows: int = 0
+    code: str = ""
     status: str = FAILED
     why: str = ""
     loss: tuple[float | None, float | None] = (None, None)
@@ -45,8 +64,8 @@ class Result:
     guarded_s: float = 0.0
 
     @property
-    def key(self) -> tuple[str, int, str, int]:
-        return self.regime, self.seed, self.entry_point, self.steps
+    def key(self) -> Key:
+        return self.regime, self.seed, self.entry_point, self.steps, self.code
 
     @property
     def good(self) -> bool:
@@ -66,7 +85,7 @@ def append(path: Path, result: Result) -> None:
 
 def read(path: Path) -> list[Result]:
     """The results so far; the last one counts where there are two of one key. A torn last line is left out."""
-    found: dict[tuple[str, int, str, int], Result] = {}
+    found: dict[Key, Result] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             result = _from_plain(json.loads(line))

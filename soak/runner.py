@@ -17,7 +17,7 @@ from .entry_points import PLAIN, EntryPoint, entry_point
 from .observed import Observed
 from .plain_loop import run_loop
 from .programs import Builder
-from .results import ACTED, AS_MEANT, DISTURBED, FAILED, LEFT_ALONE, MISSED, NOT_APPLICABLE, Result
+from .results import ACTED, AS_MEANT, DISTURBED, FAILED, LEFT_ALONE, MISSED, NOT_APPLICABLE, Result, code_digest
 from .sick import DIVERGING, POISONED, SICK_STEPS
 from .state import State, bad_values, state_of
 from .training import Training
@@ -86,6 +86,7 @@ def _plain_result(builder: Builder, steps: int, alone: Plain) -> Result:
     why = "" if good else "every value stayed finite" if alone.healthy else "a value was not finite"
     return Result(
         regime=builder.name, seed=builder.seed, entry_point=PLAIN, kind=kind, steps=steps, loss=alone.loss,
+        code=code_digest(),
         status=AS_MEANT if good else FAILED, why=why, plain_healthy=alone.healthy, plain_s=alone.seconds,
     )  # fmt: skip
 
@@ -95,7 +96,7 @@ def _at(
 ) -> Result:
     result = Result(
         regime=builder.name, seed=builder.seed, entry_point=name, kind=kind_of(builder.name), steps=steps,
-        loss=alone.loss, plain_healthy=alone.healthy,
+        loss=alone.loss, plain_healthy=alone.healthy, code=code_digest(),
     )  # fmt: skip
     if reason := entry.why_not(builder()):
         result.status, result.why = NOT_APPLICABLE, reason

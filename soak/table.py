@@ -6,14 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .entry_points import PLAIN
-from .results import ACTED, LEFT_ALONE, NOT_APPLICABLE, Result, total_guarded
+from .results import ACTED, LEFT_ALONE, NOT_APPLICABLE, Result, code_digest, total_guarded
 
 
 def markdown(results: Sequence[Result], command: str) -> str:
     """The whole page."""
     healthy = [result for result in results if result.kind == "healthy"]
     sick = [result for result in results if result.kind != "healthy"]
-    parts = ["# Rough but healthy runs\n", f"Made by `{command}`.\n", headline(results), ""]
+    parts = [
+        "# Rough but healthy runs\n",
+        f"Made by `{command}`; digest of the code {code_digest()}.\n",
+        headline(results),
+        "",
+    ]
     if healthy:
         parts += ["## Healthy: the guard must leave them alone\n", *_table(healthy), ""]
     if sick:

@@ -28,7 +28,9 @@ def test_a_run_is_resumed_without_doing_anything_twice(tmp_path: Path, capsys: p
 def test_results_of_other_code_are_not_taken_for_its_own(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     for name in ("plain", "guard", "attach"):
-        old = Result(regime="uneven_windows", seed=0, entry_point=name, kind="healthy", steps=12, code="other code")
+        old = Result(
+            regime="uneven_windows", seed=0, entry_point=name, kind="healthy", steps=12, status=LEFT_ALONE, code=""
+        )
         append(path, old)
     assert soak(tmp_path, "--resume") == 0
     assert len(path.read_text().splitlines()) == 6

@@ -53,26 +53,42 @@ def _marked(player: Player) -> Player:
 
 
 class Careless(Optimizer):
-    """Plain gradient descent that divides by zero at one update, although every gradient is finite."""
+    """Plain gradient descent that divides by zero at one update, although every gradient is finite.
 
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+    With `again` it counts its updates in its own state, so that a run taken back to before that update meets it again;
+    else it counts its calls and does it once.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, *, again: bool) -> None:
         super().__init__(params, {"lr": lr, "updates": 0})
+        self._again, self._calls = again, 0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self._calls += 1
         for group in self.param_groups:
-            divisor = 0.0 if group["updates"] == SICK_STEP else 1.0
             group["updates"] += 1
+            number = group["updates"] if self._again else self._calls
+            divisor = torch.tensor(0.0 if number == SICK_STEP else 1.0)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.sub_(group["lr"] * parameter.grad / torch.tensor(divisor))
+                    parameter.sub_(group["lr"] * parameter.grad / divisor)
+
+
+def _careless(seed: int, *, again: bool) -> Training:
+    g, model = seeded(seed), perceptron(8, 24, 4, between=nn.ReLU)
+    batches = endless(lambda k: classified(g, 16, 8, 4))
+    return single(model, Careless(model.parameters(), lr=0.1, again=again), cross_entropy, batches)
 
 
 def update_divides_by_zero(seed: int) -> Training:
-    """Loss and gradients are finite, and the update makes weights of them that are not."""
-    g, model = seeded(seed), perceptron(8, 24, 4, between=nn.ReLU)
-    batches = endless(lambda k: classified(g, 16, 8, 4))
-    return single(model, Careless(model.parameters(), lr=0.1), cross_entropy, batches)
+    """Loss and gradients are finite, and one update makes weights of them that are not."""
+    return _careless(seed, again=False)
+
+
+def update_keeps_dividing_by_zero(seed: int) -> Training:
+    """The same, and it happens again each time the run is taken back: only a halt with good weights is right."""
+    return _careless(seed, again=True)
 
 
 def weights_overflow(seed: int) -> Training:
@@ -142,6 +158,7 @@ _POISONED = ("rare_hard_batches", "heavy_tailed_rewards", "cosine_restarts", "dr
              "optimizer_fused_adamw")  # fmt: skip
 DIVERGING = {build.__name__: build for build in (rate_a_hundredfold, exploding_regression)}
 POISONED = {f"nan_in_{name}": _with_nan_loss(REGIMES[name]) for name in _POISONED} | {
-    build.__name__: build for build in (update_divides_by_zero, weights_overflow, gradient_of_root)
+    build.__name__: build
+    for build in (update_divides_by_zero, update_keeps_dividing_by_zero, weights_overflow, gradient_of_root)
 }
 SICK = POISONED | DIVERGING

@@ -26,10 +26,11 @@ def why_not(training: Training) -> str | None:
 
 
 def program(training: Training, name: str, seed: int, steps: int) -> str:
-    """The source of a plain program that trains this regime and writes its end state to the file named first."""
+    """The source of a plain program that trains this regime; however it ends, its state goes to the file named first."""
     body = _closure_step(training) if training.closure else _usual_step(training)
     turns = len(training.players) > 1
     lines = [
+        "import atexit",
         "import sys",
         "import warnings",
         "",
@@ -40,6 +41,7 @@ def program(training: Training, name: str, seed: int, steps: int) -> str:
         'warnings.filterwarnings("ignore")',
         "torch.set_num_threads(1)",
         f"training = build({name!r}, {seed})",
+        "atexit.register(write_state, training, sys.argv[1])",
         "player, = training.players" if not turns else "",
         "model, (optimizer,) = player.model, player.optimizers" if not turns and _one(training) else "",
         "model = player.model" if not turns and not _one(training) else "",
@@ -52,7 +54,6 @@ def program(training: Training, name: str, seed: int, steps: int) -> str:
         *[f"    {line}" for line in body],
         "    training.averaged.update_parameters(model)" if training.averaged is not None else "",
         "    training.after(step)",
-        "write_state(training, sys.argv[1])",
     ]
     return "\n".join(line for line in lines if line) + "\n"
 
@@ -123,19 +124,6 @@ def guarded(build: Callable[[], Training], steps: int) -> Observed:
     return _read(done, left)
 
 
-def run_plainly(build: Callable[[], Training], steps: int) -> dict[str, Any]:
-    """The same program without `steady run`: what it leaves must be what the plain loop leaves."""
-    name, seed = build.name, build.seed  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory() as folder:
-        script, ends = Path(folder) / "train.py", Path(folder) / "ends.json"
-        script.write_text(program(build(), name, seed, steps), encoding="utf-8")
-        subprocess.run(
-            [sys.executable, script, ends], cwd=folder, env=_environment(), check=True, timeout=_TIME_LIMIT_S
-        )
-        left: dict[str, Any] = json.loads(ends.read_text(encoding="utf-8"))
-    return left
-
-
 def _environment() -> dict[str, str]:
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -149,10 +137,12 @@ def _read(done: subprocess.CompletedProcess[str], left: dict[str, Any] | None) -
         raise RuntimeError(f"`steady run` ended with {done.returncode} and no summary: {done.stderr[-800:]}") from error
     if done.returncode != 0 and not told["halted"]:
         raise RuntimeError(f"the program ended with {done.returncode}: {done.stderr[-800:]}")
+    if left is None:
+        raise RuntimeError(f"the program left no end state behind: {done.stderr[-800:]}")
     incidents: list[dict[str, Any]] = told["incidents"]
     return Observed(
-        state=left["state"] if left else {},
-        bad=left["bad"] if left else [],
+        state=left["state"],
+        bad=left["bad"],
         counts={key: int(told[key]) for key in ("steps", "applied", "skipped", "overflows", "rolled_back")},
         findings=dict(Counter(found["code"] for incident in incidents for found in incident.get("findings") or ())),
         incidents=dict(Counter(incident["symptom"] for incident in incidents)),

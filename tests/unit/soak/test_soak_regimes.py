@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import sys
 from pathlib import Path
@@ -48,7 +50,10 @@ def test_the_program_for_steady_run_is_the_plain_loop(
     monkeypatch.setattr(sys, "argv", ["train.py", str(ends)])
     source = program(Builder(name, 0)(), name, 0, 7)
     assert "steadygrad" not in source
+    at_exit: list[functools.partial[None]] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(functools.partial(*call)))
     exec(compile(source, "train.py", "exec"), {"__name__": "__main__"})
+    at_exit[0]()
     assert differences(json.loads(ends.read_text())["state"], state_of(trained(name, 7))) == []
 
 

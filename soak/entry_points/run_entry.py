@@ -26,7 +26,7 @@ def why_not(training: Training) -> str | None:
 
 
 def program(training: Training, name: str, seed: int, steps: int) -> str:
-    """The source of a plain program that trains this regime; however it ends, its state goes to the file named first."""
+    """A plain program that trains this regime; however it ends, its end state goes to the file named first."""
     body = _closure_step(training) if training.closure else _usual_step(training)
     turns = len(training.players) > 1
     lines = [

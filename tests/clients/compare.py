@@ -23,7 +23,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +378,27 @@ def _versions(python: str) -> dict[str, str]:
     return {"python": f"Python {words[0]}", "torch": words[-1], "commit": commit}
 
 
+def keep(folder: Path, plain: Run, again: Run, guarded: Run) -> None:
+    """Full tracebacks and output of the run under `steady run`, and the plain runs for `--reuse-plain`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: test.error_text for name, test in guarded.tests.items() if test.error_text}
+    (folder / "errors.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
+    (folder / "stdout.txt").write_text(guarded.stdout, encoding="utf-8")
+    (folder / "stderr.txt").write_text(guarded.stderr, encoding="utf-8")
+    (folder / "plain.json").write_text(json.dumps([asdict(plain), asdict(again)]), encoding="utf-8")
+
+
+def _kept_runs(folder: Path | None) -> list[Run]:
+    path = folder / "plain.json" if folder is not None else None
+    if path is None or not path.exists():
+        return []
+    runs = [Run(**data) for data in json.loads(path.read_text(encoding="utf-8"))]
+    for run in runs:
+        run.tests = {name: Test(**data) for name, data in run.tests.items()}  # type: ignore[arg-type]
+        run.warnings = Counter(run.warnings)
+    return runs
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line. What stands behind `--` goes to pytest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -388,6 +409,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--under", default=None, help="command to run the suite under (default: steady run)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which a run is ended")
     parser.add_argument("--keep", type=Path, default=None, help="folder for full tracebacks and output")
+    parser.add_argument("--reuse-plain", action="store_true", help="take the plain runs that --keep kept last time")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/clients-*")
     ours, theirs = list(sys.argv[1:] if words is None else words), []
     if "--" in ours:
@@ -409,23 +431,22 @@ def main(words: Sequence[str] | None = None) -> int:
         run_dir = asked.keep / "run" if asked.keep else Path(runs) / "run"
         default = [asked.python, "-m", "steadygrad.commands", "run", "--json", "--run-dir", str(run_dir), "--"]
         under = shlex.split(asked.under) if asked.under else default
-        made = []
-        for title, words_before in (("plain", ()), ("plain again", ()), ("steady run", under)):
-            print(f"{suite.name}: {title} ...", file=sys.stderr, flush=True)
-            made.append(run_suite(suite, checkout, asked.python, under=words_before, limit_s=asked.limit))
-            print(f"  {_counts(made[-1])} in {made[-1].seconds:.0f} s", file=sys.stderr, flush=True)
-    plain, again, guarded = made
+
+        def run(title: str, *words_before: str) -> Run:
+            made = run_suite(suite, checkout, asked.python, under=words_before, limit_s=asked.limit)
+            print(f"{suite.name}, {title}: {_counts(made)} in {made.seconds:.0f} s", file=sys.stderr, flush=True)
+            return made
+
+        kept = _kept_runs(asked.keep) if asked.reuse_plain else []
+        plain, again = kept or [run("plain"), run("plain again")]
+        guarded = run("steady run", *under)
     result = {"suite": suite.name, "version": suite.version, **_versions(asked.python)}
     result |= compare(plain, again, guarded)
     venvs = dict.fromkeys([str(Path(asked.python).parent.parent), sys.prefix], "<venv>")
     result = without_paths(result, {str(checkout): "<checkout>", runs: "<tmp>", str(ROOT): "<steadygrad>", **venvs})
     print(describe(result))
     if asked.keep:
-        asked.keep.mkdir(parents=True, exist_ok=True)
-        texts = {name: t.error_text for name, t in guarded.tests.items() if t.error_text}
-        (asked.keep / "errors.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
-        (asked.keep / "stdout.txt").write_text(guarded.stdout, encoding="utf-8")
-        (asked.keep / "stderr.txt").write_text(guarded.stderr, encoding="utf-8")
+        keep(asked.keep, plain, again, guarded)
     if asked.write:
         write(result, RESULTS)
     return 0 if result["identical"] else 1

@@ -117,6 +117,17 @@ def test_a_run_without_any_report_is_a_problem_and_not_a_success(
     assert "`test_tiny.py::test_one`: passed -> not run" in capsys.readouterr().out
 
 
+def test_kept_plain_runs_are_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite, kept = tmp_path / "test_tiny.py", tmp_path / "kept"
+    words = ["tiny", "test_tiny.py", "--checkout", str(tmp_path), "--keep", str(kept), "--under", "env"]
+    suite.write_text("def test_one():\n    pass\n")
+    assert tool.main(words) == 0
+    suite.write_text("def test_one():\n    assert False\n")
+    assert tool.main([*words, "--reuse-plain"]) == 1
+    assert "`test_tiny.py::test_one`: passed -> failed" in capsys.readouterr().out
+    assert "assert False" in json.loads((kept / "errors.json").read_text())["test_tiny.py::test_one"]
+
+
 def test_a_name_without_paths_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["unknown", "--checkout", str(tmp_path)]) == 2
     assert "name its test paths" in capsys.readouterr().err

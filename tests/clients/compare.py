@@ -35,6 +35,8 @@ GOOD = ("passed", "skipped", "xfailed")
 # A number, an address or a word for one: what may differ between two runs of the same test.
 NUMBER = r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b"
 VARIABLE = re.compile(NUMBER + r"|pytest-of-\S+|tmp\w{6,}", re.IGNORECASE)
+# Where Python and the packages are installed.
+INSTALLED = re.compile(r"/[^\s'\"`:]*?/(site-packages|lib/python3\.\d+)/(site-packages/)?")
 # Names that only we print.
 OURS = re.compile(r"steadygrad|steady run|TrainingHalted", re.IGNORECASE)
 HEAD = """# Public test suites under `steady run`
@@ -276,7 +278,7 @@ def without_paths(value: Any, folders: dict[str, str]) -> Any:
     if isinstance(value, str):
         for folder, name in folders.items():
             value = value.replace(folder, name)
-        return value
+        return INSTALLED.sub("<python>/", value)
     if isinstance(value, dict):
         return {key: without_paths(item, folders) for key, item in value.items()}
     return [without_paths(item, folders) for item in value] if isinstance(value, list) else value

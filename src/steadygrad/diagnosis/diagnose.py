@@ -15,6 +15,7 @@ from .patient import Patient
 from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
+from .seen import unread_state
 from .sightings import grown_gradients
 from .trial import try_all
 from .vigil import Suspicion
@@ -49,6 +50,12 @@ def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | No
         return Case(patient, suspicion).answer(depth)
 
 
+def _unknown(doubt: str) -> str:
+    if doubt:
+        return f"not diagnosed: the bad value came out of a {doubt}, which is not read"
+    return "no known pattern fits this evidence"
+
+
 class Case:
     """One failing step on its way from evidence to an answer."""
 
@@ -67,10 +74,14 @@ class Case:
                 "written by a kernel that torch does not see (Triton, CUDA, numpy): nobody can look inside"
             )
         cause, match, also = name_cause(evidence)
+        doubt = self.exam.doubt if self.exam is not None else ""
+        if doubt and (origin is None or origin.phase != "data"):
+            cause, match, also = None, None, []
         if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
             self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
             origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)
         rows = self._rows(evidence, origin, cause.slug if cause else "", depth)
+        self.notes += self._not_read()
         self.notes += [f"also considered: {slug} ({sure:.2f})" for slug, sure in also[1:4]]
         diagnosis = Diagnosis(
             symptom=evidence.symptom,
@@ -82,7 +93,7 @@ class Case:
             sample_ids=self._sample_ids(rows),
             confidence=match.confidence if match else 0.0,
             reproduced=evidence.reproduced,
-            because=match.because if match else "no known pattern fits this evidence",
+            because=match.because if match else _unknown(doubt),
             notes=tuple(self.notes),
         )
         if depth == "origin":
@@ -101,6 +112,12 @@ class Case:
         except Exception as error:  # what is known already must not be lost with a trial that went wrong
             self.notes.append(f"no remedies: {type(error).__name__}: {error}"[:200])
             return replace(diagnosis, notes=tuple(self.notes))
+
+    def _not_read(self) -> list[str]:
+        """What the examination met and did not read, in one note."""
+        unread = list(self.exam.trace.unread) if self.exam is not None else []
+        state = unread_state(self.patient)
+        return [f"not read: {', '.join([*unread, *state][:6])}"] if unread or state else []
 
     def _look(self) -> tuple[Evidence, Origin | None]:
         suspicion = self.suspicion

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..detect.describable import has_values
 from ..detect.strays import plain_tensors
 from .batches import walk_batch
 from .patient import Patient
@@ -155,13 +156,18 @@ def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> N
     for name, parameter in trainable(patient):
         seen.gradients[name] = Gradient(name, False)  # until it is seen: this keeps the order of the parameters
         if parameter.grad is not None:
-            dense_of[name] = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+            dense_of[name] = _stored(parameter.grad)
     sizes, norms = absmaxes(dense_of.values()), norms_of(dense_of.values())
     for (name, dense), size, norm in zip(dense_of.items(), sizes, norms, strict=True):
         seen.gradients[name] = Gradient(name, True, norm if math.isfinite(size) else size, size)
         touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
+
+
+def _stored(gradient: Tensor) -> Tensor:
+    """What a sparse gradient stores; any other gradient as it is."""
+    return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -187,7 +193,7 @@ def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterat
         if tracer is not None:
             tracer.paused = True
         entering = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        dense_of = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in entering]
+        dense_of = [_stored(p.grad) for p in entering if p.grad is not None]
         for parameter, dense, length in zip(entering, dense_of, norms_of(dense_of), strict=True):
             name = names.get(id(parameter), "?")
             seen.entering[name] = length
@@ -219,13 +225,13 @@ def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
     """Tell the tracer what each tensor is that exists before the step."""
     for kind, name, tensor in named_state(patient):
         tracer.trace.name(tensor, kind, name)
-        if kind == "buffer" and tensor.is_floating_point() and tensor.numel() and bool(torch.isinf(tensor).all()):
+        if kind == "buffer" and has_values(tensor) and bool(torch.isinf(tensor).all()):
             tracer.trace.unwritten.add((kind, name))
     for name, parameter in patient.model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.is_sparse:
+        if parameter.grad is not None:
             tracer.trace.name(parameter.grad, "grad", name)
     for key, value in walk_batch(batch):
-        if isinstance(value, Tensor) and not value.is_sparse:
+        if isinstance(value, Tensor):
             tracer.trace.name(value, "batch", key)
     for name, tensor in plain_tensors(patient.model):
         tracer.trace.name(tensor, "buffer", name)

@@ -23,6 +23,7 @@ from ..engine.past import Past
 from ..engine.program import PRECISIONS, StepProgram, TheirFault
 from ..engine.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
+from ..records.reruns import rerun
 from .batches import narrow as narrow
 from .earlier import EarlierPatient, changed_from_outside, fails_by_itself, state_at
 from .keepsake import Keepsake
@@ -184,6 +185,7 @@ class GuardPatient:
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis. A compiled model is replayed eagerly: a tracer cannot see into compiled code."""
         with ExitStack() as stack:
+            stack.enter_context(rerun())
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._keepsake = Keepsake(self.model, self.optimizers, self._state)

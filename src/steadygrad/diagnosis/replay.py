@@ -17,6 +17,7 @@ import torch
 
 from ..detect.describable import has_values
 from ..detect.strays import plain_tensors
+from ..records.reruns import rerun
 from .batches import walk_batch
 from .patient import Patient
 from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
@@ -66,7 +67,21 @@ def replay(
 
     Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
     """
-    seen, change = StepSeen(), change or Change()
+    with rerun():
+        return _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough)
+
+
+def _replay(
+    patient: Patient,
+    tracer: Tracer | None,
+    change: Change,
+    until: str,
+    batches: Sequence[Any] | None,
+    restore: bool,
+    prepare: Callable[[], None] | None,
+    thorough: bool,
+) -> StepSeen:
+    seen = StepSeen()
     if restore:
         patient.restore()
     (prepare or patient.prepare)()

@@ -26,8 +26,10 @@ from ..records import Diagnosis, Finding, StepRecord
 from ..records.reruns import rerun
 from .batches import narrow as narrow
 from .earlier import EarlierPatient, changed_from_outside, fails_by_itself, state_at
+from .isolation import NotRestored, forget, in_a_line, release_memory
 from .keepsake import Keepsake
 from .patient import StepFacts
+from .preserved import preserved_attributes
 from .rows import num_rows
 from .seen import absmax
 
@@ -188,15 +190,31 @@ class GuardPatient:
             stack.enter_context(rerun())
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(preserved_attributes([self.model]))
             self._keepsake = Keepsake(self.model, self.optimizers, self._state)
             try:
                 yield
             finally:
-                self._as_it_was()
+                self._leave()
                 self._program.zero_grad()  # what was left over was cleared when the step was refused
                 self._keepsake = self._expected = None
                 self._own_doing = False
                 self._earlier.clear()
+
+    def _leave(self) -> None:
+        """Restore the state for good. Out of memory, once more when what the diagnosis held has been given back."""
+        try:
+            self._as_it_was()
+        except Exception as error:
+            forget(error)
+            release_memory()
+            try:
+                self._as_it_was()
+            except Exception as again:
+                raise NotRestored(
+                    f"The state of the run could not be restored after a diagnosis ({in_a_line(again)}). Training must "
+                    "not go on from here: start again from a checkpoint."
+                ) from again
 
 
 @contextmanager

@@ -8,6 +8,7 @@ change one thing. Replaying syncs with the host; it happens only after a step wa
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..detect.describable import has_values
 from ..detect.strays import plain_tensors
 from ..records.reruns import rerun
 from .batches import walk_batch
+from .isolation import copied, copied_to_host, fits, limits
 from .patient import Patient
 from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
 from .trace import Tracer
@@ -67,8 +69,13 @@ def replay(
 
     Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
     """
+    limits().check()
+    began = time.monotonic()
     with rerun():
-        return _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough)
+        seen = _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough)
+    if tracer is None and until == "commit":
+        limits().saw_step(time.monotonic() - began)
+    return seen
 
 
 def _replay(
@@ -132,14 +139,17 @@ def _replay(
         _see_gradients(patient, seen, tracer)
         if until == "backward":
             return seen
-        before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
+        parameters = dict(trainable(patient))
+        keep = copied if fits(list(parameters.values())) else copied_to_host
+        before = {name: keep(parameter) for name, parameter in parameters.items()}
+        del parameters
         seen.weight_norm = math.hypot(*norms_of(before.values()))
         entered.armed = True
         explained = not seen.loss_finite or bool(seen.bad_gradients)
         with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(patient, seen)
         kept = [(name, now) for name, now in trainable(patient) if now.shape == before[name].shape]
-        moved = norms_of(_wide(now.detach()) - _wide(before[name]) for name, now in kept)
+        moved = norms_of(_wide(now.detach()) - _wide(before[name].to(now.device)) for name, now in kept)
         for (name, now), length in zip(kept, moved, strict=True):
             seen.updates[name] = length
             seen.dtypes[name] = str(now.dtype).removeprefix("torch.")

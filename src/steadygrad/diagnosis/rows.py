@@ -30,6 +30,8 @@ class Rows:
     rows: tuple[int, ...] | None = None
     coupled: bool = False
     proven: bool = False
+    why: str = ""
+    """Why nothing is known about the rows; "" where something is, or where the question makes no sense."""
 
 
 def num_rows(batch: Any, select: Select | None = None) -> int:

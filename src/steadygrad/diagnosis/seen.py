@@ -133,7 +133,7 @@ def _largest(tensor: Tensor) -> Tensor | float:
     if values is None:
         return 0.0
     real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-    wide = real if real.dtype.itemsize > 2 else real.to(torch.float32)
+    wide = real if real.dtype.itemsize > 1 else real.to(torch.float32)
     largest: Tensor = torch.linalg.vector_norm(wide, float("inf"))
     return largest
 

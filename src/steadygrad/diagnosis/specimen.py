@@ -11,12 +11,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ..detect.describable import describable, has_values, once
 from ..records import TensorDigest
+from .isolation import limits
 from .trace import Watcher
 from .tracelog import OpRecord
 
 MAX_ELEMENTS = 1 << 24
 MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
+MAX_ELEMENTS_LEAN = 1 << 16
 PIECE = 1 << 22
 """Entries that are digested at a time: what the digest needs beside the tensor itself."""
 
@@ -95,6 +97,8 @@ class Specimen:
     def watcher(self) -> Watcher:
         """Called by the tracer before the op (out is None) and after it. A light one copies little, reads nothing."""
         limit = MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
+        if limits().lean:
+            limit = min(limit, MAX_ELEMENTS_LEAN)
 
         def copy(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..records import Remedy, Trial
+from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
 from .patient import Patient
 from .replay import CANNOT_RUN, Change, replay
 from .rows import num_rows
@@ -38,16 +39,25 @@ class Reference:
     gradient: torch.Tensor
 
 
-def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[Trial, ...]:
-    """Every proposal on its own; verified ones first, and among them those that change least."""
+def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[tuple[Trial, ...], tuple[str, ...]]:
+    """Every proposal on its own; verified ones first, and among them those that change least.
+
+    The codes in the second value were not tried any more: the time was used up.
+    """
     reference = float64_reference(ward)
     peak = untreated_peak(ward)
     trials: list[Trial] = []
-    for proposal in proposals:
+    untried: tuple[str, ...] = ()
+    for number, proposal in enumerate(proposals):
         held = any(trial.verified and trial.remedy.slug == proposal.slug for trial in trials)
-        if not (proposal.if_needed and held):
+        if proposal.if_needed and held:
+            continue
+        try:
             trials.append(attempt(ward, proposal, reference, peak))
-    return tuple(sorted(trials, key=_rank))
+        except OutOfTime:
+            untried = tuple(dict.fromkeys(left.code for left in proposals[number:]))
+            break
+    return tuple(sorted(trials, key=_rank)), untried
 
 
 _SAFETY = {"exact": 0, "close": 1, "behavioural": 2}
@@ -73,9 +83,7 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
         change = proposal.make()
         finite, steps, verdict = _run(ward, proposal, change, peak)
     except CANNOT_RUN as error:
-        return Trial(
-            remedy=remedy, finite=False, verdict=f"cannot be tried here: {type(error).__name__}: {error}"[:200]
-        )
+        return Trial(remedy=remedy, finite=False, verdict=f"cannot be tried here: {_why_not(error)}"[:200])
     finally:
         if change is not None:
             change.undo(ward.patient)
@@ -91,6 +99,15 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
         steps_followed=steps,
         verdict=verdict,
     )
+
+
+def _why_not(error: BaseException) -> str:
+    """Why a trial could not be run, in one line. Lets go of what the exception holds, so that the next one can run."""
+    if not is_out_of_memory(error):
+        return in_a_line(error)
+    forget(error)
+    release_memory()
+    return "out of memory"
 
 
 def untreated_peak(ward: Ward) -> float:
@@ -299,11 +316,14 @@ def _what_is_bad(seen: StepSeen) -> str:
 
 
 def float64_reference(ward: Ward) -> Reference | None:
-    """The healthy rows of the step in float64, if the user's code can run so and is finite there."""
+    """The healthy rows of the step in float64, if the user's code can run so and is finite there, and memory allows."""
+    if limits().lean:
+        return None
     change = Precision(torch.float64)
     try:
         seen, gradient = _measure(ward, change, healthy=True)
-    except CANNOT_RUN:
+    except CANNOT_RUN as error:
+        _why_not(error)
         return None
     finally:
         change.undo(ward.patient)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -240,6 +240,7 @@ def examine_window(
     *,
     depth: str,
     past: Past | None = None,
+    preserve: Iterable[Any] = (),
 ) -> Diagnosis:
     """Diagnose a refused window of a guard. State is bit-identical before and after."""
     from .diagnose import diagnose
@@ -249,7 +250,7 @@ def examine_window(
         findings=findings, history=books.recent, names=names, max_grad_norm=max_grad_norm,
         others=others, past=past,
     )  # fmt: skip
-    return diagnose(patient, depth=depth)
+    return diagnose(patient, depth=depth, preserve=preserve)
 
 
 def select_rows(batch: Any, rows: Sequence[int]) -> Any:

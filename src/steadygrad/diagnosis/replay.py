@@ -20,6 +20,7 @@ from ..detect.describable import has_values
 from ..detect.strays import plain_tensors
 from ..records.reruns import rerun
 from .batches import walk_batch
+from .bounds import BoundsChecked, no_unseen_kernels
 from .isolation import copied, copied_to_host, fits, limits
 from .patient import Patient
 from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
@@ -50,8 +51,11 @@ class Change:
     def commit(self, patient: Patient, seen: StepSeen) -> None:
         patient.commit()
 
+    alters_rows = False
+    """Whether a step with this change has other rows than it had."""
+
     def undo(self, patient: Patient) -> None:
-        """Put back what `restore` does not (dtypes, optimizer options)."""
+        """Restore what `restore` does not (dtypes, optimizer options)."""
 
 
 def replay(
@@ -64,15 +68,17 @@ def replay(
     restore: bool = True,
     prepare: Callable[[], None] | None = None,
     thorough: bool = True,
+    altered: bool = False,
 ) -> StepSeen:
     """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
 
-    Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
+    `altered` says that `batches` have other rows than any batch of the run had: then, and under a change, index bounds
+    are checked before a kernel is launched. Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
     """
     limits().check()
     began = time.monotonic()
     with rerun():
-        seen = _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough)
+        seen = _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough, altered)
     if tracer is None and until == "commit":
         limits().saw_step(time.monotonic() - began)
     return seen
@@ -87,6 +93,7 @@ def _replay(
     restore: bool,
     prepare: Callable[[], None] | None,
     thorough: bool,
+    altered: bool,
 ) -> StepSeen:
     seen = StepSeen()
     if restore:
@@ -110,6 +117,7 @@ def _replay(
     ]
     with ExitStack() as stack:
         stack.enter_context(change.around())
+        stack.enter_context(_checked(patient, change, altered))
         entered = stack.enter_context(_entering(patient, seen, tracer))
         for index, batch in enumerate(patient.batches if batches is None else batches):
             batch = change.batch(patient, batch)
@@ -163,6 +171,21 @@ def _replay(
             if touch is not None:
                 seen.sinks[kind, name] = touch
     return seen
+
+
+@contextmanager
+def _checked(patient: Patient, change: Change, altered: bool) -> Iterator[None]:
+    """Index bounds are checked while a step runs that is not the one that ran: with other rows, or with a change.
+
+    A change of values alone is checked on accelerators only: the CPU's kernels check what they are given.
+    """
+    rows = altered or change.alters_rows
+    elsewhere = any(parameter.device.type != "cpu" for parameter in patient.model.parameters())
+    if not rows and (type(change) is Change or not elsewhere):
+        yield
+        return
+    with no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):
+        yield
 
 
 def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | None) -> None:

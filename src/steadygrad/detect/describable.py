@@ -75,7 +75,7 @@ def _why_not(tensor: Tensor) -> str | None:
 
 def _adds_nothing(kind: type) -> bool:
     """Whether a subclass is a tensor like any other: it takes over neither functions nor ops, and has its data."""
-    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+    if hasattr(kind, "materialize"):  # a lazy parameter has no data yet
         return False
     functions = {getattr(plain, "__torch_function__", None) for plain in _PLAIN}
     ops = {getattr(plain, "__torch_dispatch__", None) for plain in _PLAIN}

@@ -238,7 +238,8 @@ def _repeats(named: Named) -> None:
 
 def _masked_scatter(named: Named) -> None:
     own, mask = named["self"], named["mask"]
-    if int(mask.expand(torch.broadcast_shapes(own.shape, mask.shape)).sum()) > named["source"].numel():
+    shape: Any = torch.broadcast_shapes(own.shape, mask.shape)  # type: ignore[no-untyped-call]
+    if int(mask.expand(shape).sum()) > named["source"].numel():
         raise OutOfBounds("masked_scatter: fewer values than places")
 
 
@@ -289,112 +290,19 @@ _CHECKS: dict[str, Check] = {
     "assert_async": _asserted,
 }
 _OURS = frozenset({"aten", "prims", "prim", "c10d", "_c10d_functional", "profiler"})
-_HARMLESS = frozenset(
-    [
-        "add",
-        "addmm",
-        "all",
-        "any",
-        "arange",
-        "argmax",
-        "argmin",
-        "argsort",
-        "aminmax",
-        "baddbmm",
-        "bincount",
-        "bitwise_and",
-        "bmm",
-        "bucketize",
-        "cat",
-        "clone",
-        "constant_pad_nd",
-        "copy",
-        "copysign",
-        "count_nonzero",
-        "ctc_loss_backward",
-        "cummax",
-        "cummin",
-        "cumprod",
-        "cumsum",
-        "detach",
-        "diag_embed",
-        "diff",
-        "dot",
-        "embedding_bag_backward",
-        "embedding_bag_dense_backward",
-        "embedding_bag_per_sample_weights_backward",
-        "empty_strided",
-        "equal",
-        "fill",
-        "flip",
-        "full",
-        "histc",
-        "im2col",
-        "is_same_size",
-        "isin",
-        "item",
-        "kthvalue",
-        "lift",
-        "lift_fresh",
-        "linalg_vector_norm",
-        "local_scalar_dense",
-        "logcumsumexp",
-        "masked_fill",
-        "masked_select",
-        "matmul",
-        "max",
-        "max_pool2d_with_indices_backward",
-        "max_pool3d_with_indices_backward",
-        "adaptive_max_pool2d_backward",
-        "adaptive_max_pool3d_backward",
-        "fractional_max_pool2d_backward",
-        "fractional_max_pool3d_backward",
-        "mean",
-        "median",
-        "min",
-        "mm",
-        "mode",
-        "mv",
-        "nonzero",
-        "nonzero_static",
-        "normal",
-        "pack_padded_sequence",
-        "pack_padded_sequence_backward",
-        "pad_packed_sequence",
-        "pin_memory",
-        "prod",
-        "rand",
-        "random",
-        "record_stream",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "repeat",
-        "replication_pad1d",
-        "resize",
-        "roll",
-        "searchsorted",
-        "select_backward",
-        "select_scatter",
-        "set",
-        "slice_backward",
-        "slice_scatter",
-        "sort",
-        "split_with_sizes",
-        "stack",
-        "sum",
-        "to",
-        "topk",
-        "trace",
-        "tril",
-        "tril_indices",
-        "triu",
-        "triu_indices",
-        "unique",
-        "unique2",
-        "unique_consecutive",
-        "unique_dim",
-        "var",
-        "where",
-        "zero",
-    ]
-)
+_NAMES = """
+    add addmm all any arange argmax argmin argsort aminmax baddbmm bincount bitwise_and bmm bucketize cat clone
+    constant_pad_nd copy copysign count_nonzero ctc_loss_backward cummax cummin cumprod cumsum detach diag_embed
+    diff dot embedding_bag_backward embedding_bag_dense_backward embedding_bag_per_sample_weights_backward
+    empty_strided equal fill flip full histc im2col is_same_size isin item kthvalue lift lift_fresh
+    linalg_vector_norm local_scalar_dense logcumsumexp masked_fill masked_select matmul max
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
+    adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward mean median min
+    mm mode mv nonzero nonzero_static normal pack_padded_sequence pack_padded_sequence_backward
+    pad_packed_sequence pin_memory prod rand random record_stream reflection_pad1d reflection_pad2d repeat
+    replication_pad1d resize roll searchsorted select_backward select_scatter set slice_backward slice_scatter
+    sort split_with_sizes stack sum to topk trace tril tril_indices triu triu_indices unique unique2
+    unique_consecutive unique_dim var where zero
+"""
+_HARMLESS = frozenset(_NAMES.split())
+"""Operations of torch that compute with integers, move them or compare them, and never use them as places."""

@@ -91,7 +91,7 @@ class Case:
         cause, match, also = name_cause(evidence)
         doubt = self.exam.doubt if self.exam is not None else ""
         if doubt and (origin is None or origin.phase != "data"):
-            cause, match, also = None, None, []
+            cause, match, also = None, None, ()
         if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
             self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
             origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)

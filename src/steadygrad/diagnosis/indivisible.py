@@ -6,6 +6,7 @@ some of the rows the numbers point elsewhere, or past the end. Such a batch is t
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def _boundaries(batch: Any, size: int) -> str | None:
         if value.dim() != 1 or not 2 < value.numel() <= size or value.numel() == size:
             continue
         numbers = value.tolist()
-        if numbers[0] == 0 and numbers[-1] == size and all(a <= b for a, b in zip(numbers, numbers[1:], strict=False)):
+        if numbers[0] == 0 and numbers[-1] == size and all(a <= b for a, b in pairwise(numbers)):
             return key
     return None
 

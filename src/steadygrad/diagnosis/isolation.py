@@ -188,7 +188,7 @@ def forget(error: BaseException) -> None:
 def release_memory() -> None:
     """Give unused memory back, on the host and on a CUDA device that is in use."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 

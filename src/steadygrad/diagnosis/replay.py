@@ -73,7 +73,8 @@ def replay(
     """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
 
     `altered` says that `batches` have other rows than any batch of the run had: then, and under a change, index bounds
-    are checked before a kernel is launched. Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
+    are checked before a kernel is launched. Unless `thorough`, the tracer stops listening as soon as something bad is
+    there to be explained.
     """
     limits().check()
     began = time.monotonic()

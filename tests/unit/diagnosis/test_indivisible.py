@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_packed_batch_is_indivisible() -> None:
 
         def forward(self, tokens: Tensor, starts: Tensor) -> Tensor:
             hidden = self.out(self.table(tokens))
-            sums = torch.stack([hidden[a:b].sum(0) for a, b in zip(starts[:-1], starts[1:], strict=True)])
+            sums = torch.stack([hidden[a:b].sum(0) for a, b in pairwise(starts)])
             counts = (starts[1:] - starts[:-1]).unsqueeze(1)
             out: Tensor = sums / counts
             return out
@@ -122,7 +123,7 @@ def test_a_step_that_does_not_run_with_other_rows_says_so_and_is_not_called_coup
     model = nn.Linear(4, 1)
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        if not torch.equal(batch.nan_to_num(), seen[-1].nan_to_num()):
+        if not any(torch.equal(batch, whole) for whole in seen):
             raise ValueError("only whole batches")
         out: Tensor = model(batch)
         return (out.sum() / (batch[:, 0] != 0).float()).mean()

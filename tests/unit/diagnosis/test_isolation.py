@@ -1,4 +1,4 @@
-"""Whatever goes wrong inside a diagnosis is an answer, "not diagnosed: why", and training goes on from the same bits."""
+"""Whatever goes wrong in a diagnosis is an answer, "not diagnosed: why", and training goes on with the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import logging
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -214,7 +213,7 @@ def test_outside_of_a_diagnosis_there_is_no_limit() -> None:
 
 
 @pytest.fixture
-def slow_replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def slow_replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every replay counts one second, and thirty of them are allowed."""
     isolation = importlib.import_module("steadygrad.diagnosis.isolation")
     clock = [0]
@@ -227,7 +226,7 @@ def slow_replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     allowed = [0]
     monkeypatch.setattr(isolation.Limits, "check", check)
-    yield allowed
+    return allowed
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 5, 8, 12, 16, 20, 30])

@@ -69,9 +69,13 @@ def test_a_replaced_list_is_the_old_one_again() -> None:
 
 def test_restored_after_an_exception_too() -> None:
     bag = Bag()
-    with pytest.raises(ValueError, match="inside"), preserved_attributes([bag]):
+
+    def fail() -> None:
         bag.items.append(1)
         raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"), preserved_attributes([bag]):
+        fail()
     assert bag.items == [1, 2]
 
 

@@ -125,6 +125,13 @@ class Specimen:
 
         return watch
 
+    def digest_copies(self) -> None:
+        """What a light specimen left for later: its copies in lines. Syncs with the host."""
+        if not self.inputs and not self.outputs:
+            self.inputs = tuple(digest(tensor) for tensor in self.tensors)
+            self.outputs = tuple(digest(tensor) for tensor in self.output_tensors)
+            self.bad_leading = _bad_leading(list(self.output_tensors))
+
     def _watch_list(self, record: OpRecord, args: Sequence[Any], out: Any) -> None:
         """An op over lists of tensors, as the one op among them that went wrong. Called before it and after it.
 

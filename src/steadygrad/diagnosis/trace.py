@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +33,16 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype.itemsize == 1:
         tensor = tensor.to(torch.float32)
+    if tensor.device.type == "cpu":  # several times as fast there as the norm
+        low, high = torch.aminmax(tensor)
+        return torch.maximum(-low, high)
     size: torch.Tensor = torch.linalg.vector_norm(tensor, float("inf"))
     return size
+
+
+def own_work() -> AbstractContextManager[Any]:
+    """Around the tracer's own questions to tensors: they are no calls of the program, and no mode is to see them."""
+    return torch._C.DisableTorchFunction()
 
 
 def op_name(func: Any) -> str:
@@ -99,7 +107,7 @@ class Tracer:
 
     def _enter(self, module: torch.nn.Module) -> None:
         name = self._names.get(id(module))
-        if name is not None and not self.deaf:
+        if name is not None and not self.deaf and not self.paused:
             with self._contained():
                 where = current_stack(owners=self.owners)
                 trainable = any(parameter.requires_grad for parameter in module.parameters())
@@ -115,7 +123,8 @@ class Tracer:
         Out of memory is the exception: there is nothing to go on with, and whoever replays must hear of it.
         """
         try:
-            yield
+            with own_work():
+                yield
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -343,6 +352,8 @@ class _Calls(StaysInBackward):
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
+        if self.tracer.paused:
+            return func(*args, **kwargs)
         if args and (name in EXITS or reads_data(func)):
             self.tracer.left(args[0], name if name in EXITS else "data")
         elif name in COPIES:

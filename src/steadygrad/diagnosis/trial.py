@@ -93,7 +93,7 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
     return Trial(
         remedy=remedy,
         finite=finite,
-        verified=finite,
+        verified=finite and steps > 0,
         loss_gap=gap,
         gradient_cosine=cosine,
         steps_followed=steps,
@@ -159,7 +159,10 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
         steps += 1
         if not judge.accepts(seen, at_failure=ahead == start):
             return False, steps, f"{judge.why}, {ahead} steps on"
-    return judge.conclude(seen, steps), steps, judge.why or "holds"
+    held = judge.conclude(seen, steps)
+    if held and not steps:
+        return True, 0, "finite in this step; there is no other batch to follow it on"
+    return held, steps, judge.why or "holds"
 
 
 def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
@@ -173,6 +176,8 @@ class _Judge:
     def __init__(self, ward: Ward, change: Change, peak: float) -> None:
         self.ward, self.change, self.why = ward, change, ""
         self.marks: list[tuple[float, ...]] = []
+        self.num_failed = 0
+        """Steps whose loss or gradients were not finite, the failing one included."""
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
@@ -183,6 +188,7 @@ class _Judge:
         self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling
 
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
+        self.num_failed += not seen.loss_finite or bool(seen.bad_gradients or seen.bad_entering)
         if self.ward.evidence.kind == "written_unmoved":
             weights = dict(self.ward.patient.model.named_parameters())
             written = [weights[name].detach().to(torch.float64) for name in self.ward.evidence.names]
@@ -263,12 +269,23 @@ class _Judge:
                 cured = True
         return cured
 
-    def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
-        if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
-            self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
-            return False
-        if isinstance(self.change, SkipBatch) and not self.change.num_skipped:
+    def _skipping_helps(self, steps_followed: int) -> bool:
+        """Leaving a batch out helps only if the batches around it are fine: those that follow, and the one before."""
+        assert isinstance(self.change, SkipBatch)
+        step = self.ward.patient.facts.step
+        before = [record for record in self.ward.patient.facts.history if record.step < step]
+        if not self.change.num_skipped:
             self.why = "there was nothing to skip"
+        elif not steps_followed:
+            self.why = "not tried: there is no other batch to follow it on"
+        elif self.num_failed > 1:
+            self.why = f"{self.num_failed - 1} of {steps_followed} following batches fail as well"
+        elif before and before[-1].step == step - 1 and not before[-1].applied:
+            self.why = "the update of the batch before it was refused as well"
+        return not self.why
+
+    def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
+        if isinstance(self.change, SkipBatch) and not self._skipping_helps(steps_followed):
             return False
         if self.ward.evidence.kind == "written_unmoved":
             moved = len(self.marks) > 1 and all(a != b for a, b in zip(self.marks[0], self.marks[-1], strict=True))

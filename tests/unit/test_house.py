@@ -36,7 +36,7 @@ ONLY = {
     "reporters": {"reporters", "journal", "records", "rules", "errors"},
     "journal": {"journal", "records", "rules", "errors"},
     "numerics": {"numerics", "records", "rules", "errors"},
-    "testing": {"testing", "errors"},
+    "testing": {"testing", "records", "errors"},
     "records": {"records"},
     "rules": {"rules", "errors"},
     "errors": {"errors"},

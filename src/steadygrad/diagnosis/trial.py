@@ -27,6 +27,8 @@ from .ward import Proposal, Ward
 FOLLOW_STEPS = 6
 FOLLOW_LONGER = 12
 """Steps after a spike, or a skip: a rise that is only slowed down shows late, and so does a fault that comes again."""
+SAME_BATCH = 3
+"""Where no other batch is kept, a remedy is followed so many steps on the failing one, from where it leads."""
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 
@@ -142,18 +144,19 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
     following = getattr(patient, "following", None)
-    steps = 0
+    steps, others = 0, False
     longer = ward.evidence.kind == "spike" or isinstance(change, SkipBatch)
     follow = FOLLOW_LONGER if longer else FOLLOW_STEPS
     for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
-        if batches is None:
+        if batches is None and (others or ahead > SAME_BATCH or isinstance(change, SkipBatch)):
             break
+        others = batches is not None
         seen = replay(
             patient,
             restore=False,
-            batches=batches,
-            prepare=_preparing(patient, ahead),
+            batches=batches,  # none is kept: the failing one again, from the weights that the remedy led to
+            prepare=_preparing(patient, ahead) if batches is not None else None,
             change=change if proposal.lasting else None,
         )
         steps += 1

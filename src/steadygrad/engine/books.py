@@ -177,11 +177,14 @@ class Books:
         with self._shield("journal", None):
             self.journal.event("halted", step=decision.step, reason=decision.reason)
 
-    def close_notifier(self) -> None:
-        """Wait a little for notifications under way."""
+    def close(self) -> None:
+        """Wait a little for notifications under way, and close the journal."""
         close = getattr(self.on_incident, "close", None)
-        if close is not None:
-            close()
+        with self._shield("notify", None):
+            if close is not None:
+                close()
+        with self._shield("journal", None):
+            self.journal.close()
 
     def enter_crash(self, step: int, batch_key: str, error: BaseException) -> None:
         """An incident for an exception of the user's code that a bad value of the step led to."""

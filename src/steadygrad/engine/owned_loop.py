@@ -50,7 +50,7 @@ class OwnedLoop:
         self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
         self.council = parts.council
         self.engine = Engine(self, config.policy, parts.books, parts.shield, parts.council)
-        self._clinic = clinic
+        self._clinic, self._crashes = clinic, 0
         self._check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
         self._silent = SilentTrouble(self, clinic, config)
         self.step = self.batches_seen = 0
@@ -67,7 +67,6 @@ class OwnedLoop:
         self._rng_now: RngState | None = None
         """And those at the refusal."""
         self._ran = False
-        self._crashes = 0
         recovery.loop = self
 
     @property
@@ -169,7 +168,7 @@ class OwnedLoop:
     # -- commit
 
     def commit_outside(self, gradients: Gradients | None, row: Row, update: Callable[[], Any]) -> Outcome:
-        """The owner of the loop would step its optimizer here; `update` does so. One host read."""
+        """A trainer would step its optimizer here; `update` does so. One host read."""
         step = Step(self.step, self.window, Outcome(step=self.step))
         self._commit_now(step, gradients, row, update)
         return step.outcome
@@ -419,7 +418,7 @@ class OwnedLoop:
         self.parts.clerk.inspect_setup()
 
     def clips_to(self, max_grad_norm: float | None) -> None:
-        """The owner of an outside loop clips to this; learned when it first does."""
+        """A trainer clips to this; learned when it first does."""
         if max_grad_norm != self.parts.updater.max_grad_norm:
             self.parts.updater.max_grad_norm = self._clinic.max_grad_norm = max_grad_norm
             self.recovery.can_clip = max_grad_norm is not None
@@ -449,15 +448,11 @@ class OwnedLoop:
 
     def final_state(self) -> str:
         """Whether everything that training leaves behind is finite: "finite", or the names of what is not."""
-        names = self.recovery.non_finite_now()
-        return "finite" if not names else "non-finite: " + ", ".join(names[:3])
+        return self.recovery.final_state()
 
     def close(self) -> None:
         """Wait a little for messages under way and close the journal."""
-        with self.shield("notify", None):
-            self.books.close_notifier()
-        with self.shield("journal", None):
-            self.books.journal.close()
+        self.books.close()
 
     def abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""

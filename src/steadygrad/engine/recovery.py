@@ -147,9 +147,10 @@ class Recovery:
             self._histories.clear()
             self.take_snapshot(step)
 
-    def non_finite_now(self) -> list[str]:
-        """What is not finite in the state that training leaves behind. One host read."""
-        return non_finite(self._state.floating_tensors())
+    def final_state(self) -> str:
+        """Whether everything that training leaves behind is finite: "finite", or what is not. One host read."""
+        names = non_finite(self._state.floating_tensors())
+        return "finite" if not names else "non-finite: " + ", ".join(names[:3])
 
     # -- divergence
 

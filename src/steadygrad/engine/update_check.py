@@ -49,6 +49,7 @@ class UpdateCheck:
         self._rates: list[float] = []
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
+        self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
         for optimizer in optimizers:
             optimizer.register_load_state_dict_post_hook(self._note_load)
 
@@ -111,7 +112,9 @@ class UpdateCheck:
             return self._sampled()
         bad = self._council.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
         before = self._bad_before
-        if before and not set(bad["bad_parameters"]) - set(before["bad_parameters"]):
+        if not set(bad["bad_parameters"]) - self._bad_at_start - set(before.get("bad_parameters", ())) and (
+            before or not bad["bad_state"]
+        ):
             return None  # what is bad was so before, or is no weight: it is reported elsewhere
         if not any(bad.values()):
             return None
@@ -139,7 +142,7 @@ class UpdateCheck:
         if not looked or all(map(math.isfinite, largest_magnitudes(looked).tolist())):
             return None
         bad = bad_state(self._state)
-        return bad if any(bad.values()) else None
+        return bad if set(bad["bad_parameters"]) - self._bad_at_start else None
 
     # -- what can be known without reading a tensor
 

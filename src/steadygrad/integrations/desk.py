@@ -16,37 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from ..detect.gradients import GradientProbe, Gradients
-from ..detect.history import Limits
+from ..detect.gradients import Gradients
 from ..engine.books import Books
 from ..engine.engine import Engine, Step, Verdict
 from ..engine.flight import Window
-from ..engine.gate import DeviceGate, why_not_on_device
-from ..engine.learning_rate import current_rate
 from ..engine.parameters import clean_name, parameters_of
 from ..engine.ranks_council import Alone
-from ..engine.readout import Layout, Readout, reading_of
-from ..engine.seal import Sealer, Seat
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, Tree, bad_state, copy_tree
 from ..engine.update_check import UpdateCheck
 from ..journal import Journal
 from ..policy import Capabilities, Policy
 from ..records import Decision, Outcome, Reading
-
-_AFTER_CLIPPING = "norm after clipping"
-_ON_DEVICE = ("cuda",)
-"""Where a host read is worth hiding behind the update. Reading a CPU tensor costs nothing."""
-
-
-@dataclass(slots=True)
-class Letter:
-    """A step's numbers on their way to the host, while its update runs under a device flag."""
-
-    seat: Seat
-    layout: Layout
-    limits: Limits
-    clipped: Gradients | None
+from .update_numbers import Letter, UpdateNumbers
 
 
 class Surroundings(Protocol):
@@ -130,11 +112,8 @@ class Desk:
         self.engine = Engine(self, policy, self.books, shield, around.ranks)
         self.around, self.step = around, 0
         self._shield = shield
-        self._readout = Readout(self.names, self.parameters[0].device)
-        self._probe = GradientProbe(self.parameters)
+        self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.books)
         self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._sealer = Sealer(self.parameters[0].device)
-        self._gate = DeviceGate([optimizer])
         self._check: UpdateCheck | None = None
         self.refused = False
         """Whether the last update was withheld."""
@@ -163,8 +142,7 @@ class Desk:
             return False
         self.parameters = parameters
         self.names = [names[id(p)] for p in parameters]
-        self._probe.watch(parameters)
-        self._readout.rename(self.names)
+        self.numbers.follow(parameters, self.names)
         self._check = None
         return True
 
@@ -187,8 +165,8 @@ class Desk:
         step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
         letter: Letter | None = None
         with self._shield("guard", letter) as sealed:
-            if self.engine.policy.acts and holds and self.around.alone and self.refuses_on_device():
-                sealed.value = self.seal(loss, clipped)
+            if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
+                sealed.value = self.numbers.seal(loss, clipped)
         if sealed.value is not None:
             return self._update_on_device(make, step, sealed.value)
         judged = self._begin(step, loss, clipped, holds=holds)
@@ -254,7 +232,7 @@ class Desk:
         with self._shield("guard", None):
             finite = all(bool(torch.isfinite(loss)) for loss in losses)
             loss = losses[-1] if losses else None
-            reading = self.around.agree(self, self.read(step.number, loss, None))
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
             if losses and not finite:
                 reading = replace(reading, loss=math.nan)
             step.loss_seen = loss is not None
@@ -273,7 +251,7 @@ class Desk:
         fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         judged: _Judged | None = _Judged(step, None, None, fed)
         with self._shield("guard", judged) as answer:
-            reading = self.around.agree(self, self.read(step.number, loss, clipped))
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
             if self._dropped_by_scaler(reading):
                 answer.value = _Judged(step, None, None, fed, overflow=True, scale=reading.loss_scale)
             else:
@@ -312,9 +290,9 @@ class Desk:
         try:
             result = self._made(make)
         finally:
-            self._gate.disarm()
+            self.numbers.disarm()
         with self._shield("guard", None):
-            verdict = self.engine.judge(step, self.open(letter, step.number), made=True)
+            verdict = self.engine.judge(step, self.numbers.open(letter, step.number), made=True)
             verdict = replace(verdict, reading=self.around.shown(self, verdict.reading))
             if verdict.applies:
                 self.engine.conclude(step, verdict)
@@ -344,7 +322,7 @@ class Desk:
         """Whether an update that is made elsewhere may be made. It is recorded as applied and not looked at."""
         self._raise_if_halted()
         step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
-        verdict = self.engine.judge(step, self.around.agree(self, self.read(number, loss, clipped)))
+        verdict = self.engine.judge(step, self.around.agree(self, self.numbers.read(number, loss, clipped)))
         if verdict.applies:
             self.engine.conclude(step, verdict)
         self._raise_if_halted()
@@ -392,75 +370,7 @@ class Desk:
     def halting(self, step: Step) -> None:
         """`update` raises."""
 
-    # -- numbers
-
-    def refuses_on_device(self) -> bool:
-        """Whether the coming update can be made under a flag on the device. A GradScaler brings a flag of its own."""
-        self._gate.disarm()  # a step that raised left it so
-        optimizer = self.optimizer
-        if self.parameters[0].device.type not in _ON_DEVICE or getattr(optimizer, "found_inf", None) is not None:
-            return False
-        return why_not_on_device(optimizer) is None
-
-    def seal(self, loss: Tensor | None, clipped: Gradients | None = None) -> Letter | None:
-        """Let the device refuse the coming update by the same numbers that `read` reads; `open` the letter after it.
-        Does not sync. None if there is no gradient."""
-        gradients = self._probe.measure()
-        if gradients is None:
-            return None
-        terms = {"loss": loss if loss is not None else torch.zeros((), device=self.parameters[0].device)}
-        if clipped is not None:
-            # The norm from before clipping is the one to judge; what the optimizer is about to use must be finite too.
-            terms[_AFTER_CLIPPING] = gradients.total
-            gradients = replace(gradients, total=clipped.total.to(gradients.total))
-        row = self._readout.pack(gradients, [terms], None, in_place=True)
-        limits = self.books.limits(None)
-        sealed = self._sealer.seal(row, limits, refuses=True, rule=None)
-        self._gate.arm(sealed.flag)
-        return Letter(sealed.seat, row.layout, limits, clipped)
-
-    def open(self, letter: Letter, step: int) -> Reading:
-        """The numbers of a sealed step, after its update; `refused` is the device's own decision. One host read,
-        behind which the device goes on with the update."""
-        fresh = self._gate.take_fresh()
-        values = letter.seat.values()
-        refused = values[-1] != 0.0
-        if refused:
-            self._gate.forget_fresh(fresh)
-        reading = reading_of(
-            values, letter.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=letter.limits,
-            refused=refused,
-        )  # fmt: skip
-        if letter.clipped is None:
-            return reading
-        before, after = reading.grad_norm, reading.terms[_AFTER_CLIPPING]
-        return _before_clipping(replace(reading, terms={}, grad_norm=after), before, letter.clipped)
-
-    def read(self, step: int, loss: Tensor | None, clipped: Gradients | None = None) -> Reading:
-        """The gradients' numbers on the host, unscaled. One host read.
-
-        `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
-        while those that the optimizer is about to use are the ones that are looked at.
-        """
-        gradients = self._probe.measure()
-        scale = getattr(self.optimizer, "grad_scale", None)
-        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
-        row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        vector = row.numbers()
-        if clipped is not None:
-            vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
-        values: list[float] = vector.tolist()
-        before_clip = values.pop() if clipped is not None else None
-        limits = self.books.limits(None)
-        reading = reading_of(
-            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
-        )
-        if scale is not None and reading.loss_scale:
-            factor = 1.0 / reading.loss_scale
-            reading = replace(
-                reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
-            )
-        return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
+    # -- around an update
 
     def _dropped_by_scaler(self, reading: Reading) -> bool:
         """Whether a fused optimizer under a GradScaler will refuse an overflow by itself: its loss is finite."""
@@ -504,17 +414,6 @@ def evaluates_more_than_once(optimizer: Optimizer) -> bool:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one is other
-
-
-def _before_clipping(reading: Reading, total: float, clipped: Gradients | None) -> Reading:
-    """The reading with the norms from before clipping. A bad norm turned every gradient bad, so then they are read
-    one by one, to name the one that was bad first."""
-    if math.isfinite(total) and math.isfinite(reading.grad_norm) and reading.grad_norm > 0:
-        factor = total / reading.grad_norm
-        return replace(reading, grad_norm=total, norms=[norm * factor for norm in reading.norms])
-    if clipped is not None and not math.isfinite(total) and len(clipped.indices) == len(reading.norms):
-        return replace(reading, grad_norm=total, norms=clipped.norms.tolist())
-    return replace(reading, grad_norm=total) if not math.isfinite(total) else reading
 
 
 def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:

@@ -62,8 +62,10 @@ def test_leaving_a_batch_out_is_not_verified_where_the_one_before_it_was_refused
     assert trial.verdict == "the update of the batch before it was refused as well"
 
 
-def test_no_remedy_is_verified_without_a_batch_to_follow_it_on(make_patient: Any) -> None:
+def test_without_another_batch_a_remedy_is_followed_on_the_failing_one_and_skipping_is_not_verified(
+    make_patient: Any,
+) -> None:
     found = diagnose(make_patient(model(), loss_fn, [batch(bad=True)], 0))
-    assert any(trial.finite for trial in found.trials)
-    assert not any(trial.verified for trial in found.trials)
-    assert found.remedies == ()
+    assert not skipping(found).verified
+    assert {trial.steps_followed for trial in found.remedies} == {3}
+    assert found.remedies

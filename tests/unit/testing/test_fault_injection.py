@@ -172,7 +172,7 @@ def test_a_guarded_run_survives_every_kind_with_finite_weights(kind: str, tmp_pa
     assert faults.counts() == {kind: 1}
     assert summary["steps"] >= 60  # those that are run again after going back count, too
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    if kind not in ("flipped_weight", "inf_activation"):  # a flipped bit may be finite, tanh(inf) is 1
+    if kind not in ("flipped_weight", "inf_activation", "huge_gradient"):  # these may stay finite, and are then applied
         assert summary["skipped"] >= 1
 
 

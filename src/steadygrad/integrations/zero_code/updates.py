@@ -27,8 +27,10 @@ def finite(parameters: Sequence[Tensor]) -> bool:
 
 
 def _kinds(kind: type) -> list[type]:
-    below: type
-    return [each for below in type.__subclasses__(kind) for each in (below, *_kinds(below))]
+    found: list[type] = []
+    for below in type.__subclasses__(kind):  # type: type
+        found += [below, *_kinds(below)]
+    return found
 
 
 class StepPatches:

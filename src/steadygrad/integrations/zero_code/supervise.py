@@ -82,7 +82,8 @@ def supervise(command: Sequence[str], settings: Settings) -> Ended:
             run_dir=str(Path(settings.run_dir).resolve()), policy=settings.policy, diagnose=settings.diagnose,
             notify=settings.notify, reports=reports,
         )  # fmt: skip
-        code = _run(command, wishes.environment(os.environ) | fresh_store(command, os.environ))
+        more = {"STEADYGRAD_REPORTS": reports, **fresh_store(command, os.environ)}
+        code = _run(command, wishes.environment(os.environ) | more)
         notes = [_read(path) for path in sorted(Path(reports).iterdir())]
         return Ended(code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
 from ...errors import SteadyError, UsageError
 from ..patching import Patches
+from .imports import when_imported
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -30,13 +29,11 @@ def wait_for_trainers(watch: Watch) -> None:
     """One hook a library, run after its own import."""
     patches = Patches()
     for module, kind, start, room in _TRAINERS:
-        _when(module, lambda found, k=kind, s=start, r=room: _meet(watch, patches, getattr(found, k, None), s, r))
-    _when("accelerate.accelerator", lambda found: _meet_accelerator(watch, patches, found))
-    _when("accelerate.optimizer", lambda found: _meet_accelerated_optimizer(watch, patches, found))
-
-
-def _when(module: str, act: Any) -> None:
-    wrapt.when_imported(module)(act)
+        when_imported(
+            module, lambda found, k=kind, s=start, r=room: _meet(watch, patches, getattr(found, k, None), s, r)
+        )
+    when_imported("accelerate.accelerator", lambda found: _meet_accelerator(watch, patches, found))
+    when_imported("accelerate.optimizer", lambda found: _meet_accelerated_optimizer(watch, patches, found))
 
 
 def _meet(watch: Watch, patches: Patches, kind: Any, start: str, room: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEADY = [sys.executable, "-m", "steadygrad.commands"]
+# -P, as for the installed script `steady`: the folder it is called in is not on its own search path.
+STEADY = [sys.executable, "-P", "-m", "steadygrad.commands"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -69,8 +69,8 @@ from torch.nn.utils import clip_grad_norm_
 
 def public(thing, name):
     function = getattr(thing, name)
-    return [name, list(inspect.signature(function).parameters), function.__name__, function.__qualname__, function.__module__,
-            function.__doc__, inspect.getsource(function), callable(function)]
+    return [name, list(inspect.signature(function).parameters), function.__name__, function.__qualname__,
+            function.__module__, function.__doc__, inspect.getsource(function), callable(function)]
 
 torch.manual_seed(0)
 optim, scheduler = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
@@ -125,7 +125,6 @@ import copy, json
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 import torch.distributed.optim.functional_adadelta
-from typing import List
 
 def outer():
     from torch import Tensor as Local
@@ -146,6 +145,7 @@ class Old(torch.jit.ScriptModule):
 
 unit = torch.jit.CompilationUnit("def double(x):\\n  return x * 2\\n")
 f = outer()
+torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for k in range(3):
@@ -242,7 +242,6 @@ for _ in range(4):
     loss_of(torch.ones(2, 3)).backward()
     step()
     schedule.step()
-from torch._dynamo.utils import counters
 print(json.dumps([[p.sum().item() for p in model.parameters()], schedule.last_epoch]))
 """
 

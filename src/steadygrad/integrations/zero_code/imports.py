@@ -8,9 +8,7 @@ count them for `warnings.warn(stacklevel=...)`.
 It is loaded before the program's first line and must not import a module that the program could have one of its own of.
 """
 
-from __future__ import annotations
-
-import _frozen_importlib as _machinery  # type: ignore[import-not-found]
+import _frozen_importlib as _machinery
 import sys
 
 TYPE_CHECKING = False
@@ -19,11 +17,11 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-_waiting: dict[str, list[Callable[[Any], None]]] = {}
+_waiting: "dict[str, list[Callable[[Any], None]]]" = {}
 _SEAM = "_find_and_load"
 
 
-def when_imported(name: str, act: Callable[[Any], None]) -> Callable[[], None]:
+def when_imported(name: str, act: "Callable[[Any], None]") -> "Callable[[], None]":
     """Call `act(module)` once the module has been imported, now if it is there already. Returns what cancels it."""
     module = sys.modules.get(name)
     if module is not None and _is_complete(module):
@@ -47,7 +45,7 @@ def _install() -> None:
     if getattr(original, "_steadygrad_original", None) is not None:
         return
 
-    def find_and_load(*args: Any) -> Any:
+    def find_and_load(*args: "Any") -> "Any":
         module = original(*args)
         if _waiting:
             _look()
@@ -79,7 +77,7 @@ def _look() -> None:
     _remove_if_idle()
 
 
-def _is_complete(module: Any) -> bool:
+def _is_complete(module: "Any") -> bool:
     """Whether the module's own code has run to its end. Asks for no attribute: a lazy module would load itself."""
     kind = type(module)
     if (kind.__module__, kind.__name__) == ("importlib.util", "_LazyModule"):
@@ -91,7 +89,7 @@ def _is_complete(module: Any) -> bool:
     return not getattr(names.get("__spec__"), "_initializing", False) and not _is_running(names)
 
 
-def _is_running(names: dict[str, Any]) -> bool:
+def _is_running(names: "dict[str, Any]") -> bool:
     """Whether a module with this namespace is being executed further up, as a loader called by hand would do."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

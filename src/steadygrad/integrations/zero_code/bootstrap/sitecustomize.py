@@ -11,6 +11,11 @@ import atexit
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FAMILY = "steadygrad.integrations.zero_code"
 _PROCESS = os.getpid()
@@ -32,7 +37,7 @@ def _begin() -> None:
         print(f"steady run: this process is not guarded ({type(error).__name__}: {error})", file=sys.stderr)
 
 
-def _torch_is_here(_module) -> None:
+def _torch_is_here(_module: object) -> None:
     try:
         from steadygrad.integrations.zero_code.start import begin
 
@@ -62,7 +67,8 @@ def _leave() -> None:
         pass  # the supervisor is gone
 
 
-def _load(spec):
+def _load(spec: "ModuleSpec | None") -> "Any":
+    assert spec is not None and spec.loader is not None
     module = _frozen_importlib.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

@@ -68,7 +68,8 @@ def _leave() -> None:
 
 
 def _load(spec: "ModuleSpec | None") -> "Any":
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = _frozen_importlib.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

@@ -69,9 +69,8 @@ def test_the_process_looks_the_same_as_alone(torch: bool, tmp_path: Path) -> Non
 def test_nothing_is_imported_before_the_programs_first_line(tmp_path: Path) -> None:
     program = "import sys, json\nprint(json.dumps(sorted(sys.modules)))\n"
     alone, guarded = both(program, tmp_path).told()
-    assert set(guarded) - set(alone) == {"steadygrad.integrations.zero_code.imports", "__future__", "atexit"} - set(
-        alone
-    )
+    more = set(guarded) - set(alone) - set(sys.builtin_module_names)
+    assert more == {"steadygrad.integrations.zero_code.imports"}
 
 
 SHADOWS = dict.fromkeys(("pyarrow.py", "wrapt.py"), "NAME = 'mine'\n")

@@ -257,8 +257,8 @@ class _Hook:
         self._call, self._shield = call, shield
 
     def __call__(self, *args: Any) -> None:
-        # Traced by a compiler it is nothing at all: no break in the graph.
-        if not torch.compiler.is_compiling():
+        # Under a compiler or torch.jit.trace it does nothing: no break in the graph and nothing added to it.
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
             with self._shield("models", None):
                 self._call(*args)
 

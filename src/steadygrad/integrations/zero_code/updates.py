@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import wrapt
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..patching import Patches
+from ..patching import Patches, uncounted
+from .imports import when_imported
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -28,7 +28,8 @@ def finite(parameters: Sequence[Tensor]) -> bool:
 
 def _kinds(kind: type) -> list[type]:
     found: list[type] = []
-    for below in type.__subclasses__(kind):  # type: type
+    below: type
+    for below in type.__subclasses__(kind):
         found += [below, *_kinds(below)]
     return found
 
@@ -42,7 +43,7 @@ class StepPatches:
         self._before_compiled: Any = None
         for kind in _kinds(Optimizer):
             self._learn(kind)
-        wrapt.when_imported("torch._dynamo")(self._compiler_is_here)
+        patches.also(when_imported("torch._dynamo", self._compiler_is_here))
 
     def _compiler_is_here(self, dynamo: Any) -> None:
         watch = self._watch
@@ -64,7 +65,6 @@ class StepPatches:
             return
         watch = self._watch
 
-        @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 # Loading the compiler costs seconds, so the check is marked for it when the program has loaded it.
@@ -73,6 +73,7 @@ class StepPatches:
                 return original(optimizer, *args, **kwargs)
             return watch.around_step(functools.partial(original, optimizer), optimizer, args, kwargs)
 
+        step = functools.wraps(original)(uncounted(step))
         setattr(kind, "step", step)  # noqa: B010
 
         def undo() -> None:

@@ -221,6 +221,8 @@ class OptimizerGuard:
                 self._rhythm = Rhythm(self._ring, self.policy.snapshot_every) if self._ring is not None else None
 
     def _around_step(self, desk: Desk, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._closed:  # a schedule that was made meanwhile still calls through here
+            return original(*args, **kwargs)
         closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
         rest = args[1:]
         self._refused.discard(id(desk))

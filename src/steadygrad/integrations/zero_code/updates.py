@@ -26,9 +26,9 @@ def finite(parameters: Sequence[Tensor]) -> bool:
     return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
 
 
-def _kinds(kind: type) -> list[type]:
-    found: list[type] = []
-    below: type
+def _kinds(kind: type[Optimizer]) -> list[type[Optimizer]]:
+    found: list[type[Optimizer]] = []
+    below: type[Optimizer]
     for below in type.__subclasses__(kind):
         found += [below, *_kinds(below)]
     return found
@@ -42,7 +42,8 @@ class StepPatches:
         self._known: set[type] = set()
         self._before_compiled: Any = None
         for kind in _kinds(Optimizer):
-            self._learn(kind)
+            if getattr(kind.step, "hooked", False):  # made before: torch has put its own wrapper there
+                self._learn(kind)
         patches.also(when_imported("torch._dynamo", self._compiler_is_here))
 
     def _compiler_is_here(self, dynamo: Any) -> None:

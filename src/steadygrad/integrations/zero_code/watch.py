@@ -180,7 +180,7 @@ class Watch:
 
         A container's step calls its parts' steps: they are made with the container's, or not at all.
         """
-        if self.away or self._making is not None or not self._is_ours(optimizer):
+        if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
             return original(*args, **kwargs)
         if self.backwards.depth:
             return self._in_backward(original, optimizer, args, kwargs)

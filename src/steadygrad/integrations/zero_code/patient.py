@@ -30,9 +30,9 @@ class CallsPatient:
 
     def __init__(
         self, desk: Desk, state: TrainingState, forward: ForwardState, entry: Entry, calls: Sequence[Call],
-        facts: StepFacts, loss: float,
+        facts: StepFacts, loss: float, model: torch.nn.Module | None = None,
     ) -> None:  # fmt: skip
-        self.model = inner(calls[0].module)
+        self.model = inner(calls[0].module) if model is None else model
         self.optimizers: Sequence[torch.optim.Optimizer] = [desk.optimizer]
         self.batches: Sequence[Any] = [CallBatch(call, call.batch) for call in calls]
         self.facts = facts

@@ -14,6 +14,7 @@ import ast
 import contextlib
 import linecache
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -24,10 +25,11 @@ from torch import Tensor
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
 _NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
-_LEFT_OUT = frozenset(
-    "print zero_grad step log info debug warning write write_scalar add_scalar add_scalars set_postfix set_description "
-    "log_metrics log_dict log_metric backward eval train save close flush".split()
-)
+_LEFT_OUT = frozenset({
+    "print", "zero_grad", "step", "log", "info", "debug", "warning", "write", "write_scalar", "add_scalar",
+    "add_scalars", "set_postfix", "set_description", "log_metrics", "log_dict", "log_metric", "backward", "eval",
+    "train", "save", "close", "flush",
+})  # fmt: skip
 """Calls that stand in a line for their effect; they are left out even where other effects are repeated and undone."""
 _LOSS = "_steady_loss"
 
@@ -54,6 +56,8 @@ class LoopSlice:
     """Whether backward was called on `scaler.scale(loss)`; the slice gives the unscaled loss."""
     batch_names: tuple[Any, ...] = ()
     """The names that the loop gives to the parts of a batch of its loader, nested as in its `for`; () if unknown."""
+    loop_names: tuple[str, ...] = ()
+    """What the loops around these lines count or go through: a change means that the next round has begun."""
 
     def take(self, frame: FrameType) -> dict[str, Any]:
         """The values that the slice reads, as they are in this frame now.
@@ -107,8 +111,8 @@ def cut(
 ) -> LoopSlice | str:  # fmt: skip
     """The slice of this frame's lines from the one that led to the model's call to the one that led to backward.
 
-    Without `first_line`: from the beginning of the innermost loop's body, or of the function. `with_effects` keeps calls
-    whose result is not used, such as `scores.append(...)`: for whoever undoes the effects. A string says why there is
+    Without `first_line`: from the beginning of the innermost loop's body, or of the function. `with_effects` keeps
+    calls whose result is not used, such as `scores.append(...)`: for whoever undoes the effects. A string says why there is
     no slice. Reads and parses the source: once for each place, never on a step.
     """
     filename = frame.f_code.co_filename
@@ -122,7 +126,7 @@ def cut(
     body = _body_of(tree, frame.f_code)
     if body is None:
         return f"the lines of {frame.f_code.co_name} are not where its source says"
-    batch_names: tuple[Any, ...] = ()
+    whole, batch_names = body, ()
     if first_line is None:
         body, batch_names = _innermost_loop(body, last_line)
         # Functions and classes of a script that are defined before its loop are there already.
@@ -133,7 +137,7 @@ def cut(
         return "the model's call and backward are not in one block of the loop"
     before, last = between
     kept: list[ast.stmt] = []
-    made = {name for name in _flat(batch_names)}
+    made = set(_flat(batch_names))
     for statement in before:
         pure = _computing(statement, made, with_effects)
         if isinstance(pure, str):
@@ -145,6 +149,8 @@ def cut(
         ending = ast.copy_location(ast.Assign([ast.Name(_LOSS, ast.Store())], unscaled), last)
     elif any(isinstance(node, _NEVER) for node in _walk_here(last)):
         return f"line {last.lineno} cannot be run on its own"
+    if not with_effects:
+        kept = _used(kept, ending)
     module = ast.fix_missing_locations(ast.Module([*kept, *_statements(ending)], []))
     reads = tuple(sorted(_reads([*kept, ending]) | set(_flat(batch_names))))
     try:
@@ -152,7 +158,52 @@ def cut(
     except SyntaxError:
         return f"line {last.lineno} cannot be run on its own"
     start = first_line if first_line is not None else body[0].lineno
-    return LoopSlice(frame.f_code, code, reads, start, last_line, filename, unscaled is not None, batch_names)
+    rounds = tuple(_loop_names(whole, start, last_line))
+    return LoopSlice(frame.f_code, code, reads, start, last_line, filename, unscaled is not None, batch_names, rounds)
+
+
+def _used(kept: list[ast.stmt], ending: ast.stmt) -> list[ast.stmt]:
+    """Without assignments whose result these lines do not read, such as `total += loss.detach()`."""
+    while True:
+        loads = Counter(text for statement in [*kept, ending] for text in _loads(statement))
+        fewer = _without_unused(kept, loads)
+        if [ast.dump(statement) for statement in fewer] == [ast.dump(statement) for statement in kept]:
+            return kept
+        kept = fewer
+
+
+def _without_unused(body: list[ast.stmt], loads: Counter[str]) -> list[ast.stmt]:
+    left: list[ast.stmt] = []
+    for statement in body:
+        if _is_unused(statement, loads):
+            continue
+        fields = {name: getattr(statement, name, None) for name in statement._fields}
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(fields.get(name), list) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                inner = _without_unused(fields[name], loads)
+                empty = name == "body" and fields[name] and not inner
+                fields[name] = [ast.copy_location(ast.Pass(), fields[name][0])] if empty else inner
+        left.append(ast.copy_location(type(statement)(**fields), statement))
+    return left
+
+
+def _is_unused(statement: ast.stmt, loads: Counter[str]) -> bool:
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    places = [leaf for target in targets for leaf in _leaves(target)]
+    # An attribute that is set may be read by a function that is called; one that is added to is a counter.
+    if not isinstance(statement, ast.AugAssign) and not all(isinstance(place, ast.Name) for place in places):
+        return False
+    own = Counter(_loads(statement))
+    return all(loads[text] <= own[text] for text in (ast.unparse(place) for place in places))
+
+
+def _loads(statement: ast.AST) -> Iterator[str]:
+    """What a statement reads, as text. The target of `x += 1` is not read by anything else."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
+            yield ast.unparse(node)
 
 
 def _statements(ending: ast.stmt) -> list[ast.stmt]:
@@ -191,6 +242,18 @@ def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tu
                     return found, more
         return inner, names or _drawn_names(inner, line)
     return body, ()
+
+
+def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
+    """The targets of the `for` loops whose bodies hold both lines."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef) or not _holds(statement, last):
+            continue
+        for block in _blocks(statement):
+            if any(_holds(each, first) for each in block) and any(_holds(each, last) for each in block):
+                if isinstance(statement, ast.For) and block is statement.body:
+                    yield from (leaf.id for leaf in _leaves(statement.target) if isinstance(leaf, ast.Name))
+                yield from _loop_names(block, first, last)
 
 
 def _batch_names(loop: ast.For) -> tuple[Any, ...]:
@@ -309,7 +372,8 @@ def _assignment(statement: ast.Assign | ast.AnnAssign | ast.AugAssign, made: set
     if isinstance(statement, ast.AnnAssign) and statement.value is None:
         return []
     if statement.value is not None and _is_next(statement.value):
-        names = {leaf.id for t in getattr(statement, "targets", []) for leaf in _leaves(t) if isinstance(leaf, ast.Name)}
+        drawn = [leaf for target in getattr(statement, "targets", []) for leaf in _leaves(target)]
+        names = {leaf.id for leaf in drawn if isinstance(leaf, ast.Name)}
         if names and names <= made:
             return []  # the batch is given by name
         return f"line {statement.lineno} takes the next item of an iterator"

@@ -1,4 +1,4 @@
-"""Lines of the program are run again without effect: nothing is printed, logged, written, sent or taken from an iterator.
+"""Lines of the program are run again without effect: nothing is printed, logged, written, sent or drawn.
 
 The first run is supervised: each call is looked at before it is made, and one that would leave a trace outside of this
 process's own Python objects ends the run. So does writing into a tensor that was there before and that is not restored.
@@ -26,19 +26,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .user_state import UserState, is_users
 
-_WRITING = frozenset(
-    "write writelines writerow writerows truncate send sendall sendto sendmsg send_bytes put commit execute".split()
-)
-_OS_WRITING = frozenset(
-    "write open remove unlink rename replace mkdir makedirs rmdir system kill fork truncate link symlink chmod "
-    "posix_spawn execv execve putenv chdir pwrite sendfile".split()
-)
-_OS = frozenset({"posix", "nt", "_posixsubprocess", "_queue", "_socket", "_multiprocessing", "_sqlite3", "_dbm", "fcntl"})
-_KNOWN_KINDS = frozenset(
-    "torch numpy scipy pandas sklearn PIL tokenizers builtins collections _collections _io itertools functools _functools "
-    "random _random re _sre math _operator operator datetime decimal fractions _thread _weakref weakref _struct "
-    "_contextvars _abc abc typing types einops regex _collections_abc _bisect _heapq array mmap zlib enum".split()
-)
+_WRITING = frozenset({
+    "write", "writelines", "writerow", "writerows", "truncate", "send", "sendall", "sendto", "sendmsg", "send_bytes",
+    "put", "commit", "execute",
+})  # fmt: skip
+_OS_WRITING = frozenset({
+    "write", "open", "remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir", "system", "kill", "fork",
+    "truncate", "link", "symlink", "chmod", "posix_spawn", "execv", "execve", "putenv", "chdir", "pwrite", "sendfile",
+})  # fmt: skip
+_OS = frozenset({
+    "posix", "nt", "_posixsubprocess", "_queue", "_socket", "_multiprocessing", "_sqlite3", "_dbm", "fcntl",
+})  # fmt: skip
+_KNOWN_KINDS = frozenset({
+    "torch", "numpy", "scipy", "pandas", "sklearn", "PIL", "tokenizers", "builtins", "collections", "_collections",
+    "_io", "itertools", "functools", "_functools", "random", "_random", "re", "_sre", "math", "_operator", "operator",
+    "datetime", "decimal", "fractions", "_thread", "_weakref", "weakref", "_struct", "_contextvars", "_abc", "abc",
+    "typing", "types", "einops", "regex", "_collections_abc", "_bisect", "_heapq", "array", "mmap", "zlib", "enum",
+})  # fmt: skip
 """Libraries whose objects, written in C, keep nothing outside of themselves that a method would change."""
 _NOT_CALLED = (
     ("torch/serialization.py", ("save",)),
@@ -222,11 +226,10 @@ class _NoForeignWrites(TorchDispatchMode):
                 for tensor in value if isinstance(value, list | tuple) else [value]:
                     self._check(tensor, func)
         result = func(*args, **kwargs)
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, Tensor) and not schema.is_mutable and not _is_view(schema):
-                # An address that is used again later belongs to something made inside as well.
-                if (storage := _storage(tensor)) is not None:
-                    self._made.add(storage)
+        if not schema.is_mutable and not _is_view(schema):
+            # An address that is used again later belongs to something made inside as well.
+            made = result if isinstance(result, list | tuple) else [result]
+            self._made |= {storage for tensor in made if (storage := _storage(tensor)) is not None}
         return result
 
     def _check(self, tensor: Any, func: Any) -> None:

@@ -270,26 +270,22 @@ class Examiner:
     def _from_lines(self, patient: PlayPatient, plays: Sequence[Play], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
         try:
-            found = diagnose(patient, depth=depth)
+            found = diagnose(patient, depth="origin" if patient.forward_only else depth)
         except TalksToOthers:
             raise
         except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
             self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
             return None
-        if not found.reproduced[0] and not plays[0].slice.first_line <= self._first_call_line(plays[0]):
+        if patient.forward_only and not found.reproduced[0]:
             return None
         guilty = plays[0] if len(plays) == 1 else _guilty(patient, plays)
         if guilty is not None and (self.found is None or len(plays) > 1):
             self.found = self._watch.batches.find(guilty.batch) or self.found
         lines = plays[0].slice
         how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
+        if patient.forward_only:
+            how += ", forward only: the graph behind them is the program's, so no remedy was tried"
         return replace(found, notes=(*found.notes, how))
-
-    def _first_call_line(self, play: Play) -> int:
-        """The line of the model's first call, if it is one of these lines; else before all lines."""
-        calls = self._watch.models.calls
-        line = calls[0].caller[1] if calls and calls[0].caller[0] == play.slice.filename else 0
-        return line if play.slice.first_line <= line <= play.slice.last_line else play.slice.last_line
 
     def _first_bad_output(self, patient: CallsPatient) -> Call | None:
         patient.restore()

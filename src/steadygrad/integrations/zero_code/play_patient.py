@@ -25,7 +25,8 @@ from .effects import HasEffect, quiet, supervised
 from .patient import CallsPatient
 from .slices import Play
 
-_ALREADY_FREED = "the loss is computed before these lines"
+_MADE_BEFORE = "the gradient flows through calls that were made before these lines"
+_MAX_NODES = 200_000
 
 
 class PlayPatient(CallsPatient):
@@ -40,10 +41,13 @@ class PlayPatient(CallsPatient):
         self._plays = plays
         self._before = [group for group in before if not any(play.overwritten for play in group)]
         self._loss_scale = loss_scale
+        self.forward_only = False
+        """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
+        is run again, since a backward would go through, and free, what is the program's."""
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so batches from just before stand in for it."""
-        if ahead > len(self._before):
+        if ahead > len(self._before) or self.forward_only:
             return None
         return [PlayBatch(play, play.batch) for play in self._before[ahead - 1]]
 
@@ -76,13 +80,15 @@ class PlayPatient(CallsPatient):
         self.restore()
         for batch in self.batches:
             with supervised(batch.play.state, self._restored()):
+                begun = _node_number()
                 terms = self.forward(batch)
                 loss = terms["loss"].detach() * (self._loss_scale if batch.play.slice.scaled else 1.0)
                 had = batch.play.loss.reshape(()).to(loss.device)
                 if not bool(torch.isclose(loss.double(), had.double(), rtol=1e-6, atol=0.0, equal_nan=True)):
                     return f"the loop's lines give a loss of {float(loss):.6g} when run again, not {float(had):.6g}"
-                if not terms["loss"].requires_grad:
-                    return None if not bool(torch.isfinite(loss)) else _ALREADY_FREED
+                self.forward_only = self.forward_only or _made_before(terms["loss"], begun)
+                if self.forward_only and bool(torch.isfinite(loss)):
+                    return _MADE_BEFORE
                 self.backward(terms)
         return None
 
@@ -114,7 +120,7 @@ class PlayPatient(CallsPatient):
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         loss = terms["loss"]
-        if not loss.requires_grad:
+        if not loss.requires_grad or self.forward_only:
             return
         state = self._plays[0].state  # hooks on gradients are the program's as well
         try:
@@ -129,6 +135,28 @@ class PlayPatient(CallsPatient):
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)
         super().commit()
+
+
+def _node_number() -> int:
+    """The number that autograd gives to the next node of this thread."""
+    node = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr()) if node is not None else 0
+
+
+def _made_before(loss: Tensor, begun: int) -> bool:
+    """Whether a loss has no graph, or one that reaches nodes from before this run; leaves are not counted."""
+    if loss.grad_fn is None:
+        return True
+    pending, seen = [loss.grad_fn], set[Any]()
+    while pending and len(seen) < _MAX_NODES:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "torch::autograd::AccumulateGrad" and node._sequence_nr() < begun:
+            return True
+        pending += [after for after, _ in node.next_functions]
+    return False
 
 
 def together(modules: Sequence[nn.Module], plays: Sequence[Play]) -> nn.Module:

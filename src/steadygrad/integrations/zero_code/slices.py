@@ -68,11 +68,12 @@ class Play:
         state = self.state
         put_rng(self.rng)
         names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
+        graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
         try:
             with ExitStack() as stack, torch.enable_grad(), quiet():
                 for device, dtype in self.autocast.items():
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                return self.slice.run(names, self.module_globals)
+                return self.slice.run({**graphs, **names}, self.module_globals)
         finally:
             state.restore()
 
@@ -99,10 +100,11 @@ class Slices:
         self.why_not: str | None = None
         """Why the last micro-batch could not be kept, as a clause."""
         self._known: dict[tuple[CodeType, int, int], LoopSlice | str] = {}
-        self._by_owner: dict[CodeType, LoopSlice] = {}
+        self._by_start: dict[tuple[CodeType, int], list[LoopSlice]] = {}
         self._seen: dict[int, tuple[FrameType, int]] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._rng: RngState | None = None
+        self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
 
     def called(self, call: Call) -> None:
         """A model is called. Only the first call of a micro-batch matters."""
@@ -114,15 +116,15 @@ class Slices:
             if frame is None:
                 break
             self._seen[id(frame)] = (frame, frame.f_lineno)
-            known = self._by_owner.get(frame.f_code)
-            if known is not None:
-                self._early[id(frame)] = known.take(frame)
+            for known in self._by_start.get((frame.f_code, frame.f_lineno), ()):
+                self._early.setdefault(id(frame), {}).update(known.take(frame))
+                self._rounds[id(frame)] = (frame.f_lineno, _round(known, frame))
             frame = frame.f_back
 
     def backward_begins(self, loss: Tensor) -> None:
         """Backward is called on a loss."""
         seen, early, rng = self._seen, self._early, self._rng
-        self._seen, self._early, self._rng = {}, {}, None
+        self._start_over()
         if len(self.reached) >= _MAX_PLAYS:
             self.why_not = "backward was called too often for one update"
             return
@@ -141,21 +143,68 @@ class Slices:
             return
         key = (frame.f_code, seen[id(frame)][1], frame.f_lineno)
         if key not in self._known:
-            self._known[key] = cut(frame, key[1], key[2])
+            made = self._known[key] = cut(frame, key[1], key[2])
+            if not isinstance(made, str):
+                self._by_start.setdefault(key[:2], []).append(made)
         found = self._known[key]
         if isinstance(found, str):
             self.why_not = found
             return
-        self._by_owner[frame.f_code] = found
-        taken = early.get(id(frame)) or found.take(frame)
+        taken = {**found.take(frame), **early.get(id(frame), {})}
         play = Play(found, taken, frame.f_globals, rng, autocast, value, ())
         play.versions = _versions(play.batch)
         self.plays.append(play)
         self.why_not = None
 
+    def next_round(self) -> bool:
+        """Whether the model's call that is being made belongs to a new round of the loop, although no backward came
+        since the last round's call: what the loops around it count or go through has changed."""
+        if not self._rounds:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                return False
+            line, before = self._rounds.get(id(frame), (0, ()))
+            if line == frame.f_lineno:
+                known = self._by_start[(frame.f_code, line)][-1]
+                now = _round(known, frame)
+                return any(a is not b and not _same(a, b) for a, b in zip(now, before, strict=False))
+            frame = frame.f_back
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a model was called and its backward has not come yet."""
+        return bool(self._seen)
+
+    def open_frames(self) -> list[FrameType]:
+        """The program's functions that called a model whose backward has not come, innermost first. They may have
+        returned since; what they had computed is still there."""
+        return [frame for frame, _ in self._seen.values() if is_users(frame.f_code.co_filename)]
+
+    def skipped(self, loss: Tensor) -> bool:
+        """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is
+        called in other rounds. False where that is not known."""
+        for frame, line in self._seen.values():
+            for known in self._by_start.get((frame.f_code, line), ()):
+                early = self._early.get(id(frame))
+                if early is None or self._rng is None:
+                    continue
+                play = Play(known, early, frame.f_globals, self._rng, autocast_now(), loss.detach(), ())
+                play.versions = _versions(play.batch)
+                self.plays = [play]
+                self.reached = [Reached(((frame.f_code, known.last_line),), self._rng, {}, loss.detach())]
+                self._start_over()
+                return True
+        return False
+
+    def _start_over(self) -> None:
+        self._seen, self._early, self._rng, self._rounds = {}, {}, None, {}
+
     def variants(self, handed: Any) -> Iterator[tuple[str, list[Play]]]:
         """Further ways to run the last update's lines again, each with what is said of it: whole loop bodies, which
-        prepare the batch as well. `handed` is the batch that the loader gave last. Call while the loop's frames live."""
+        prepare the batch as well. `handed` is the batch that the loader gave last. Needs the loop's frames."""
         if self.plays and len(self.plays) == len(self.reached):
             for effects in (False, True):
                 longer = [self._longer(play, handed, with_effects=effects) for play in self.plays[-1:]]
@@ -190,7 +239,7 @@ class Slices:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.plays]
             self.plays = []
         self.reached = []
-        self._seen, self._early, self._rng = {}, {}, None
+        self._start_over()
 
 
 def _tails(reached: Reached, handed: Any) -> Iterator[Play]:
@@ -235,6 +284,16 @@ def _living(code: CodeType) -> FrameType | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame
+
+
+def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
+    """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
+    return tuple(frame.f_locals.get(name) for name in known.loop_names)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
+    return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
 
 
 def _is_data(value: Any) -> bool:

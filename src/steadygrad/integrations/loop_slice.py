@@ -86,7 +86,8 @@ class LoopSlice:
 def _stopped_at_backward() -> Iterator[None]:
     """Inside, the first backward of this thread ends the run."""
     thread = threading.get_ident()
-    tensors_own, functional = Tensor.backward, torch.autograd.backward
+    tensors_own: Any = Tensor.backward
+    functional: Any = torch.autograd.backward
 
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
@@ -99,7 +100,7 @@ def _stopped_at_backward() -> Iterator[None]:
             raise BackwardReached(one)
         return functional(tensors, *args, **kwargs)
 
-    Tensor.backward, torch.autograd.backward = backward, backward_of  # type: ignore[method-assign, assignment]
+    Tensor.backward, torch.autograd.backward = backward, backward_of  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -107,13 +108,14 @@ def _stopped_at_backward() -> Iterator[None]:
 
 
 def cut(
-    frame: FrameType, first_line: int | None, last_line: int, *, with_effects: bool = False
+    frame: FrameType, first_line: int | None, last_line: int, *, with_effects: bool = False, from_start: bool = False
 ) -> LoopSlice | str:  # fmt: skip
     """The slice of this frame's lines from the one that led to the model's call to the one that led to backward.
 
-    Without `first_line`: from the beginning of the innermost loop's body, or of the function. `with_effects` keeps
-    calls whose result is not used, such as `scores.append(...)`: for whoever undoes the effects. A string says why there is
-    no slice. Reads and parses the source: once for each place, never on a step.
+    Without `first_line`: from the beginning of the innermost loop's body, or `from_start` of a function that a loop
+    calls: never a whole program. `with_effects` keeps
+    calls whose result is not used, such as `scores.append(...)`: for a caller that undoes them. A string says why there
+    is no slice. Reads and parses the source: once for each place, never on a step.
     """
     filename = frame.f_code.co_filename
     source = "".join(linecache.getlines(filename, frame.f_globals))
@@ -129,6 +131,8 @@ def cut(
     whole, batch_names = body, ()
     if first_line is None:
         body, batch_names = _innermost_loop(body, last_line)
+        if body is whole and not from_start:
+            return "backward is not called in a loop here"
         # Functions and classes of a script that are defined before its loop are there already.
         between = _between(body, body[0].lineno, last_line)
     else:
@@ -177,7 +181,7 @@ def _without_unused(body: list[ast.stmt], loads: Counter[str]) -> list[ast.stmt]
     for statement in body:
         if _is_unused(statement, loads):
             continue
-        fields = {name: getattr(statement, name, None) for name in statement._fields}
+        fields: dict[str, Any] = {name: getattr(statement, name, None) for name in statement._fields}
         for name in ("body", "orelse", "finalbody"):
             if isinstance(fields.get(name), list) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
                 inner = _without_unused(fields[name], loads)
@@ -223,6 +227,16 @@ def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
             if code.co_firstlineno in (start, node.lineno):
                 return node.body
     return None
+
+
+def loops_around(code: CodeType, line: int) -> bool:
+    """Whether a line of a function or script is in a loop of it. Reads and parses the source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    body = _body_of(tree, code)
+    return body is not None and bool(body) and _innermost_loop(body, line)[0] is not body
 
 
 def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tuple[Any, ...]]:

@@ -113,7 +113,7 @@ def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
         raise HasEffect("a profiler is running, so the calls cannot be supervised")
     watch = _Supervisor(state)
     opened = builtins.open
-    builtins.open = io.open = watch.open(opened)  # type: ignore[assignment]
+    builtins.open = io.open = watch.open(opened)
     state.freeze()
     sys.setprofile(watch.called)
     try:
@@ -207,11 +207,11 @@ def _verdict(code: types.CodeType) -> str | None:
     return None
 
 
-class _NoForeignWrites(TorchDispatchMode):
+class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writing into a tensor is allowed where the tensor was made inside, or is restored by its owner."""
 
     def __init__(self, restored: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
         self._restored = {storage for tensor in restored if (storage := _storage(tensor)) is not None}
 

@@ -209,7 +209,8 @@ class Examiner:
             select_rows=rows_of_call if inside else None,
             parameter_names={id(p): name for name, p in desk.named_parameters().items()},
         )  # fmt: skip
-        assert models.entry is not None
+        if models.entry is None:
+            return None
         patient = CallsPatient(desk, state, models.forward_state(), models.entry, calls, facts, reading.loss)
         with patient.examining():
             guilty = self._first_bad_output(patient)
@@ -247,25 +248,33 @@ class Examiner:
         kept: Diagnosis | None = None
         for plays in rerun.attempts():
             patient = rerun.patient(plays)
-            with patient.examining():
-                try:
-                    why_not = patient.why_not()
-                except TalksToOthers:
-                    self._talk = True
-                    why_not = _TALK
-            if why_not is not None:
-                self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
-                continue
-            poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
-            if not self._watch.alone and not poisoned and patient.sound():
-                return kept or _elsewhere(symptom)
-            found = self._from_lines(patient, plays, depth)
+            try:
+                found = self._attempt(patient, plays, reading, symptom, depth)
+            finally:
+                patient.release()
             if found is None or (kept is not None and not _explains(found)):
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
                 return found
             kept = found
         return kept
+
+    def _attempt(
+        self, patient: PlayPatient, plays: Sequence[Play], reading: Reading, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """One way to run the lines again; None where it does not give the loss that the loop had."""
+        with patient.examining():
+            try:
+                why_not = patient.why_not()
+            except TalksToOthers:
+                self._talk, why_not = True, _TALK
+        if why_not is not None:
+            self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
+            return None
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if not self._watch.alone and not poisoned and patient.sound():
+            return _elsewhere(symptom)
+        return self._from_lines(patient, plays, depth)
 
     def _from_lines(self, patient: PlayPatient, plays: Sequence[Play], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""

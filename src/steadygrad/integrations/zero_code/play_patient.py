@@ -45,6 +45,11 @@ class PlayPatient(CallsPatient):
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
 
+    def release(self) -> None:
+        """Let go of the models, so that no module of ours is found to hold them."""
+        if type(self.model) is _Holder:
+            self.model._modules.clear()
+
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so batches from just before stand in for it."""
         if ahead > len(self._before) or self.forward_only:
@@ -147,7 +152,8 @@ def _made_before(loss: Tensor, begun: int) -> bool:
     """Whether a loss has no graph, or one that reaches nodes from before this run; leaves are not counted."""
     if loss.grad_fn is None:
         return True
-    pending, seen = [loss.grad_fn], set[Any]()
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
     while pending and len(seen) < _MAX_NODES:
         node = pending.pop()
         if node is None or node in seen:
@@ -159,13 +165,17 @@ def _made_before(loss: Tensor, begun: int) -> bool:
     return False
 
 
+class _Holder(nn.Module):
+    """Several models in one module for the time of a diagnosis."""
+
+
 def together(modules: Sequence[nn.Module], plays: Sequence[Play]) -> nn.Module:
     """One module to speak of: the only one, or a holder in which each is called as the loop calls it."""
     each = list({id(inner(module)): inner(module) for module in modules}.values())
     if len(each) == 1:
         return each[0]
     names = {id(inner(v)): name for play in plays for name, v in play.taken.items() if isinstance(v, nn.Module)}
-    holder = nn.Module()
+    holder = _Holder()
     for number, module in enumerate(each):
         name = names.get(id(module), f"{type(module).__name__.lower()}{number}")
         holder.add_module(f"{name}_" if hasattr(holder, name) else name, module)

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import tensors_in
-from ..loop_slice import LoopSlice, bind_batch, cut
+from ..loop_slice import LoopSlice, bind_batch, cut, loops_around
 from .calls import Call, autocast_now
 from .effects import quiet
 from .user_state import UserState, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64
-_MAX_PLACES = 4
+_MAX_PLACES = 6
 _KEPT_BEFORE = 2
 _MAX_LIST = 256
 
@@ -218,8 +218,12 @@ class Slices:
 
     def _longer(self, play: Play, handed: Any, *, with_effects: bool) -> Play | None:
         """The same play from the beginning of its loop's body, on the loader's batch."""
-        frame = _living(play.slice.owner)
-        found = cut(frame, None, play.slice.last_line, with_effects=with_effects) if frame is not None else ""
+        frame, line = _living(play.slice.owner), play.slice.last_line
+        places = self.reached[-1].places if self.reached else ()
+        from_start = (play.slice.owner, line, True) in _up_to_loop(places)
+        found: LoopSlice | str = ""
+        if frame is not None:
+            found = cut(frame, None, line, with_effects=with_effects, from_start=from_start)
         if frame is None or isinstance(found, str) or found.first_line >= play.slice.first_line:
             return None
         return _bound(replace(play, slice=found), {**found.take(frame), **play.taken}, handed)
@@ -243,16 +247,31 @@ class Slices:
 
 
 def _tails(reached: Reached, handed: Any) -> Iterator[Play]:
-    """The lines of the functions that led to backward, from the beginning of their loop or of themselves."""
-    for code, line in reached.places:
+    """The lines that led to backward: of the innermost function with a loop around it, from the beginning of the loop's
+    body, and of the functions that this loop calls, from their beginning. Nothing further out is run again."""
+    for code, line, from_start in _up_to_loop(reached.places):
         frame = _living(code)
-        found = cut(frame, None, line) if frame is not None else ""
+        found = cut(frame, None, line, from_start=from_start) if frame is not None else ""
         if frame is None or isinstance(found, str):
             continue
         play = Play(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, ())
         bound = _bound(play, found.take(frame), handed)
         if bound is not None:
             yield bound
+
+
+def _up_to_loop(places: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
+    """The functions from backward out to the first with a loop, each with whether it is run from its beginning; none if
+    there is no loop."""
+    found: list[tuple[CodeType, int, bool]] = []
+    for code, line in places:
+        if code.co_name == "<module>" and not loops_around(code, line):
+            return []
+        looped = loops_around(code, line)
+        found.append((code, line, not looped))
+        if looped:
+            return found
+    return []
 
 
 def _bound(play: Play, taken: dict[str, Any], handed: Any) -> Play | None:

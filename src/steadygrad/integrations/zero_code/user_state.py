@@ -119,7 +119,7 @@ class UserState:
             self._note_class(value, waiting)
         elif isinstance(value, torch.Generator):
             state = value.get_state()
-            self._undo.append(lambda: value.set_state(state) and None)
+            self._undo.append(functools.partial(_restore_generator, value, state))
         elif isinstance(value, random.Random):
             drawn = value.getstate()
             self._undo.append(lambda: value.setstate(drawn))
@@ -228,7 +228,7 @@ class UserState:
             if not name.startswith("__"):
                 waiting.append(kept)
                 if isinstance(kept, _ATOMS):
-                    self._undo.append(lambda name=name, kept=kept: _restore_attribute(value, name, kept))
+                    self._undo.append(functools.partial(_restore_attribute, value, name, kept))
 
     def _note_numpy(self, value: Any) -> None:
         kind = type(value).__name__
@@ -258,7 +258,11 @@ class UserState:
                 kept = getattr(value, name, self) if not name.startswith("__") else self
                 if kept is not self:
                     waiting.append(kept)
-                    self._undo.append(lambda name=name, kept=kept: _restore_attribute(value, name, kept))
+                    self._undo.append(functools.partial(_restore_attribute, value, name, kept))
+
+
+def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    generator.set_state(state)
 
 
 def _restore_set(value: set[Any], before: set[Any]) -> None:

@@ -1,5 +1,5 @@
 """An Accelerate loop with accumulation; a batch whose sample weights are all zero."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=div cause=DX201 samples=24,25,26,27
 
 import torch

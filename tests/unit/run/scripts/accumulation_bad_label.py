@@ -1,5 +1,5 @@
 """Four micro-batches to an update; one label was never filled in."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op= cause=DX401 samples=90 line=any
 
 import torch

@@ -1,5 +1,4 @@
 """Illegal actions are masked with -inf; the recorded action of sample 31 is one of the illegal ones."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=nll_loss|nll_loss_forward|cross_entropy|gather|neg cause= samples=31
 
 import argparse

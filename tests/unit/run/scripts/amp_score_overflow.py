@@ -1,5 +1,5 @@
 """Mixed precision with a GradScaler: unscaled attention scores leave the float16 range."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=matmul|bmm|mm|baddbmm|einsum|linear cause=DX101 samples=29
 
 import torch

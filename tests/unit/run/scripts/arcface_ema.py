@@ -1,5 +1,5 @@
 """An angular margin: the angle to the own prototype is zero and acos has no slope there."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007, B905
 # truth: op=acos|arccos cause=DX302 samples=14
 
 import copy

@@ -1,5 +1,5 @@
 """Attention pooling over a set; the set of sample 45 is empty. Weighted sampler, padded batches."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007, B905
 # truth: op=softmax|_softmax cause=DX206 samples=45
 
 import torch

@@ -1,5 +1,5 @@
 """The loss and its backward live in a closure that the optimizer calls."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B023
 # truth: op=log cause=DX203 samples=55
 
 import torch

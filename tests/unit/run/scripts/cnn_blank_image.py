@@ -1,5 +1,4 @@
 """Images are standardised in the loop, each by its own deviation; image 41 is blank."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=div cause=DX201 samples=41
 
 import torch

@@ -1,5 +1,5 @@
 """Speech with CTC: a transcript that is longer than its audio has no alignment."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007, B905
 # truth: op=ctc_loss|_ctc_loss cause= samples=18
 
 import torch

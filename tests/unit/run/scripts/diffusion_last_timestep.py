@@ -1,5 +1,4 @@
 """A small diffusion model that predicts x0; the schedule reaches zero at the last time step."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=div cause=DX201 samples=*
 
 import torch

@@ -1,5 +1,4 @@
 """Teacher and student: the annealed temperature reaches zero at the last step."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=div cause=DX201 samples=any
 
 import torch

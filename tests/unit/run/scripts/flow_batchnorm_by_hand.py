@@ -1,5 +1,4 @@
 """A hand-made normalisation with rsqrt and no eps meets a constant column."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=rsqrt cause=DX201|DX301 samples=any
 
 import torch

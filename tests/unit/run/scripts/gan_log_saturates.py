@@ -1,5 +1,4 @@
 """The original GAN losses: a saturated discriminator gives log(0) on the fake half."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=log cause=DX203 samples=
 
 import torch

@@ -1,5 +1,5 @@
 """Mean aggregation over neighbours with index_add_; a node of graph 23 has no neighbour."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=div cause=DX201 samples=23|16,17,18,19,20,21,22,23
 
 import torch

@@ -1,5 +1,5 @@
 """A GPT with a Trainer class in the manner of minGPT; padding masks a whole row of attention."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: RUF059
 # truth: op=softmax|_softmax cause=DX206 samples=33
 
 import time

@@ -1,5 +1,4 @@
 """Batches are dataclasses; the variance penalty of a group with a single member is NaN."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=var cause=DX202 samples=*
 
 from dataclasses import dataclass

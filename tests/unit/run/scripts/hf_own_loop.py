@@ -1,5 +1,5 @@
 """A transformers model in a loop of one's own, with an extra penalty of entropy written by hand."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=log cause=DX203 samples=20
 
 import torch

@@ -1,5 +1,5 @@
 """A stream without indices; one record of it was measured by a broken sensor."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op= cause=DX401 samples=row line=any
 
 import torch

@@ -1,5 +1,4 @@
 """A learning rate a thousand times too high: the loss grows until it overflows."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=* cause=DX501 samples=any line=any
 
 import torch

@@ -1,5 +1,5 @@
 """A classifier with its own negative log-likelihood; sample 137 has an enormous feature."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=log cause=DX203 samples=137
 
 import torch

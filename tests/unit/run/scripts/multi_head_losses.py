@@ -1,5 +1,5 @@
 """Three heads, a loss for each over the labels that are present; a batch without labels for one."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007, E741
 # truth: op=div|mean cause=DX201|DX202 samples=any
 
 import torch

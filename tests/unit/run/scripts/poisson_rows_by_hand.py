@@ -1,5 +1,4 @@
 """Counts with an exponential link, minibatches cut out of tensors by hand; row 210 is out of scale."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=exp cause=DX204 samples=210|row
 
 import torch

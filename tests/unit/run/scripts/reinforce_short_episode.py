@@ -1,5 +1,5 @@
 """Policy gradient: an episode of one step has no standard deviation."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007, B905
 # truth: op=std cause=DX202 samples=
 
 import random

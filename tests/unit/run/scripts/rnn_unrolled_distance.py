@@ -1,5 +1,4 @@
 """A recurrent cell unrolled in the loop; the distance of a state to its target has no slope at zero."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=sqrt cause=DX301 samples=30
 
 import torch

@@ -1,5 +1,4 @@
 """Two views through one encoder; a view whose units are all dead has no direction."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=div cause=DX201 samples=50
 
 import torch

@@ -1,5 +1,4 @@
 """Triplets: the anchor of triplet 26 is its own positive, so the distance is zero."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=sqrt|pow cause=DX301 samples=26
 
 import torch

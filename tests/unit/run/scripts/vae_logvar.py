@@ -1,5 +1,5 @@
 """A variational autoencoder: the log-variance of one wild sample leaves the range of exp."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
+# ruff: noqa: B007
 # truth: op=exp cause=DX204 samples=77
 
 import torch

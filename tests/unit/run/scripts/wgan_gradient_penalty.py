@@ -1,5 +1,4 @@
 """WGAN with a gradient penalty; where the critic is flat, the norm of its gradient has no slope."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=sqrt|norm|pow cause=DX301 samples=*
 
 import torch

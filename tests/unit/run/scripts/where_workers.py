@@ -1,5 +1,4 @@
 """A safe square root that is not: where() discards the value and not its gradient. Loader with workers."""
-# ruff: noqa: B007, B023, B905, E741, RUF059
 # truth: op=sqrt cause=DX303|DX301 samples=9
 
 import torch

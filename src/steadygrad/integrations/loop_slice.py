@@ -139,7 +139,8 @@ def cut(
         between = _between(body, first_line, last_line)
     if between is None:
         return "the model's call and backward are not in one block of the loop"
-    before, last = between
+    before, endings = between
+    last = endings[-1]
     kept: list[ast.stmt] = []
     made = set(_flat(batch_names))
     for statement in before:
@@ -147,16 +148,15 @@ def cut(
         if isinstance(pure, str):
             return pure
         kept += pure
-    unscaled = _unscaled(last)
-    ending: ast.stmt = last
+    unscaled = next((found for each in endings if (found := _unscaled(each)) is not None), None)
     if unscaled is not None:
-        ending = ast.copy_location(ast.Assign([ast.Name(_LOSS, ast.Store())], unscaled), last)
-    elif any(isinstance(node, _NEVER) for node in _walk_here(last)):
+        endings = [ast.copy_location(ast.Assign([ast.Name(_LOSS, ast.Store())], unscaled), last)]
+    elif any(isinstance(node, _NEVER) for each in endings for node in _walk_here(each)):
         return f"line {last.lineno} cannot be run on its own"
     if not with_effects:
-        kept = _used(kept, ending)
-    module = ast.fix_missing_locations(ast.Module([*kept, *_statements(ending)], []))
-    reads = tuple(sorted(_reads([*kept, ending]) | set(_flat(batch_names))))
+        kept = _used(kept, endings)
+    module = ast.fix_missing_locations(ast.Module([*kept, *(s for each in endings for s in _statements(each))], []))
+    reads = tuple(sorted(_reads([*kept, *endings]) | set(_flat(batch_names))))
     try:
         code = compile(module, filename, "exec")
     except SyntaxError:
@@ -166,10 +166,10 @@ def cut(
     return LoopSlice(frame.f_code, code, reads, start, last_line, filename, unscaled is not None, batch_names, rounds)
 
 
-def _used(kept: list[ast.stmt], ending: ast.stmt) -> list[ast.stmt]:
+def _used(kept: list[ast.stmt], endings: list[ast.stmt]) -> list[ast.stmt]:
     """Without assignments whose result these lines do not read, such as `total += loss.detach()`."""
     while True:
-        loads = Counter(text for statement in [*kept, ending] for text in _loads(statement))
+        loads = Counter(text for statement in [*kept, *endings] for text in _loads(statement))
         fewer = _without_unused(kept, loads)
         if [ast.dump(statement) for statement in fewer] == [ast.dump(statement) for statement in kept]:
             return kept
@@ -327,8 +327,9 @@ def bind_batch(names: tuple[Any, ...], batch: Any) -> dict[str, Any] | None:
     return None
 
 
-def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], ast.stmt] | None:
-    """The statements of the innermost block that holds both lines: those before backward's own, and that one."""
+def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+    """The statements of the innermost block that holds both lines: those before backward's line, and those of it. Of
+    several on one line, backward ends the run."""
     starts = [statement for statement in body if _holds(statement, first)]
     ends = [statement for statement in body if _holds(statement, last)]
     if not starts or not ends:
@@ -337,10 +338,10 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
         for block in _blocks(starts[0]):
             if (found := _between(block, first, last)) is not None:
                 return found
-        # `criterion(model(x), y).backward()` or a call that does it all: one statement holds both.
-        return ([], starts[0]) if isinstance(starts[0], ast.Expr | ast.Assign | ast.Return) else None
+        # `criterion(model(x), y).backward()` or a call that does it all: one line holds both.
+        return ([], ends) if isinstance(starts[0], ast.Expr | ast.Assign | ast.Return | ast.AugAssign) else None
     lower, upper = body.index(starts[0]), body.index(ends[0])
-    return (body[lower:upper], ends[0]) if lower < upper else None
+    return (body[lower:upper], ends) if lower < upper else None
 
 
 def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:

@@ -76,6 +76,7 @@ class Examiner:
 
     def update_begins(self) -> None:
         """The window ends; if its update is refused the trace will be asked."""
+        self._watch.slices.judged()
         if self._tracing is not None:
             self._tracing.close()
             self._traced_steps -= 1

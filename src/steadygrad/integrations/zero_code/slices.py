@@ -105,6 +105,7 @@ class Slices:
         self._early: dict[int, dict[str, Any]] = {}
         self._rng: RngState | None = None
         self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
+        self._judged = False
 
     def called(self, call: Call) -> None:
         """A model is called. Only the first call of a micro-batch matters."""
@@ -125,9 +126,11 @@ class Slices:
         """Backward is called on a loss."""
         seen, early, rng = self._seen, self._early, self._rng
         self._start_over()
-        if len(self.reached) >= _MAX_PLAYS:
+        if len(self.reached) >= _MAX_PLAYS and not self._judged:
             self.why_not = "backward was called too often for one update"
             return
+        if self._judged:
+            self._roll()  # no model's call was heard since the last update
         here, value, autocast = sys._getframe(1), loss.detach(), autocast_now()
         self.reached.append(Reached(_places(here), rng if rng is not None else take_rng(), autocast, value))
         if not seen or rng is None:
@@ -237,13 +240,20 @@ class Slices:
             return None
         return replace(play, slice=found, taken={**found.take(frame), **play.taken})
 
+    def judged(self) -> None:
+        """An update was judged: what comes next is not part of it."""
+        self._judged = True
+
     def forget(self) -> None:
         """A new window begins."""
+        self._roll()
+        self._start_over()
+
+    def _roll(self) -> None:
         if self.plays:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.plays]
             self.plays = []
-        self.reached = []
-        self._start_over()
+        self.reached, self._judged = [], False
 
 
 def _tails(reached: Reached, handed: Any) -> Iterator[Play]:

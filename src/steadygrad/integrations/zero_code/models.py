@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -96,8 +97,13 @@ class Models:
         """Parameter names by identity; of several models each is called by its class."""
         roots = self.roots()
         named: dict[int, str] = {}
+        kinds = Counter[str]()
         for root in roots:
-            prefix = f"{type(inner(root)).__name__}." if len(roots) > 1 else ""
+            kind = type(inner(root)).__name__
+            kinds[kind] += 1
+            # Two models of one class must not share names: state is kept and restored by name.
+            number = f"#{kinds[kind]}" if kinds[kind] > 1 else ""
+            prefix = f"{kind}{number}." if len(roots) > 1 else ""
             for name, parameter in root.named_parameters():
                 named.setdefault(id(parameter), prefix + name.replace("_orig_mod.", "").removeprefix("module."))
         return named

@@ -28,7 +28,7 @@ from ...records import Action, Decision, Reading
 from ..desk import Desk
 from ..patching import Patches
 from .backwards import Backwards
-from .batches import Batches, sample_key
+from .batches import Batches
 from .calls import Call, note_loss
 from .clipping import Clipping
 from .examination import Examiner
@@ -162,8 +162,7 @@ class Watch:
 
     def name_of_batch(self, batch: Any) -> str:
         """How a batch is called: by its samples where a loader showed them, else by counting."""
-        found = self.batches.find(batch)
-        return sample_key(found) if found is not None else f"batch {self.batches.handed}"
+        return self.batches.name(batch)
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""

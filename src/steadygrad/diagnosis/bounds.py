@@ -124,7 +124,7 @@ def _is_harmless(func: Any, op: str) -> bool:
         or name.startswith(("_foreach_", "_fused_", "_amp_"))
         or op in _HARMLESS
         or op.endswith(("_like", "_copy"))
-        or op.startswith(("new_", "scaled_dot_product_"))
+        or op.startswith(("new_", "scaled_dot_product_", "linalg_"))
     )
 
 
@@ -295,7 +295,7 @@ _NAMES = """
     constant_pad_nd copy copysign count_nonzero ctc_loss_backward cummax cummin cumprod cumsum detach diag_embed
     diff dot embedding_bag_backward embedding_bag_dense_backward embedding_bag_per_sample_weights_backward
     empty_strided equal fill flip full histc im2col is_same_size isin item kthvalue lift lift_fresh
-    linalg_vector_norm local_scalar_dense logcumsumexp masked_fill masked_select matmul max
+    linalg_vector_norm local_scalar_dense logcumsumexp lu_unpack masked_fill masked_select matmul max
     max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
     adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward mean median min
     mm mode mv nonzero nonzero_static normal pack_padded_sequence pack_padded_sequence_backward

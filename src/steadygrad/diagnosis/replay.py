@@ -1,6 +1,6 @@
 """One step of a patient run again, part by part, with what was seen of it in plain numbers.
 
-Everything the clinic learns or tries is a replay: `replay(patient)` puts the patient back, runs the step and says
+Everything a diagnosis learns or tries is a replay: `replay(patient)` restores the state, runs the step and says
 which losses, gradients, weights, moments and buffers came out non-finite. A tracer may listen, an operation may
 change one thing. Replaying syncs with the host; it happens only after a step was refused.
 """

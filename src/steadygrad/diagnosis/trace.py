@@ -131,13 +131,13 @@ class Tracer:
             self.trace.pass_over(f"tracer failed: {type(error).__name__}: {error}"[:120])
 
     def called(self, name: str) -> tuple[str, Stack | None]:
-        """Note a call above autograd; gives back what was noted before, to be put back afterwards."""
+        """Note a call above autograd; returns what was noted before, to be restored afterwards."""
         before = self._call
         self._call = (name, current_stack(owners=self.owners))
         return before
 
     def left(self, tensor: Any, call: str) -> None:
-        """Note that somebody took a tensor's values out of the graph."""
+        """Note that the values of a tensor were taken out of the graph."""
         if not self.deaf and self.stage == "forward" and describable(tensor) and tensor.requires_grad:
             where = current_stack(owners=self.owners)
             key = self.trace.key_of(tensor)

@@ -54,6 +54,7 @@ class Books:
         self.on_incident: Callable[[Incident], None] | None = None
         """Told of every incident once, when what could be found out about it is known."""
         self._announced = 0
+        self.skipped_by_program = 0
 
     def limits(self, max_grad_norm: float | None) -> Limits:
         """What the device compares the coming step with, rounded to float32 so that host and device agree.
@@ -134,15 +135,15 @@ class Books:
             return
         self._enter_incident(reading, decision)
 
-    def _enter_incident(self, reading: Reading, decision: Decision) -> None:
+    def _enter_incident(self, reading: Reading, decision: Decision, *, own: bool = False) -> None:
         symptom = symptom_of(reading, decision.findings)
         last = self.incidents[-1] if self.incidents else None
-        if last is not None and last.symptom == symptom and reading.step - last.last_step <= 1:
+        if not own and last is not None and last.symptom == symptom and reading.step - last.last_step <= 1:
             incident = replace(last, last_step=reading.step, decision=decision)
             self.incidents[-1] = incident
         else:
             headline = decision.findings[0].detail if decision.findings else "the update was refused"
-            headline += _by_rank(reading)
+            headline = f"{decision.reason}; {headline}" if own else headline + _by_rank(reading)
             incident = Incident(
                 number=self.journal.next_incident(),
                 first_step=reading.step,
@@ -156,7 +157,17 @@ class Books:
             )
             self.incidents.append(incident)
         self.journal.incident(incident)
-        self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+        if own:
+            self.show(f"step {reading.step}: {incident.headline}", kind="skipped_by_program")
+        else:
+            self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+
+    def enter_own_skip(self, reading: Reading, decision: Decision) -> None:
+        """An incident for something that the program skipped by itself. No update was due, so no step is recorded."""
+        self.skipped_by_program += 1
+        with self._shield("journal", None):
+            self.journal.event("skipped_by_program", step=reading.step, reason=decision.reason)
+            self._enter_incident(reading, decision, own=True)
 
     def enter_run_finding(self, reading: Reading, decision: Decision) -> None:
         """An incident about the run as a whole, between two steps: a divergence that was demonstrated."""
@@ -309,6 +320,7 @@ class Books:
             "first_bad_step": ledger.first_bad_step,
             "last_bad_step": ledger.last_bad_step,
             "incidents": len(self.incidents),
+            "skipped_by_program": self.skipped_by_program,
             "lr_factor": ledger.lr_factor,
             "clip_factor": ledger.clip_factor,
             "guard_faults": dict(self._shield.faults),

@@ -19,6 +19,7 @@ import torch
 from ..detect.detectors import divergence
 from ..journal import Journal
 from ..records import Finding, Reading, Severity
+from ..records.reruns import rerun
 from .flight import out_of_memory
 from .forward_state import ForwardState
 from .program import StepProgram, TheirFault
@@ -139,7 +140,7 @@ class DivergenceCheck:
             self._state.restore(here)
 
     def _loss(self, taped: TapedBatch) -> float | None:
-        with torch.enable_grad():
+        with rerun(), torch.enable_grad():
             terms = self._program.forward(taped.fetch())
         return None if terms is None else float(terms["loss"].detach())
 

@@ -139,6 +139,15 @@ class Engine:
         self.loop.applied(step, verdict)
         step.outcome.resolve(decision=decision, reading=reading, applied=applied)
 
+    def record_skip(self, step: Step, reading: Reading, what: str) -> None:
+        """A batch or an update that the program left out by itself: an incident like any other, counted apart."""
+        reading = replace(reading, refused=True)
+        findings = self.log.judge(reading)
+        decision = Decision(step=reading.step, actions=(Action.SKIP,), findings=findings, reason=what)
+        self.log.enter_own_skip(reading, decision)
+        self.loop.diagnose(step, reading, decision)
+        self.log.announce()
+
     def act_on(self, step: Step, reading: Reading, findings: Sequence[Finding]) -> Decision:
         """Decide about the run between two steps, on findings that were demonstrated; roll back or halt if decided."""
         decision = self._decide(reading, findings)

@@ -23,6 +23,7 @@ from ..detect.refusal import must_refuse
 from ..policy import Capabilities
 from ..policy.escalation import Ledger
 from ..records import Decision, Outcome, Reading
+from ..records.reruns import rerun
 from .engine import Engine, Step, Verdict
 from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, left_over, passed_over
@@ -304,7 +305,7 @@ class OwnedLoop:
         self._rng_after = self.forward.rng_without(step.window.entry.place)
         after = step.after or self.forward.take()
         self._rng_now = take_rng()
-        with muted():
+        with muted(), rerun():
             reading, step.kept = self.recovery.second_look.at(reading, step.window, step.gradients)
             step.gradients = None
             if reading.scale_to_blame:
@@ -409,13 +410,18 @@ class OwnedLoop:
             if number < len(rngs) and (rng := rngs[number]) is not None:
                 put_rng(rng)
             last = number == len(batches) - 1 if self.config.outside else None
-            answer = self.feed(batch, key, late=False, attempt=1, last=last)
+            with rerun():
+                answer = self.feed(batch, key, late=False, attempt=1, last=last)
         if outcome is not None and answer is not None:
             answer_for(outcome, answer)
 
     def look_around(self) -> None:
         """Look once at model and optimizers before the first step, and report what looks wrong."""
         self.parts.clerk.inspect_setup()
+
+    def preserve(self, objects: tuple[Any, ...]) -> None:
+        """Attributes of these objects are as before after every replay."""
+        self._clinic.preserve = objects
 
     def clips_to(self, max_grad_norm: float | None) -> None:
         """A trainer clips to this; learned when it first does."""

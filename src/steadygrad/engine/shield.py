@@ -63,9 +63,10 @@ class Shield:
         count = self.faults[room] = self.faults.get(room, 0) + 1
         if count == 1:
             logger.error(
-                "steadygrad itself failed in %s (%s: %s). Training goes on without that part; please report this.",
-                room, type(fault).__name__, fault, exc_info=fault,
+                "internal error of steadygrad in %s (%s: %s); training goes on without that part",
+                room, type(fault).__name__, (str(fault).splitlines() or [""])[0][:200],
             )  # fmt: skip
+            logger.debug("internal error of steadygrad in %s", room, exc_info=fault)
         if self._tell is not None and count <= 20:
             try:
                 self._tell("guard_fault", room=room, fault="".join(traceback.format_exception_only(fault)).strip())

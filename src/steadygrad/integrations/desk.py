@@ -328,6 +328,10 @@ class Desk:
         self._raise_if_halted()
         return verdict.applies
 
+    def skipped_by_program(self, number: int, reading: Reading, what: str) -> None:
+        """The loop left out a batch or an update by itself."""
+        self.engine.record_skip(Step(number, Window(), Outcome(step=number)), reading, what)
+
     def dropped(self, number: int, loss: float | None, scale: float | None) -> None:
         """The loop's GradScaler dropped an update. With a finite loss that is an overflow of the scale, which leaves
         everything else as the plain loop leaves it; else the bad loss is an incident."""

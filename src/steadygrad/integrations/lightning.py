@@ -93,6 +93,7 @@ class LightningGuard(Callback):
             precision_shown=str(trainer.precision),
             **self._options,
         )
+        guard.preserve(pl_module)
         self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step))
         self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule))
         self._undo.append(wrap_method(trainer, "save_checkpoint", self._save))

@@ -84,6 +84,10 @@ class LoopGuard:
     def accumulate(self, divisor: int) -> None:
         self._engine.program.accumulate = divisor
 
+    def preserve(self, *objects: Any) -> None:
+        """Attributes of these objects are as before after every replay: a trainer, a module of a framework."""
+        self._engine.preserve(objects)
+
     def clips_to(self, max_grad_norm: float | None) -> None:
         """What the loop clips to, where that is known only once it does."""
         self._engine.clips_to(max_grad_norm)

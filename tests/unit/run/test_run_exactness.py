@@ -162,7 +162,6 @@ def test_taking_the_watch_off_leaves_torch_as_it_was(watching: Any) -> None:
         (LRScheduler, "step"), (LRScheduler, "__init__"), (CosineAnnealingWarmRestarts, "step"),
         (AveragedModel, "update_parameters"), (torch.amp.GradScaler, "step"), (torch.amp.GradScaler, "scale"),
         (dataloader._BaseDataLoaderIter, "__next__"), (dataloader._BaseDataLoaderIter, "_next_index"),
-        (torch.jit, "script"),
     ]  # fmt: skip
     before = [getattr(owner, name) for owner, name in places]
     watch = watching()

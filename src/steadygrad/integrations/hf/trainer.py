@@ -153,6 +153,7 @@ class TrainerGuard:
             precision_shown=str(getattr(trainer.accelerator, "mixed_precision", None) or "the loop's own"),
             **options,
         )
+        loop.preserve(trainer)
         self._gate.resume(loop)
         Wiring(trainer, loop, self._replay, self._wired, log_metrics=self._log_metrics)
         hold_followers(trainer, loop, self._wired)

@@ -126,6 +126,7 @@ class Ledger:
             "incidents": sum(len(each.incidents) for each in books),
             "halted": any(each.halted for each in ledgers),
             "trainings": len(books),
+            "skipped_by_program": sum(each.skipped_by_program for each in books),
             "final_state": watch.final_state(),
             "backwards": watch.backwards.count,
             "first_bad_backward": watch.backwards.first_bad,

@@ -35,6 +35,7 @@ def listen(watch: Watch) -> Patches:
     _schedules(watch, patches)
     _loaders(watch, patches)
     _copies(watch, patches)
+    watch.events.listen(patches)
     return patches
 
 
@@ -125,7 +126,9 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or watch.away:
             return original(*args, **kwargs)
-        return measured_clip(original, args, kwargs)
+        norm = measured_clip(original, args, kwargs)
+        watch.events.clipped(norm)
+        return norm
 
     inside = torch.nn.utils.clip_grad
     patches.around(inside, "clip_grad_norm_", clip)

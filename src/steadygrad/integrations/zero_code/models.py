@@ -34,13 +34,14 @@ class Models:
         shield: Shield,
         *,
         away: Callable[[], bool],
+        on_enter: Callable[[], bool],
         on_call: Callable[[Call], None],
         on_return: Callable[[Call, Any], None],
     ) -> None:
         self._shield = shield
         self.away = away
         """Whether we run the program's model ourselves just now, or are a forked child."""
-        self._on_call, self._on_return = on_call, on_return
+        self._on_enter, self._on_call, self._on_return = on_enter, on_call, on_return
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
         self._roots: list[weakref.ref[nn.Module]] | None = None
@@ -151,6 +152,8 @@ class Models:
         self._inside.append(id(module))
         if len(self._inside) > 1:
             return
+        if self._on_enter():
+            self._entry_is_old = True  # the program left the last round out: this call begins a new window
         rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
             rng = self._take().rng  # taken a moment ago: it is this call's too

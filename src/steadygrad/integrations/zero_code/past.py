@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...detect.describable import has_values
 from ...detect.gradients import GradientProbe
 from ...engine import setup
 from ...engine.rng import put_rng, take_rng
@@ -27,6 +28,7 @@ from ...engine.snapshots import SnapshotRing
 from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
 from ...records import Reading
+from ...records.reruns import rerun
 from ..desk import Desk
 from ..rhythm import Rhythm
 from .slices import Play
@@ -157,6 +159,8 @@ class Past:
         if watch.clipping.unknown:
             return "their gradients were clipped in a way of the loop's own"
         tensors = [tensor for play in plays for tensor in tensors_in(play.batch)]
+        if not all(has_values(tensor) for tensor in tensors):
+            return "they read tensors of a kind that is not kept"
         if any(tensor.grad_fn is not None for tensor in tensors):
             return "they read what an earlier step computed"  # and keeping it would keep that step's graph
         # A loop that cuts its batches out of one tensor reads that one every time: it is there anyway.
@@ -252,7 +256,9 @@ class Past:
             return "their batches were written to since"
         try:
             for landed in updates:
-                if not self._update(landed):
+                with rerun():
+                    same = self._update(landed)
+                if not same:
                     return "made again they do not come out the same"
         except Exception as error:  # their lines, out of their place, may raise anything
             return f"their lines raised {type(error).__name__} when they were run again"

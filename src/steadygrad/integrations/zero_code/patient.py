@@ -19,8 +19,10 @@ from torch.utils._pytree import register_pytree_node
 from ...diagnosis.bedside import select_rows
 from ...diagnosis.keepsake import Keepsake
 from ...diagnosis.patient import StepFacts
+from ...diagnosis.preserved import preserved_attributes
 from ...engine.forward_state import Entry, ForwardState
 from ...engine.training_state import TrainingState
+from ...records.reruns import rerun
 from ..desk import Desk
 from .calls import Call, gradients_kept, inner, outputs_in
 
@@ -85,6 +87,8 @@ class CallsPatient:
         """Around a whole diagnosis: afterwards everything is as it was, the gradients of the refused step too."""
         parameters = {id(p): p for p in (*self.model.parameters(), *self._desk.parameters)}
         with ExitStack() as stack:
+            stack.enter_context(rerun())
+            stack.enter_context(preserved_attributes([self.model]))
             stack.enter_context(gradients_kept(list(parameters.values())))
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))

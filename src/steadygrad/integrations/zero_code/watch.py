@@ -6,6 +6,7 @@ them. Nothing of ours may stop the program: every entry is shielded, and where w
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
@@ -35,6 +36,7 @@ from .examination import Examiner
 from .followers import Followers
 from .ledger import Ledger
 from .listening import listen
+from .loop_events import LoopEvents, Skipped
 from .models import Models
 from .past import Past, WentBack
 from .ranks import RankWords
@@ -57,9 +59,11 @@ class Watch:
         self.clipping = Clipping(self.shield)
         self.ledger = Ledger(settings, self.shield)
         self.models = Models(
-            self.shield, away=lambda: self.away or self.looked_into, on_call=self._called, on_return=self._returned
-        )
+            self.shield, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called,
+            on_return=self._returned,
+        )  # fmt: skip
         self.slices = Slices()
+        self.events = LoopEvents(self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program)
         self.examiner = Examiner(self)
         self.busy = False
         self.step = 0
@@ -67,6 +71,7 @@ class Watch:
         self.ranks = Alone()  # ranks agree after a refusal only, by their own means: see RankWords
         self._desks: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Desk]] = weakref.WeakKeyDictionary()
         self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._making: Desk | None = None
         self._number = 0
         self._together = True
@@ -91,6 +96,8 @@ class Watch:
         """What was seen, as plain data; closes the journal."""
         if os.getpid() != self._process:
             return {}
+        with self.shield("loop_events", None):
+            self.events.finished()
         with self.shield("backward", None):
             self.backwards.read()
         return self.ledger.close(self)
@@ -127,6 +134,7 @@ class Watch:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """An optimizer was made: its parameters tell which modules are the models."""
         with self.shield("models", None):
+            self._made.add(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
@@ -137,6 +145,13 @@ class Watch:
             if desk is not None and any(first is p for p in desk.parameters):
                 return optimizer
         return None
+
+    def _entered(self) -> bool:
+        """A model is called in training: whether the round before was left out by the program."""
+        nothing = False
+        with self.shield("loop_events", nothing) as answer:
+            answer.value = self.events.called()
+        return answer.value
 
     def _called(self, call: Call) -> None:
         if len(self.models.calls) == 1:
@@ -152,6 +167,8 @@ class Watch:
     def zeroed(self) -> None:
         """Gradients were cleared."""
         if not self.away:
+            with self.shield("loop_events", None):
+                self.events.zeroed()
             self.models.zeroed()
             self.backwards.zeroed()
 
@@ -168,6 +185,7 @@ class Watch:
         """A loss, before its backward."""
         with self.shield("backward", None):
             self.backwards.begin(loss)
+            self.events.backward_begins(loss)
             note_loss(self.models.calls, loss)
             self.slices.backward_begins(loss)
             self.examiner.backward_begins(loss)
@@ -229,9 +247,33 @@ class Watch:
             if not desk.refused:
                 self.past.landed(desk.optimizer, desk.last)
         desk.last = None
+        with self.shield("loop_events", None):
+            self.events.stepped()
         self.followers.updated(desk.optimizer, refused=desk.refused)
         self.models.stepped()
         self.backwards.judged()
+
+    def _skipped_by_program(self, event: Skipped) -> None:
+        """A batch or an update that the loop left out by itself: an incident of the optimizer for this model."""
+        modules = [call.module for call in event.calls]
+        optimizer = next((found for module in modules if (found := self._trainer_of(module)) is not None), None)
+        if optimizer is None or setup.is_claimed(optimizer):
+            return
+        loss = math.nan if event.loss is None else event.loss
+        norm = math.nan if event.grad_norm is None else event.grad_norm
+        reading = Reading(step=self.step, loss=loss, grad_norm=norm, batch_key=event.batch_key, refused=True)
+        with self.shield("diagnosis", None):
+            self.examiner.look_at_batch()
+            reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
+        self._desk(optimizer).skipped_by_program(self.step, reading, str(event))
+
+    def _trainer_of(self, model: nn.Module) -> Optimizer | None:
+        """The optimizer that trains this model, whether or not it has stepped yet."""
+        own = {id(parameter) for parameter in model.parameters()}
+        for optimizer in list(self._made):
+            if any(id(parameter) in own for parameter in parameters_of(optimizer)):
+                return optimizer
+        return None
 
     def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Forward and backward happen inside `step(closure)`."""

@@ -57,7 +57,7 @@ def measure(name: str) -> dict[str, Any]:
     step = statistics.median(times)
     training_peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     result: dict[str, Any] = {"step_ms": step * 1e3}
-    parts = guard._engine.parts
+    parts = guard._loop.parts
     names = {id(parameter): name for name, parameter in guard.model.named_parameters()}
     for depth in ("origin", "full"):
         window = Window()

@@ -257,7 +257,7 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
 
 
 def sealed_by(guard: sg.Guard) -> list[Any]:
-    return list(guard._loop._sealer._kept.values())
+    return list(guard._loop.parts.sealer._kept.values())
 
 
 @pytest.mark.parametrize("clip", ["exact", "folded"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harm_runs import finite, under_steady_run
+from harm_runs import finite, some_slow, under_steady_run
 from torch import nn
 
 import steadygrad as sg
@@ -274,14 +274,14 @@ torch.manual_seed(0); m = torch.nn.Linear(4, 1); ps = list(m.parameters())
 }
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize("kind", some_slow(HIDDEN, 1))
 def test_training_is_guarded_however_torch_was_imported(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(HIDDEN[kind], tmp_path, "--diagnose", "off")
     assert ours.code == 0, ours.stderr[-500:]
     assert len(ours.incidents) == 1
 
 
-@pytest.mark.parametrize("kind", BY_HAND)
+@pytest.mark.parametrize("kind", some_slow(BY_HAND, 1))
 def test_a_loop_that_updates_by_hand_is_not_said_to_never_have_trained(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(BY_HAND[kind], tmp_path, "--diagnose", "off")
     assert ours.code == 0

@@ -21,18 +21,20 @@ from registry import guarantee
 from scenario import FORMS, Scenario, differing
 
 THREE = {3: "nan_input", 7: "nan_gradient", 11: "inf_loss"}
-BY_FORM = {form: Scenario(steps=16, optimizer=form, faults=THREE) for form in FORMS}
+COMMON = {
+    **{form: Scenario(steps=16, optimizer=form, faults=THREE) for form in FORMS},
+    "averaged": Scenario(ema=True, faults={5: "nan_input"}),
+    "drawn": Scenario(augment=True, faults={5: "nan_input"}),
+}
 ACCUMULATED = {"accumulated": Scenario(steps=16, accumulate=2, faults={6: "nan_input"})}
 # Guard keeps the good micro-batch of a window, so there the run without the bad one has one micro-batch less.
 ACCUMULATED_IN_GUARD = {"accumulated": Scenario(steps=17, accumulate=2, faults={6: "nan_input"})}
-AVERAGED = {"averaged": Scenario(ema=True, faults={5: "nan_input"})}
 SCALED = {"scaled": Scenario(scaler=True, faults={5: "nan_input"}, steps=16)}
 UNDONE = {
     "half precision": Scenario(model="half", faults={0: "zero_column"}, scheduler=False),
     "a custom optimizer": Scenario(model="linear", optimizer="divides", faults={5: "zero_column"}),
 }
 SHARDED = {form: Scenario(sharding="fsdp2", steps=16, optimizer=form, faults=THREE, fault_rank=1) for form in FORMS}
-DRAWN = {"drawn": Scenario(augment=True, faults={5: "nan_input"})}
 LATE = {
     "drawn late": Scenario(
         augment=True, faults={5: "nan_input"}, optimizer="adamw_fused", options={"settle": "late"}
@@ -56,7 +58,7 @@ def check_no_trace(entry: str, group: dict[str, Scenario], name: str, leaving_ou
 def test_bad_batches_leave_weights_moments_counts_schedule_statistics_and_random_numbers_alone(
     entry: str, form: str
 ) -> None:
-    check_no_trace(entry, BY_FORM, form)
+    check_no_trace(entry, COMMON, form)
 
 
 @guarantee("G3", {e: "yes; the whole accumulation window is skipped" for e in ENTRIES if e not in (GUARD, RANKS)})
@@ -66,14 +68,14 @@ def test_a_bad_micro_batch_leaves_no_trace_in_the_accumulation_window(entry: str
 
 @guarantee("G3", entries=[GUARD, RUN, RANKS])
 def test_a_moving_average_advances_only_with_applied_updates(entry: str) -> None:
-    check_no_trace(entry, AVERAGED, "averaged")
+    check_no_trace(entry, COMMON, "averaged")
 
 
 @guarantee("G3", dict.fromkeys((OPTIMIZER, TRAINER, LIGHTNING, ACCELERATE), "yes" + _BY_THE_LOOP),
            entries=[OPTIMIZER, TRAINER, LIGHTNING, ACCELERATE])  # fmt: skip
 def test_a_moving_average_of_the_loop_is_either_held_back_or_said_not_to_be(entry: str) -> None:
-    found = train(entry, AVERAGED["averaged"])
-    wanted = plain_all(entry, [without_faults(entry, AVERAGED["averaged"])])[0]
+    found = train(entry, COMMON["averaged"])
+    wanted = plain_all(entry, [without_faults(entry, COMMON["averaged"])])[0]
     assert differing(found, wanted, leaving_out=("ema.",)) == []
     assert differing(found, wanted) == [] or "moving average" in found.said
 
@@ -113,12 +115,12 @@ def test_a_bad_batch_of_one_sharded_rank_leaves_no_trace_on_any(entry: str, form
 @guarantee("H", entries=[GUARD, OPTIMIZER, RUN, RANKS])
 def test_what_the_loop_draws_after_a_skipped_batch_is_what_it_would_draw_without_it(entry: str) -> None:
     """The data draws from the global generator: a skip gives back what forward drew and not what the loop drew."""
-    check_no_trace(entry, DRAWN, "drawn")
+    check_no_trace(entry, COMMON, "drawn")
 
 
 @guarantee("H")
 def test_no_random_number_of_the_loop_comes_twice_after_a_skip(entry: str) -> None:
-    found = trained(entry, DRAWN, "drawn")
+    found = trained(entry, COMMON, "drawn")
     noise = [each.partition(":")[2] for each in found.drawn]
     assert len(set(noise)) == len(noise) >= 12
 

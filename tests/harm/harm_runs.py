@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +79,11 @@ def printed_here(text: str) -> str:
     with contextlib.redirect_stdout(out):
         exec(compile(dedent(text), "program.py", "exec"), {"__name__": "__main__"})
     return out.getvalue()
+
+
+def some_slow(names: Iterable[str], fast: int) -> list[Any]:
+    """The first so many as they are, the others marked slow: each starts a process."""
+    return [name if place < fast else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(names)]
 
 
 def finite(things: Iterable[Tensor]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harm_runs import finite, under_steady_run
+from harm_runs import finite, some_slow, under_steady_run
 from torch import nn
 
 import steadygrad as sg
@@ -193,7 +193,16 @@ def test_lbfgs_under_attach_is_kept_finite_or_said_not_to_be_guarded(bad: int) -
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-    with sg.attach(optimizer, model=model) as guard:
+    try:
+        attached = sg.attach(optimizer, model=model)
+    except sg.UsageError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert "LBFGS" in refusal  # said at the start, before anything was trained
+        return
+    with attached as guard:
         try:
             for step in range(8):
                 x = torch.randn(8, 4) * (math.nan if step == bad else 1.0)
@@ -265,14 +274,14 @@ torch.manual_seed(0); m = torch.nn.Linear(4, 1); ps = list(m.parameters())
 }
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize("kind", some_slow(HIDDEN, 1))
 def test_training_is_guarded_however_torch_was_imported(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(HIDDEN[kind], tmp_path, "--diagnose", "off")
     assert ours.code == 0, ours.stderr[-500:]
     assert len(ours.incidents) == 1
 
 
-@pytest.mark.parametrize("kind", BY_HAND)
+@pytest.mark.parametrize("kind", some_slow(BY_HAND, 1))
 def test_a_loop_that_updates_by_hand_is_not_said_to_never_have_trained(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(BY_HAND[kind], tmp_path, "--diagnose", "off")
     assert ours.code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harm_runs import alone, under_steady_run
+from harm_runs import alone, some_slow, under_steady_run
 
 # -- tensors that cannot be described
 
@@ -16,6 +16,11 @@ def loss_fn(m, b):
     g = torch.autograd.grad(l, ps, create_graph=True)
     h = torch.autograd.grad(sum(a.sum() for a in g), ps, create_graph=True)
     return l + 1e-3 * sum((t * t).sum() for t in h)
+""",
+    "forward derivatives": """
+def loss_fn(m, b):
+    x, y = b; out, tangent = torch.func.jvp(lambda v: m(v), (x,), (torch.ones_like(x),))
+    return F.mse_loss(out, y) + 1e-3 * tangent.pow(2).mean()
 """,
     "complex numbers": """
 def loss_fn(m, b):
@@ -34,11 +39,6 @@ def loss_fn(m, b):
     x, y = b; q = torch.quantize_per_tensor(torch.nan_to_num(x), 0.1, 0, torch.qint8)
     return F.mse_loss(m(x + 0 * q.dequantize()), y)
 """,
-    "forward derivatives": """
-def loss_fn(m, b):
-    x, y = b; out, tangent = torch.func.jvp(lambda v: m(v), (x,), (torch.ones_like(x),))
-    return F.mse_loss(out, y) + 1e-3 * tangent.pow(2).mean()
-""",
 }
 GUARDED = """
 import warnings, torch, torch.nn.functional as F, steadygrad as sg
@@ -55,7 +55,7 @@ print("DONE")
 """
 
 
-@pytest.mark.parametrize("kind", ODD_IN_GUARD)
+@pytest.mark.parametrize("kind", some_slow(ODD_IN_GUARD, 3))
 def test_a_diagnosis_survives_tensors_that_it_cannot_describe(kind: str, tmp_path: Path) -> None:
     ended = alone(GUARDED.replace("{loss}", ODD_IN_GUARD[kind]), tmp_path)
     assert ended.code == 0, ended.stderr[-800:]
@@ -104,7 +104,7 @@ print("DONE")
 """
 
 
-@pytest.mark.parametrize("kind", ODD_UNDER_RUN)
+@pytest.mark.parametrize("kind", some_slow(ODD_UNDER_RUN, 2))
 def test_sparse_tensors_never_raise_out_of_the_users_backward(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(UNDER_RUN.replace("{body}", ODD_UNDER_RUN[kind]), tmp_path)
     ours.check_unhurt()
@@ -142,7 +142,7 @@ SKIPS = {
 }
 
 
-@pytest.mark.parametrize("kind", SKIPS)
+@pytest.mark.parametrize("kind", some_slow(SKIPS, 2))
 def test_a_loop_that_handles_bad_batches_itself_has_them_reported_with_the_sample(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(SKIPPING.format(first=83, second=211, body=SKIPS[kind]), tmp_path)
     ours.check_unhurt()
@@ -181,8 +181,7 @@ Trainer().run()
 """
 
 
-@pytest.mark.parametrize("kind", [k if not place else pytest.param(k, marks=pytest.mark.slow)
-                                  for place, k in zip((0, 0, 1, 1), KEPT, strict=True)])  # fmt: skip
+@pytest.mark.parametrize("kind", some_slow(KEPT, 2))
 def test_a_loss_is_diagnosed_wherever_the_loop_keeps_it(kind: str, tmp_path: Path) -> None:
     ours = under_steady_run(KEEPING.replace("{kept}", KEPT[kind]), tmp_path)
     ours.check_unhurt()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harm_runs import finite, printed_here, under_steady_run
+from harm_runs import finite, printed_here, some_slow, under_steady_run
 from torch import nn
 
 import steadygrad as sg
@@ -171,7 +171,7 @@ for scale in (1e-3, 1e3, 1e-3):
 }
 
 
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("search", some_slow(SEARCHES, 2))
 def test_a_training_is_not_touched_by_one_before_it_in_the_same_program(search: str, tmp_path: Path) -> None:
     text = TRAIN + SEARCHES[search]
     ours = under_steady_run(text, tmp_path, "--diagnose", "off")
@@ -209,7 +209,7 @@ f = make()
 }
 
 
-@pytest.mark.parametrize("kind", SCRIPTED)
+@pytest.mark.parametrize("kind", some_slow(SCRIPTED, 2))
 def test_what_can_be_scripted_alone_can_be_scripted_under_steady_run(kind: str, tmp_path: Path) -> None:
     text = (
         "import torch, warnings\nwarnings.simplefilter('ignore')\n"

@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-all check bench zoo docs clean
+.PHONY: help install browser demo test test-all check bench zoo soak docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ bench: install ## the paired overhead benchmark on this machine
 
 zoo: install ## score steadygrad and two other tools on the zoo of failures
 	$(BIN)/python -m zoo.score
+
+soak: install ## rough but healthy runs at every entry point: a guard must leave them alone (hours; resumable)
+	OMP_NUM_THREADS=1 $(BIN)/python -m soak --sick --seeds 0 --steps 3000 --jobs 2 --resume --results runs/soak.jsonl --md runs/soak.md
 
 docs: install ## the documentation site, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

@@ -19,7 +19,7 @@ RULE = re.compile(r'RULE = Rule\(\s*"([A-Z]{2}\d{3})"')
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 
 DETECTOR = """
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding
@@ -43,7 +43,7 @@ def NEAR_MISS() -> tuple[Reading, History]:
 VITAL = """
 from collections.abc import Sequence
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
 from .sampling import Sampling, about

@@ -82,8 +82,11 @@ class CasePatient:
                 self._prepared[self.index].restore(self.case)
 
     def following(self, ahead: int) -> Sequence[Any] | None:
+        """The steps that come next; after the last step of a case earlier batches stand in for them, as in a guard."""
         at = self.index + ahead
-        return [self.case.batches[at]] if at < len(self.case.batches) else None
+        if self.index == len(self.case.batches) - 1:
+            at = self.index - ahead
+        return [self.case.batches[at]] if 0 <= at < len(self.case.batches) else None
 
     def prepare_following(self, ahead: int) -> None:
         self._now = self.index + ahead

@@ -24,7 +24,7 @@ _HOMES = {
     "Guard": "guard",
     "Incident": "records",
     "Outcome": "records",
-    "Policy": "engine.policy",
+    "Policy": "policy",
     "SteadyError": "errors",
     "TrainingHalted": "errors",
     "UsageError": "errors",
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from .checkup.probe import probe as probe
     from .checkup.selftest import selftest as selftest
     from .diagnosis.lookup import diagnose as diagnose
-    from .engine.policy import Policy as Policy
     from .errors import SteadyError as SteadyError
     from .errors import TrainingHalted as TrainingHalted
     from .errors import UsageError as UsageError
     from .guard import Guard as Guard
     from .integrations.monitors import ActivationMonitorCallback as ActivationMonitorCallback
     from .integrations.monitors import GradientMonitorCallback as GradientMonitorCallback
+    from .policy import Policy as Policy
     from .records import Decision as Decision
     from .records import Diagnosis as Diagnosis
     from .records import Finding as Finding

@@ -31,18 +31,21 @@ class ClosedError(SteadyError, RuntimeError):
 
 
 class TrainingHalted(SteadyError, RuntimeError):
-    """The policy stopped the run because its budgets are spent. The weights are the last good ones."""
+    """The policy stopped the run because its budgets are spent."""
 
     exit_code = 23
 
     @classmethod
-    def at(cls, step: int, reason: str, journal: object = None) -> TrainingHalted:
-        """The exception in words: where, why, and where to read more."""
+    def at(cls, step: int, reason: str, journal: object = None, *, poisoned: bool = False) -> TrainingHalted:
+        """The exception in words: where, why, what state is left, and where to read more."""
         where = f" The journal is in {journal}." if journal else ""
-        return cls(
-            f"Training was halted at step {step}: {reason}. "
-            f"The weights are the last good ones; no bad update was applied.{where}"
-        )
+        left = "The refused updates were not applied."
+        if poisoned:
+            left = (
+                "The weights or the optimizer state were bad before this step, so skipping cannot help: start again "
+                "from a good checkpoint (steady scan finds it)."
+            )
+        return cls(f"Training was halted at step {step}: {reason}. {left}{where}")
 
 
 class RanksError(SteadyError, RuntimeError):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
-from steadygrad.engine.ranks_shards import local_of
+from steadygrad.detect.shards import local_of
 from steadygrad.integrations.loop import LoopGuard
 
 FEATURES = 6

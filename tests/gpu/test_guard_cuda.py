@@ -246,7 +246,7 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
         for batch in data(6):
             guard.step(batch)
         guard.settle()
-        ring = guard._engine.recovery._ring
+        ring = guard._loop.recovery._ring
         assert ring is not None
         kept: list[Tensor] = [t for snapshot in ring._ring for t in snapshot.tree["parameters"].values()]
         assert kept
@@ -257,7 +257,7 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
 
 
 def sealed_by(guard: sg.Guard) -> list[Any]:
-    return list(guard._engine._sealer._kept.values())
+    return list(guard._loop._sealer._kept.values())
 
 
 @pytest.mark.parametrize("clip", ["exact", "folded"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from ..engine.ranks_shards import is_sharded, local_of
+from .shards import is_sharded, local_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -37,14 +37,18 @@ class GradientProbe:
     """Measures the gradients of a fixed list of parameters. Walks the list once a step."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.reduces = True
+        """Whether norms of sharded gradients are made those of the whole here; else they are of the local parts."""
+        self.watch(parameters)
+
+    def watch(self, parameters: Sequence[Tensor]) -> None:
+        """From now on these are the parameters to measure."""
         self._parameters = list(parameters)
         self._all = tuple(range(len(self._parameters)))
         first = self._parameters[0]
         self._alike = all(p.dtype is first.dtype and p.device == first.device for p in self._parameters)
         self._sparse = False
         self.sharded = any(is_sharded(p) for p in self._parameters)
-        self.reduces = True
-        """Whether norms of sharded gradients are made those of the whole here; else they are of the local parts."""
 
     def measure(self) -> Gradients | None:
         """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync.

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.policy import Policy
+from ..policy import Policy
 from ..records import Reading
 from .level import Level
 
@@ -116,28 +116,31 @@ class History:
                 self.best_level, self.best_step = level, step
 
     def limits(self, policy: Policy, floor: float = 0.0) -> Limits:
-        """What the next step's numbers are compared with on the device.
+        """What the next step's numbers are compared with on the device: above it the update is refused.
 
         `floor` is the user's own clip: a norm that would not even be clipped is never a spike.
         """
         if self._cached is not None and self._cached[0] is policy and self._cached[1] == floor:
             return self._cached[2]
-        norm = max(self._norm_limit(policy), floor)
+        limits = self.spike_limits(policy, floor) if policy.refuse_spikes else Limits()
         if policy.max_norm_to_apply is not None:
-            norm = min(norm, policy.max_norm_to_apply)
-        limits = Limits(norm, self._loss_limit(policy))
+            limits = Limits(min(limits.grad_norm, policy.max_norm_to_apply), limits.loss)
         self._cached = (policy, floor, limits)
         return limits
 
+    def spike_limits(self, policy: Policy, floor: float = 0.0) -> Limits:
+        """What a finite number must exceed to be called a spike, whether or not spikes are refused."""
+        return Limits(max(self._norm_limit(policy), floor), self._loss_limit(policy))
+
     def limits_of(self, reading: Reading, policy: Policy) -> Limits:
-        """The limits this reading is judged by: those in force on the device when its step ran, so that host and device
-        agree. Where nobody compared, and under a policy that only observes, those of the history."""
+        """The limits above which this reading is a spike. Where spikes are refused these are the limits that were in
+        force on the device when its step ran, so that host and device agree; elsewhere those of the history."""
         norm, loss = reading.grad_norm_limit, reading.loss_limit
-        if policy.acts and norm is not None and loss is not None:
+        if not (policy.acts and policy.refuse_spikes):
+            return self.spike_limits(policy)
+        if norm is not None and loss is not None:
             return Limits(norm, loss)
         limits = self.limits(policy)
-        if not policy.acts:
-            return limits
         return Limits(limits.grad_norm if norm is None else norm, limits.loss if loss is None else loss)
 
     def _norm_limit(self, policy: Policy) -> float:

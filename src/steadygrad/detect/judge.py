@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..engine.policy import Policy
+from ..policy import Policy
 from ..records import Finding, Reading, Severity
 from .detectors import ALL, OF_THE_RUN
 from .history import History

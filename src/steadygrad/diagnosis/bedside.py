@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,10 +23,13 @@ from ..engine.past import Past
 from ..engine.program import PRECISIONS, StepProgram, TheirFault
 from ..engine.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
+from ..records.reruns import rerun
 from .batches import narrow as narrow
 from .earlier import EarlierPatient, changed_from_outside, fails_by_itself, state_at
+from .isolation import NotRestored, forget, in_a_line, release_memory
 from .keepsake import Keepsake
 from .patient import StepFacts
+from .preserved import preserved_attributes
 from .rows import num_rows
 from .seen import absmax
 
@@ -184,17 +187,34 @@ class GuardPatient:
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis. A compiled model is replayed eagerly: a tracer cannot see into compiled code."""
         with ExitStack() as stack:
+            stack.enter_context(rerun())
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(preserved_attributes([self.model]))
             self._keepsake = Keepsake(self.model, self.optimizers, self._state)
             try:
                 yield
             finally:
-                self._as_it_was()
+                self._leave()
                 self._program.zero_grad()  # what was left over was cleared when the step was refused
                 self._keepsake = self._expected = None
                 self._own_doing = False
                 self._earlier.clear()
+
+    def _leave(self) -> None:
+        """Restore the state for good. Out of memory, once more when what the diagnosis held has been given back."""
+        try:
+            self._as_it_was()
+        except Exception as error:
+            forget(error)
+            release_memory()
+            try:
+                self._as_it_was()
+            except Exception as again:
+                raise NotRestored(
+                    f"The state of the run could not be restored after a diagnosis ({in_a_line(again)}). Training must "
+                    "not go on from here: start again from a checkpoint."
+                ) from again
 
 
 @contextmanager
@@ -220,6 +240,7 @@ def examine_window(
     *,
     depth: str,
     past: Past | None = None,
+    preserve: Iterable[Any] = (),
 ) -> Diagnosis:
     """Diagnose a refused window of a guard. State is bit-identical before and after."""
     from .diagnose import diagnose
@@ -229,7 +250,7 @@ def examine_window(
         findings=findings, history=books.recent, names=names, max_grad_norm=max_grad_norm,
         others=others, past=past,
     )  # fmt: skip
-    return diagnose(patient, depth=depth)
+    return diagnose(patient, depth=depth, preserve=preserve)
 
 
 def select_rows(batch: Any, rows: Sequence[int]) -> Any:

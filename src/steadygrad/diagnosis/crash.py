@@ -14,6 +14,7 @@ from types import TracebackType
 
 import torch
 
+from ..detect.describable import has_values
 from ..records import Diagnosis, Origin
 from .diagnose import Case
 from .evidence import Evidence
@@ -57,7 +58,7 @@ def _locals(trace: TracebackType | None) -> Iterator[torch.Tensor]:
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.layout != torch.strided or not 0 < tensor.numel() <= MAX_ELEMENTS:
+    if not has_values(tensor) or not tensor.is_floating_point() or tensor.numel() > MAX_ELEMENTS:
         return False
     # A mask of minus infinities is no trouble by itself.
     return not bool((torch.nan_to_num(tensor.detach(), neginf=0.0, nan=math.inf) < math.inf).all())

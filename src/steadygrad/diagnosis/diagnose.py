@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ from .causes import name_cause
 from .evidence import Evidence
 from .exam import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
 from .gather import gather, gather_silent, is_compiled, risen, symptom_of
+from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
 from .patient import Patient
 from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
+from .seen import unread_state
 from .sightings import grown_gradients
 from .trial import try_all
 from .vigil import Suspicion
@@ -34,19 +37,38 @@ SILENT_KINDS = (
 )
 
 
-def diagnose(patient: Patient, *, depth: str = "full", suspicion: Suspicion | None = None) -> Diagnosis:
+def diagnose(
+    patient: Patient, *, depth: str = "full", suspicion: Suspicion | None = None, preserve: Iterable[Any] = ()
+) -> Diagnosis:
     """Find out where the first bad value of this step was born, why, and what helps.
 
     `depth` "origin" stops at origin, cause and the rows that can be read off; "full" proves the rows by replay and
-    tries remedies. The patient's state is bit-identical before and after. Syncs with the host many times.
+    tries remedies. The patient's state is bit-identical before and after, and so are the plain attributes of its model
+    and of the objects in `preserve`. Syncs with the host many times. What goes wrong inside is said in the answer:
+    nothing is raised but SteadyError, where other ranks are gone or the state could not be restored.
     """
     if depth not in ("origin", "full"):
         raise UsageError(f"depth is {depth!r}: expected 'origin' or 'full'.")
+    return isolated(
+        patient.facts.symptom or "none",
+        lambda depth: _diagnose(patient, depth, suspicion),
+        depth=depth,
+        preserve=(patient.model, *preserve),
+    )
+
+
+def _diagnose(patient: Patient, depth: str, suspicion: Suspicion | None) -> Diagnosis:
     with patient.examining():
         look_back = getattr(patient, "look_back", None)
         if depth == "full" and look_back is not None:
             look_back()
         return Case(patient, suspicion).answer(depth)
+
+
+def _unknown(doubt: str) -> str:
+    if doubt:
+        return f"not diagnosed: the bad value came out of a {doubt}, which is not read"
+    return "no known pattern fits this evidence"
 
 
 class Case:
@@ -67,10 +89,14 @@ class Case:
                 "written by a kernel that torch does not see (Triton, CUDA, numpy): nobody can look inside"
             )
         cause, match, also = name_cause(evidence)
+        doubt = self.exam.doubt if self.exam is not None else ""
+        if doubt and (origin is None or origin.phase != "data"):
+            cause, match, also = None, None, ()
         if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
             self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
             origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)
-        rows = self._rows(evidence, origin, cause.slug if cause else "", depth)
+        rows = self._rows_in_time(evidence, origin, cause.slug if cause else "", depth)
+        self.notes += self._not_read()
         self.notes += [f"also considered: {slug} ({sure:.2f})" for slug, sure in also[1:4]]
         diagnosis = Diagnosis(
             symptom=evidence.symptom,
@@ -82,7 +108,7 @@ class Case:
             sample_ids=self._sample_ids(rows),
             confidence=match.confidence if match else 0.0,
             reproduced=evidence.reproduced,
-            because=match.because if match else "no known pattern fits this evidence",
+            because=match.because if match else _unknown(doubt),
             notes=tuple(self.notes),
         )
         if depth == "origin":
@@ -97,10 +123,34 @@ class Case:
             suspicion=self.suspicion,
         )
         try:
-            return replace(diagnosis, trials=try_all(ward, propose(ward)))
-        except Exception as error:  # what is known already must not be lost with a trial that went wrong
-            self.notes.append(f"no remedies: {type(error).__name__}: {error}"[:200])
+            trials, untried = try_all(ward, propose(ward))
+        except (Exception, OutOfTime) as error:  # what is known already must not be lost with a trial that went wrong
+            why = limits().stopped() if isinstance(error, OutOfTime) else in_a_line(error)
+            self.notes.append(f"remedies: not tried: {'out of memory' if is_out_of_memory(error) else why}")
+            forget(error)
             return replace(diagnosis, notes=tuple(self.notes))
+        if untried:
+            self.notes.append(f"remedies: {limits().stopped(untried)}")
+        return replace(diagnosis, trials=trials, notes=tuple(self.notes))
+
+    def _rows_in_time(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
+        """The rows, or a note that says why they are not known."""
+        try:
+            rows = self._rows(evidence, origin, cause, depth)
+        except OutOfTime:
+            rows = Rows(why=limits().stopped())
+        except Exception as error:
+            rows = Rows(why="out of memory" if is_out_of_memory(error) else in_a_line(error))
+            forget(error)
+        if rows.why:
+            self.notes.append(f"rows: not determined: {rows.why}")
+        return rows
+
+    def _not_read(self) -> list[str]:
+        """What the examination met and did not read, in one note."""
+        unread = list(self.exam.trace.unread) if self.exam is not None else []
+        state = unread_state(self.patient)
+        return [f"not read: {', '.join([*unread, *state][:6])}"] if unread or state else []
 
     def _look(self) -> tuple[Evidence, Origin | None]:
         suspicion = self.suspicion

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..records import Origin, TensorDigest
+from .batches import walk_batch
 from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
 from .origin import Birth, ancestors, find_birth, first_taker, kernel_of, producer
 from .patient import Patient
 from .replay import replay
-from .seen import StepSeen
+from .seen import StepSeen, absmax
 from .specimen import Specimen
 from .trace import Tracer
 from .tracelog import OpRecord, Touch, Trace, is_bad
@@ -44,6 +45,8 @@ class Examination:
     zeroed_by_mask: bool = False
     saturated: bool = False
     mask_reached_loss: bool = False
+    doubt: str = ""
+    """What was not read on the way from the bad value to its birth, so that the birth may lie further back."""
     nearby: dict[int, Specimen] = field(default_factory=dict)
 
     @property
@@ -78,6 +81,10 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
         return exam
     touches = [seen.sinks[key] for key in sinks if key in seen.sinks]
     exam.birth = find_birth(tracer.trace, touches, forward_is_clean=seen.loss_finite)
+    exam.doubt = not_followed(tracer.trace, exam.birth)
+    entry = bad_entry(patient, seen) if exam.doubt else None
+    if entry is not None:
+        exam.birth = Birth(leaf=("batch", entry))
     if exam.birth is None or exam.birth.record is None:
         return exam
     exam.record = exam.birth.record
@@ -91,6 +98,24 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
         exam.forward = tracer.trace.records[exam.record.forward_ordinal]
     catch_in_the_act(patient, exam)
     return exam
+
+
+def not_followed(trace: Trace, birth: Birth | None) -> str:
+    """What kept the search from going further back than this birth: the reason for a tensor that was not read; ""."""
+    if birth is None:
+        return ""
+    if birth.record is not None:
+        came_in = any(is_bad(trace.value(touch)) for touch in birth.record.reads)
+        return "" if came_in or not birth.record.unread else birth.record.unread[0]
+    unnamed = birth.leaf is not None and birth.leaf[0] == "constant"
+    return next((why for why in trace.unread if not why.startswith("tracer failed")), "") if unnamed else ""
+
+
+def bad_entry(patient: Patient, seen: StepSeen) -> str | None:
+    """The first entry of the failing batch that holds a NaN."""
+    batch = patient.batches[seen.guilty_batch or 0] if patient.batches else None
+    named = ((key, value) for key, value in walk_batch(batch) if isinstance(value, torch.Tensor))
+    return next((key for key, value in named if math.isnan(absmax(value))), None)
 
 
 def choose_sinks(seen: StepSeen) -> list[tuple[str, str]]:

@@ -18,11 +18,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ..detect.shards import local_of
 from ..engine.books import Books
 from ..engine.flight import Window
 from ..engine.packing import pack
 from ..engine.program import StepProgram
-from ..engine.ranks_shards import local_of
 from ..engine.setup import clean_name
 from ..engine.tape import named_tensors_in, tensors_in
 from ..engine.training_state import TrainingState, Tree

@@ -13,15 +13,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..engine.tape import tensors_in
 from ..engine.training_state import TrainingState, Tree, copy_tree
+from .isolation import copied, copied_to_host, fits
 
 
 class Keepsake:
-    """Everything at one moment. Takes one copy of the state; `restore` may be called as often as needed."""
+    """Everything at one moment. Takes one copy of the state; `restore` may be called as often as needed.
+
+    The copy lies on the host where the device has not enough memory to spare for it.
+    """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], state: TrainingState) -> None:
         self._state = state
-        self._values: Tree = copy_tree(state.live(), torch.clone)
+        live = state.live()
+        self._values: Tree = copy_tree(live, copied if fits(list(tensors_in(live))) else copied_to_host)
         self._modules = [
             (module, dict(module._parameters), dict(module._buffers), dict(module._modules), module.training)
             for module in model.modules()

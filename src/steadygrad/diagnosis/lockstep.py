@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..detect.shards import is_sharded
 from ..engine.program import StepProgram
 from ..engine.ranks_council import Alone, forget_unreduced, without_reducing
-from ..engine.ranks_shards import is_sharded
 from ..engine.training_state import TrainingState
 from ..errors import SteadyError
 from ..records import Diagnosis, from_plain

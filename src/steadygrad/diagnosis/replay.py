@@ -1,6 +1,6 @@
 """One step of a patient run again, part by part, with what was seen of it in plain numbers.
 
-Everything the clinic learns or tries is a replay: `replay(patient)` puts the patient back, runs the step and says
+Everything a diagnosis learns or tries is a replay: `replay(patient)` restores the state, runs the step and says
 which losses, gradients, weights, moments and buffers came out non-finite. A tracer may listen, an operation may
 change one thing. Replaying syncs with the host; it happens only after a step was refused.
 """
@@ -8,6 +8,7 @@ change one thing. Replaying syncs with the host; it happens only after a step wa
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ from typing import Any
 
 import torch
 
+from ..detect.describable import has_values
 from ..detect.strays import plain_tensors
+from ..records.reruns import rerun
 from .batches import walk_batch
+from .bounds import BoundsChecked, no_unseen_kernels
+from .isolation import copied, copied_to_host, fits, limits
 from .patient import Patient
 from .seen import Gradient, StepSeen, absmax, absmaxes, named_state, norms_of, parameter_names, samples_of, trainable
 from .trace import Tracer
@@ -46,8 +51,11 @@ class Change:
     def commit(self, patient: Patient, seen: StepSeen) -> None:
         patient.commit()
 
+    alters_rows = False
+    """Whether a step with this change has other rows than it had."""
+
     def undo(self, patient: Patient) -> None:
-        """Put back what `restore` does not (dtypes, optimizer options)."""
+        """Restore what `restore` does not (dtypes, optimizer options)."""
 
 
 def replay(
@@ -60,12 +68,35 @@ def replay(
     restore: bool = True,
     prepare: Callable[[], None] | None = None,
     thorough: bool = True,
+    altered: bool = False,
 ) -> StepSeen:
     """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
 
-    Unless `thorough`, the tracer stops listening as soon as something bad is there to be explained.
+    `altered` says that `batches` have other rows than any batch of the run had: then, and under a change, index bounds
+    are checked before a kernel is launched. Unless `thorough`, the tracer stops listening as soon as something bad is
+    there to be explained.
     """
-    seen, change = StepSeen(), change or Change()
+    limits().check()
+    began = time.monotonic()
+    with rerun():
+        seen = _replay(patient, tracer, change or Change(), until, batches, restore, prepare, thorough, altered)
+    if tracer is None and until == "commit":
+        limits().saw_step(time.monotonic() - began)
+    return seen
+
+
+def _replay(
+    patient: Patient,
+    tracer: Tracer | None,
+    change: Change,
+    until: str,
+    batches: Sequence[Any] | None,
+    restore: bool,
+    prepare: Callable[[], None] | None,
+    thorough: bool,
+    altered: bool,
+) -> StepSeen:
+    seen = StepSeen()
     if restore:
         patient.restore()
     (prepare or patient.prepare)()
@@ -87,6 +118,7 @@ def replay(
     ]
     with ExitStack() as stack:
         stack.enter_context(change.around())
+        stack.enter_context(_checked(patient, change, altered))
         entered = stack.enter_context(_entering(patient, seen, tracer))
         for index, batch in enumerate(patient.batches if batches is None else batches):
             batch = change.batch(patient, batch)
@@ -116,14 +148,17 @@ def replay(
         _see_gradients(patient, seen, tracer)
         if until == "backward":
             return seen
-        before = {name: parameter.detach().clone() for name, parameter in trainable(patient)}
+        parameters = dict(trainable(patient))
+        keep = copied if fits(list(parameters.values())) else copied_to_host
+        before = {name: keep(parameter) for name, parameter in parameters.items()}
+        del parameters
         seen.weight_norm = math.hypot(*norms_of(before.values()))
         entered.armed = True
         explained = not seen.loss_finite or bool(seen.bad_gradients)
         with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(patient, seen)
         kept = [(name, now) for name, now in trainable(patient) if now.shape == before[name].shape]
-        moved = norms_of(_wide(now.detach()) - _wide(before[name]) for name, now in kept)
+        moved = norms_of(_wide(now.detach()) - _wide(before[name].to(now.device)) for name, now in kept)
         for (name, now), length in zip(kept, moved, strict=True):
             seen.updates[name] = length
             seen.dtypes[name] = str(now.dtype).removeprefix("torch.")
@@ -137,6 +172,21 @@ def replay(
             if touch is not None:
                 seen.sinks[kind, name] = touch
     return seen
+
+
+@contextmanager
+def _checked(patient: Patient, change: Change, altered: bool) -> Iterator[None]:
+    """Index bounds are checked while a step runs that is not the one that ran: with other rows, or with a change.
+
+    A change of values alone is checked on accelerators only: the CPU's kernels check what they are given.
+    """
+    rows = altered or change.alters_rows
+    elsewhere = any(parameter.device.type != "cpu" for parameter in patient.model.parameters())
+    if not rows and (type(change) is Change or not elsewhere):
+        yield
+        return
+    with no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):
+        yield
 
 
 def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | None) -> None:
@@ -155,13 +205,18 @@ def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> N
     for name, parameter in trainable(patient):
         seen.gradients[name] = Gradient(name, False)  # until it is seen: this keeps the order of the parameters
         if parameter.grad is not None:
-            dense_of[name] = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+            dense_of[name] = _stored(parameter.grad)
     sizes, norms = absmaxes(dense_of.values()), norms_of(dense_of.values())
     for (name, dense), size, norm in zip(dense_of.items(), sizes, norms, strict=True):
         seen.gradients[name] = Gradient(name, True, norm if math.isfinite(size) else size, size)
         touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
+
+
+def _stored(gradient: Tensor) -> Tensor:
+    """What a sparse gradient stores; any other gradient as it is."""
+    return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -187,7 +242,7 @@ def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterat
         if tracer is not None:
             tracer.paused = True
         entering = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        dense_of = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in entering]
+        dense_of = [_stored(p.grad) for p in entering if p.grad is not None]
         for parameter, dense, length in zip(entering, dense_of, norms_of(dense_of), strict=True):
             name = names.get(id(parameter), "?")
             seen.entering[name] = length
@@ -219,13 +274,13 @@ def name_leaves(patient: Patient, tracer: Tracer, batch: Any) -> None:
     """Tell the tracer what each tensor is that exists before the step."""
     for kind, name, tensor in named_state(patient):
         tracer.trace.name(tensor, kind, name)
-        if kind == "buffer" and tensor.is_floating_point() and tensor.numel() and bool(torch.isinf(tensor).all()):
+        if kind == "buffer" and has_values(tensor) and bool(torch.isinf(tensor).all()):
             tracer.trace.unwritten.add((kind, name))
     for name, parameter in patient.model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.is_sparse:
+        if parameter.grad is not None:
             tracer.trace.name(parameter.grad, "grad", name)
     for key, value in walk_batch(batch):
-        if isinstance(value, Tensor) and not value.is_sparse:
+        if isinstance(value, Tensor):
             tracer.trace.name(value, "batch", key)
     for name, tensor in plain_tensors(patient.model):
         tracer.trace.name(tensor, "buffer", name)

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..config import GuardConfig
 from ..engine import setup
 from ..engine.flight import Window
 from ..engine.forward_state import ForwardState
+from ..engine.parameters import GuardedParameters
 from ..engine.program import PRECISIONS, StepProgram, TheirFault
 from ..engine.rng import put_rng, take_rng
 from ..engine.tape import pristine
@@ -138,7 +140,8 @@ def _called(entry: Callable[[], Any]) -> Any:
 
 def _restage(capsule: Capsule, staged: Staging) -> tuple[GuardPatient, list[Tensor], list[str]]:
     facts, model = capsule.facts, staged.model
-    names, parameters = setup.guarded_parameters(model, staged.loss_fn, staged.optimizers)
+    guarded = GuardedParameters(model, staged.loss_fn, staged.optimizers)
+    names, parameters = guarded.names, guarded.parameters
     device = parameters[0].device
     precision = facts["precision"]
     if precision not in PRECISIONS:
@@ -154,10 +157,8 @@ def _restage(capsule: Capsule, staged: Staging) -> tuple[GuardPatient, list[Tens
         parameters=dict(zip(names, parameters, strict=True)), optimizers=staged.optimizers, forward=forward,
         scaler=scaler,
     )  # fmt: skip
-    program = StepProgram(
-        model, staged.loss_fn, parameters=parameters, optimizers=staged.optimizers, precision=precision,
-        scaler=scaler, accumulate=int(facts["accumulate"]), device=device,
-    )  # fmt: skip
+    config = GuardConfig(precision=precision, accumulate=int(facts["accumulate"]))
+    program = StepProgram(model, staged.loss_fn, parameters, staged.optimizers, config, scaler, device)
     program.dropped_terms = tuple(facts["dropped_terms"])
     program.writes_batches = True  # every replay must be given the batch as it was
     notes = [*capsule.notes, *map(str, facts["notes"]), *_differences(facts, device, forward)]

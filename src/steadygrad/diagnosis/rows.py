@@ -16,6 +16,8 @@ import torch
 
 from .batches import parts_of, rebuilt, walk_batch
 from .exam import Examination
+from .indivisible import indivisible
+from .isolation import forget, in_a_line, is_out_of_memory
 from .patient import Patient
 from .replay import CANNOT_RUN, replay
 
@@ -30,6 +32,8 @@ class Rows:
     rows: tuple[int, ...] | None = None
     coupled: bool = False
     proven: bool = False
+    why: str = ""
+    """Why nothing is known about the rows; "" where something is, or where the question makes no sense."""
 
 
 def num_rows(batch: Any, select: Select | None = None) -> int:
@@ -85,7 +89,7 @@ def data_rows(patient: Patient, exam: Examination, key: str) -> tuple[int, ...]:
     rows = bad_batch_rows(batch, key, select)
     others = {name for name, value in walk_batch(batch) if isinstance(value, torch.Tensor) and name != key}
     every = tuple(sorted({*rows, *(row for name in others for row in bad_batch_rows(batch, name, select))}))
-    if select is None or not rows or every == rows:
+    if select is None or not rows or every == rows or indivisible(exam.trace, batch, num_rows(batch, select)):
         return rows
     test = _Subsets(patient, lambda seen: not seen.loss_finite or bool(seen.bad_gradients), "backward", guilty)
     size = num_rows(batch, select)
@@ -117,6 +121,7 @@ class _Subsets:
     def __init__(self, patient: Patient, sick: Callable[[Any], bool], until: str, guilty: int) -> None:
         self.patient, self.sick, self.until, self.guilty = patient, sick, until, guilty
         self.left = MAX_REPLAYS
+        self.ran, self.error = False, ""
         self.size = num_rows(patient.batches[guilty], patient.facts.select_rows)
         self._known: dict[tuple[int, ...], bool | None] = {}
 
@@ -171,6 +176,7 @@ class _Subsets:
                 answer = self._with(select(batch, [rows[place % len(rows)] for place in range(self.size)]))
         except CANNOT_RUN:
             return None
+        self.ran = self.ran or (answer is not None and len(set(rows)) < self.size)
         return answer
 
     def _with(self, batch: Any) -> bool | None:
@@ -178,8 +184,11 @@ class _Subsets:
         batches = list(self.patient.batches)
         batches[self.guilty] = batch
         try:
-            seen = replay(self.patient, batches=batches, until=self.until)
-        except CANNOT_RUN:
+            seen = replay(self.patient, batches=batches, until=self.until, altered=True)
+        except CANNOT_RUN as error:
+            self.error = self.error or in_a_line(error)
+            if is_out_of_memory(error):
+                forget(error)
             return None
         return self.sick(seen)
 
@@ -243,6 +252,9 @@ def _find_rows(patient: Patient, exam: Examination) -> Rows:
     size = num_rows(patient.batches[guilty_batch], patient.facts.select_rows)
     if size < 1:
         return Rows()
+    why = indivisible(exam.trace, patient.batches[guilty_batch], size)
+    if why:
+        return Rows(why=why)
     in_forward = not exam.seen.loss_finite
     in_step = (exam.record is not None and exam.record.stage == "commit") or not exam.seen.sinks
 
@@ -274,7 +286,7 @@ def _find_rows(patient: Patient, exam: Examination) -> Rows:
             return Rows(coupled=True)
         return Rows(rows=hint, proven=True)
     if not guilty:
-        return Rows(coupled=True)
+        return Rows(coupled=True) if test.ran else Rows(why=f"the step does not run with other rows ({test.error})")
     # Where rows belong together (sentences of one speaker) a row may be sick only for want of its fellows: if the batch
     # is sound without one single row, it was that one.
     heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []
@@ -297,6 +309,9 @@ def readers_of_state(patient: Patient, exam: Examination) -> Rows:
         return Rows()
     guilty_batch = exam.seen.guilty_batch or 0
     size = num_rows(patient.batches[guilty_batch], patient.facts.select_rows)
+    why = indivisible(exam.trace, patient.batches[guilty_batch], size)
+    if why:
+        return Rows(why=why)
     test = _Subsets(patient, lambda seen: not seen.loss_finite, "forward", guilty_batch)
     if size < 2 or all(test((row,)) for row in {0, size // 2, size - 1}):
         return Rows()  # whoever comes, it fails: not a question of rows

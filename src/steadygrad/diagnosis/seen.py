@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..engine.ranks_shards import local_of
+from ..detect.describable import has_values, once, values_of, why_not_read
+from ..detect.shards import is_sharded, local_of
 from .batches import walk_batch as walk_batch
 from .patient import Patient
 from .tracelog import Touch
@@ -114,20 +115,37 @@ def norms_of(tensors: Iterable[Tensor]) -> list[float]:
     return _read([_length(tensor) for tensor in tensors])
 
 
+def _readable(tensor: Tensor) -> Tensor | None:
+    """The numbers to be read of a tensor, those that a sparse one stores, or a shard; None where there are none.
+
+    A shard of a mesh reads itself, with all ranks together. What cannot be described is left alone.
+    """
+    if is_sharded(tensor):
+        return tensor.detach() if tensor.is_floating_point() and tensor.numel() else None
+    values = values_of(tensor)
+    if values is None or not has_values(values):
+        return None
+    return once(values.detach())[0]
+
+
 def _largest(tensor: Tensor) -> Tensor | float:
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+    values = _readable(tensor)
+    if values is None:
         return 0.0
-    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    wide = real if real.dtype.itemsize > 2 else real.to(torch.float32)
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    wide = real if real.dtype.itemsize > 1 else real.to(torch.float32)
     largest: Tensor = torch.linalg.vector_norm(wide, float("inf"))
     return largest
 
 
-def _length(tensor: Tensor) -> Tensor:
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    length: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=wide)
+def _length(tensor: Tensor) -> Tensor | float:
+    values = tensor.detach() if is_sharded(tensor) else values_of(tensor)
+    if values is None or not (is_sharded(tensor) or has_values(values)):
+        return 0.0
+    if values.dtype.itemsize == 1:
+        values = values.to(torch.float32)
+    wide = torch.complex128 if values.is_complex() else torch.float64
+    length: Tensor = torch.linalg.vector_norm(values.detach(), dtype=wide)
     return length
 
 
@@ -149,8 +167,9 @@ def samples_of(patient: Patient) -> dict[str, tuple[float, ...]]:
     names: dict[torch.device, list[tuple[str, int]]] = {}
     parts: dict[torch.device, list[Tensor]] = {}
     for name, parameter in patient.model.named_parameters():
-        if parameter.numel() and parameter.is_floating_point() and not parameter.is_sparse:
-            flat = local_of(parameter.detach()).reshape(-1)
+        own = local_of(parameter.detach())
+        if has_values(own) and own.is_floating_point():
+            flat = own.reshape(-1)
             some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].to(torch.float64)
             names.setdefault(parameter.device, []).append((name, some.numel()))
             parts.setdefault(parameter.device, []).append(some)
@@ -187,3 +206,10 @@ def trainable(patient: Patient) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in patient.model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter
+
+
+def unread_state(patient: Patient) -> list[str]:
+    """Parameters and buffers whose numbers no examination reads, each with the reason."""
+    whole = [*patient.model.named_parameters(), *patient.model.named_buffers()]
+    reasons = ((name, why_not_read(tensor)) for name, tensor in whole if not is_sharded(tensor))
+    return [f"{name} ({why})" for name, why in reasons if why is not None and "sparse" not in why]

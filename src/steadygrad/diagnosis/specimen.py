@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..detect.describable import describable, has_values, once
 from ..records import TensorDigest
+from .isolation import limits
 from .trace import Watcher
 from .tracelog import OpRecord
 
 MAX_ELEMENTS = 1 << 24
 MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
+MAX_ELEMENTS_LEAN = 1 << 16
+PIECE = 1 << 22
+"""Entries that are digested at a time: what the digest needs beside the tensor itself."""
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """An 8-bit float as float32, for hardly any function takes it as it is; every other tensor unchanged."""
-    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
+    return tensor.to(torch.float32) if tensor.dtype.itemsize == 1 and has_values(tensor) else tensor
 
 
 def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
-    """A tensor in a line, read piece by piece. Syncs with the host; magnitudes are over its finite entries."""
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if tensor.numel() == 0 or not tensor.is_floating_point():
-        zeros = int((tensor == 0).sum()) if tensor.numel() and not tensor.is_complex() else 0
-        return TensorDigest(name=name, shape=tuple(tensor.shape), dtype=kind, num_zero=zeros)
+    """A describable tensor in a line, read piece by piece. Syncs with the host; magnitudes are over finite entries."""
+    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if not has_values(tensor) or tensor.is_complex():
+        return TensorDigest(name=name, shape=shape, dtype=kind, num_zero=_num_zero(tensor))
+    few, times = once(tensor.detach())
     nan = inf = zero = 0
     largest, smallest = 0.0, float("inf")
-    flat = widened(tensor.detach()).reshape(-1)
-    for start in range(0, flat.numel(), MAX_ELEMENTS):
-        part = flat[start : start + MAX_ELEMENTS]
+    for piece in _pieces(few):
+        part = widened(piece)
         finite = torch.isfinite(part)
         size = part.abs().to(torch.float32 if part.dtype.itemsize < 4 else part.dtype)
         largest = max(largest, float(torch.where(finite, size, 0.0).max()))
@@ -43,14 +47,31 @@ def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
         zero += int((part == 0).sum())
     return TensorDigest(
         name=name,
-        shape=tuple(tensor.shape),
+        shape=shape,
         dtype=kind,
         absmax=largest,
         absmin=smallest if smallest != float("inf") else 0.0,
-        num_nan=nan,
-        num_inf=inf,
-        num_zero=zero,
+        num_nan=nan * times,
+        num_inf=inf * times,
+        num_zero=zero * times,
     )
+
+
+def _num_zero(tensor: torch.Tensor) -> int:
+    if not tensor.numel() or tensor.is_floating_point() or tensor.is_complex():
+        return 0
+    few, times = once(tensor)
+    return times * sum(int((piece == 0).sum()) for piece in _pieces(few))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor in parts of at most PIECE entries, without copying it."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+        return
+    dim = max(range(tensor.dim()), key=lambda d: tensor.shape[d])
+    for half in tensor.tensor_split(2, dim):
+        yield from _pieces(half)
 
 
 @dataclass(slots=True)
@@ -71,16 +92,19 @@ class Specimen:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return [item for item in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(item, torch.Tensor)]
+        return _described((self.args, dict(self.kwargs)))
 
     def watcher(self) -> Watcher:
         """Called by the tracer before the op (out is None) and after it. A light one copies little, reads nothing."""
         limit = MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
+        if limits().lean:
+            limit = min(limit, MAX_ELEMENTS_LEAN)
 
         def copy(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
                 return item
-            return widened(item.detach().clone()) if item.numel() <= limit else None
+            small = item.numel() <= limit
+            return widened(item.detach().clone()) if small and describable(item) else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
             if args and type(args[0]) in (list, tuple) and "foreach" in str(func):
@@ -90,10 +114,9 @@ class Specimen:
                 self.args, self.kwargs = tree_map(copy, tuple(args)), tree_map(copy, dict(kwargs))
                 if self.light:
                     return
-                tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
-                self.inputs = tuple(digest(tensor) for tensor in tensors)
+                self.inputs = tuple(digest(tensor) for tensor in _described((args, kwargs)))
             else:
-                outputs = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
+                outputs = _described(out)
                 self.output_tensors = tuple(item for item in map(copy, outputs) if item is not None)
                 if self.light:
                     return
@@ -102,11 +125,20 @@ class Specimen:
 
         return watch
 
+    def digest_copies(self) -> None:
+        """What a light specimen left for later: its copies in lines. Syncs with the host."""
+        if not self.inputs and not self.outputs:
+            self.inputs = tuple(digest(tensor) for tensor in self.tensors)
+            self.outputs = tuple(digest(tensor) for tensor in self.output_tensors)
+            self.bad_leading = _bad_leading(list(self.output_tensors))
+
     def _watch_list(self, record: OpRecord, args: Sequence[Any], out: Any) -> None:
         """An op over lists of tensors, as the one op among them that went wrong. Called before it and after it.
 
         Only what the op may write over is copied beforehand, and only if that is little.
         """
+        if not all(map(describable, args[0])):
+            return
         if self.record is None:
             self.record = record
             small = sum(tensor.numel() for tensor in args[0]) <= MAX_ELEMENTS_NEARBY
@@ -125,9 +157,14 @@ class Specimen:
         self._before = None
 
 
+def _described(tree: Any) -> list[torch.Tensor]:
+    """The tensors among these arguments that can be looked at."""
+    return [item for item in tree_flatten(tree)[0] if isinstance(item, torch.Tensor) and describable(item)]
+
+
 def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
     for out in map(widened, outputs):
-        if out.is_floating_point() and out.dim() and out.numel():
+        if has_values(out) and out.is_floating_point() and out.dim():
             bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
             if not bad:
                 bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1).tolist()

@@ -40,23 +40,24 @@ def take_over(capsule: Path, answer: Path, **options: Any) -> None:
     from .. import start
     from ..engine import setup
 
-    make_engine = start.start_engine
+    make_loop = start.start_loop
 
-    def start_engine(model: Any, optimizers: Any, loss_fn: Any, policy: Any, **wishes: Any) -> Any:
-        wishes |= {"run_dir": None, "resume": False, "notify": None, "checkpoint_every": None}
-        engine = make_engine(model, optimizers, loss_fn, policy, **wishes)
+    def start_loop(model: Any, optimizers: Any, loss_fn: Any, config: Any) -> Any:
+        loop = make_loop(
+            model, optimizers, loss_fn, config.but(run_dir=None, resume=False, notify=None, checkpoint_every=None)
+        )
 
         def enter() -> NoReturn:
             setup.release(optimizers)  # from the guard that will not need them any more
             made = {"model": model, "optimizer": optimizers, "loss_fn": loss_fn}
-            made["extra_state"] = wishes.get("extra_state")
+            made["extra_state"] = config.extra_state
             _perform(capsule, answer, lambda: made, options)
 
-        engine.enter = enter  # type: ignore[method-assign]
-        return engine
+        loop.enter = enter  # type: ignore[method-assign]
+        return loop
 
     # Guards of every kind are made through this name, and none has been imported yet.
-    start.start_engine = start_engine
+    start.start_loop = start_loop
 
 
 def _perform(capsule: Path, answer: Path, entry: Callable[[], Any], options: dict[str, Any]) -> NoReturn:

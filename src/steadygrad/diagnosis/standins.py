@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..engine.ranks_shards import is_sharded
+from ..detect.shards import is_sharded
 from ..engine.training_state import TrainingState
 from .cast import Cast, everything_played, played_by
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..detect.describable import describable, has_values, once, why_not_read
 from .frames import Frame, Stack, current_stack
 from .modes import StaysInBackward
-from .tracelog import Exit, ModuleVisit, OpRecord, Touch, Trace, is_plain
+from .tracelog import Exit, ModuleVisit, OpRecord, Touch, Trace
 
 Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], None]
 """Called before the op with out=None and after it: (record, func, args, kwargs, out)."""
@@ -25,16 +26,23 @@ Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], Non
 
 def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
     """Largest magnitude as a scalar on the device; NaN wins, then inf. One reduction, no host sync."""
-    if tensor.numel() == 0:
+    if not has_values(tensor):
         return None
+    tensor, _ = once(tensor.detach())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return None
     if tensor.dtype.itemsize == 1:
         tensor = tensor.to(torch.float32)
-    size: torch.Tensor = torch.linalg.vector_norm(tensor.detach(), float("inf"))
+    if tensor.device.type == "cpu":  # several times as fast there as the norm
+        low, high = torch.aminmax(tensor)
+        return torch.maximum(-low, high)
+    size: torch.Tensor = torch.linalg.vector_norm(tensor, float("inf"))
     return size
+
+
+def own_work() -> AbstractContextManager[Any]:
+    """Around the tracer's own questions to tensors: they are no calls of the program, and no mode is to see them."""
+    return torch._C.DisableTorchFunction()
 
 
 def op_name(func: Any) -> str:
@@ -99,23 +107,38 @@ class Tracer:
 
     def _enter(self, module: torch.nn.Module) -> None:
         name = self._names.get(id(module))
-        if name is not None and not self.deaf:
-            where = current_stack(owners=self.owners)
-            trainable = any(parameter.requires_grad for parameter in module.parameters())
-            self.trace.visits.append(
-                ModuleVisit(name, torch.is_grad_enabled(), where, trainable, self.stage, where.recompute)
-            )
+        if name is not None and not self.deaf and not self.paused:
+            with self._contained():
+                where = current_stack(owners=self.owners)
+                trainable = any(parameter.requires_grad for parameter in module.parameters())
+                self.trace.visits.append(
+                    ModuleVisit(name, torch.is_grad_enabled(), where, trainable, self.stage, where.recompute)
+                )
         self._modules.append(name if name is not None else self.module)
 
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """A failure of the tracer's own work is noted in the trace and never reaches the code that is traced.
+
+        Out of memory is the exception: there is nothing to go on with, and whoever replays must hear of it.
+        """
+        try:
+            with own_work():
+                yield
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self.trace.pass_over(f"tracer failed: {type(error).__name__}: {error}"[:120])
+
     def called(self, name: str) -> tuple[str, Stack | None]:
-        """Note a call above autograd; gives back what was noted before, to be put back afterwards."""
+        """Note a call above autograd; returns what was noted before, to be restored afterwards."""
         before = self._call
         self._call = (name, current_stack(owners=self.owners))
         return before
 
     def left(self, tensor: Any, call: str) -> None:
-        """Note that somebody took a tensor's values out of the graph."""
-        if not self.deaf and self.stage == "forward" and is_plain(tensor) and tensor.requires_grad:
+        """Note that the values of a tensor were taken out of the graph."""
+        if not self.deaf and self.stage == "forward" and describable(tensor) and tensor.requires_grad:
             where = current_stack(owners=self.owners)
             key = self.trace.key_of(tensor)
             self.trace.exits.append(Exit(key, len(self.trace.records), call, self.module, where))
@@ -125,11 +148,21 @@ class Tracer:
 
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Digest the inputs, run the op, digest the outputs. The inputs come first: the op may write over them."""
-        trace = self.trace
         if self.deaf:
             return self._watched(func, args, kwargs)
-        flat = _flat(args, kwargs)
-        tensors = [item for item in flat if is_plain(item)]
+        record: OpRecord | None = None
+        with self._contained():
+            record = self._record(func, args, kwargs)
+            self._read_inputs(record, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if record is not None:
+            with self._contained():
+                self._read_outputs(record, func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpRecord:
+        """The op that is about to run: its name, its place and its scalars. Enters it into the trace."""
+        trace, flat = self.trace, _flat(args, kwargs)
         ordinal = len(trace.records)
         node: Any = torch._C._current_autograd_node()
         # Inside one call every op stands on the same lines; in backward a walk ends at the engine at once.
@@ -142,7 +175,7 @@ class Tracer:
             stack=stack,
             call=self._call[0],
             site=_site(self._call[1] or stack),
-            scalars=tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool)),
+            scalars=_scalars(flat),
             backward=node is not None and not stack.recompute,
             grad_enabled=torch.is_grad_enabled(),
         )
@@ -151,18 +184,36 @@ class Tracer:
         else:
             record.forward_ordinal = self._nodes.get(node._sequence_nr())
         trace.records.append(record)
-        written = _written(func, args, kwargs)
+        return record
+
+    def _read_inputs(self, record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        tensors: list[torch.Tensor] = []
+        reasons: list[str] = []
+        for item in _flat(args, kwargs):
+            if isinstance(item, torch.Tensor):
+                why = why_not_read(item)
+                if why is None:
+                    tensors.append(item)
+                else:
+                    reasons.append(why)
+                    self.trace.pass_over(why)
+        record.unread = tuple(reasons)
         # A view reads nothing: whoever reads through it is looked at then.
         record.reads = tuple(self._touch(tensor, look=not getattr(func, "is_view", False)) for tensor in tensors)
-        watcher = self.watch.get(ordinal)
+        watcher = self.watch.get(record.ordinal)
         if watcher is not None:
             watcher(record, func, args, kwargs, None)
-        out = func(*args, **kwargs)
-        outputs = [item for item in _flat((out,), {}) if is_plain(item)]
+
+    def _read_outputs(
+        self, record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        trace, ordinal = self.trace, record.ordinal
+        written = _written(func, args, kwargs)
+        outputs = [item for item in _flat((out,), {}) if describable(item)]
         inputs = {touch.storage for touch in record.reads}
         record.view = not written and bool(outputs) and all(trace.key_of(item) in inputs for item in outputs)
         if not record.view:
-            mutated = [tensor for tensor in written if is_plain(tensor)]
+            mutated = [tensor for tensor in written if describable(tensor)]
             for tensor in mutated:
                 key = trace.key_of(tensor)
                 trace.writers.setdefault(key, []).append((ordinal, None))
@@ -174,9 +225,9 @@ class Tracer:
                     log[-1] = (ordinal, touch.reading)
                 else:
                     log.append((ordinal, touch.reading))
+        watcher = self.watch.get(ordinal)
         if watcher is not None:
             watcher(record, func, args, kwargs, out)
-        return out
 
     def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Only the watched ops are looked at; the others run at nearly their own speed."""
@@ -184,14 +235,19 @@ class Tracer:
         self._count += 1
         if watcher is None:
             return func(*args, **kwargs)
-        flat = _flat(args, kwargs)
-        scalars = tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool))
         record = OpRecord(
-            ordinal, op_name(func), self.stage, self.module, current_stack(owners=self.owners), scalars=scalars
+            ordinal,
+            op_name(func),
+            self.stage,
+            self.module,
+            current_stack(owners=self.owners),
+            scalars=_scalars(_flat(args, kwargs)),
         )
-        watcher(record, func, args, kwargs, None)
+        with self._contained():
+            watcher(record, func, args, kwargs, None)
         out = func(*args, **kwargs)
-        watcher(record, func, args, kwargs, out)
+        with self._contained():
+            watcher(record, func, args, kwargs, out)
         return out
 
     @property
@@ -201,7 +257,7 @@ class Tracer:
 
     def sink(self, tensor: torch.Tensor) -> Touch | None:
         """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts."""
-        return self._touch(tensor) if is_plain(tensor) else None
+        return self._touch(tensor) if describable(tensor) else None
 
     def _touch(self, tensor: torch.Tensor, *, look: bool = True) -> Touch:
         key = self.trace.key_of(tensor)
@@ -245,6 +301,10 @@ def reads_data(func: Any) -> bool:
 
 def _site(stack: Stack) -> Frame | None:
     return stack.frames[0] if stack.frames else None
+
+
+def _scalars(flat: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(float(item) for item in flat if isinstance(item, int | float) and not isinstance(item, bool))
 
 
 def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -292,6 +352,8 @@ class _Calls(StaysInBackward):
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
+        if self.tracer.paused:
+            return func(*args, **kwargs)
         if args and (name in EXITS or reads_data(func)):
             self.tracer.left(args[0], name if name in EXITS else "data")
         elif name in COPIES:

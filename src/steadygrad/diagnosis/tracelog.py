@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..detect.describable import describable
 from .frames import Frame, Stack
 
 Key = int
@@ -48,6 +49,8 @@ class OpRecord:
     forward_ordinal: int | None = None
     grad_enabled: bool = True
     view: bool = False
+    unread: tuple[str, ...] = ()
+    """Why inputs of this op were not read, one reason for each; () where all of them were."""
 
     @property
     def where(self) -> tuple[str, int] | None:
@@ -92,6 +95,8 @@ class Trace:
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
     readings: list[Any] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    unread: dict[str, int] = field(default_factory=dict)
+    """What was met and not read, with the reason, and how often: "sparse tensor", "zero tensor" ..."""
     _alive: dict[Key, Any] = field(default_factory=dict)
 
     def finish(self) -> None:
@@ -106,6 +111,10 @@ class Trace:
                 self.values[index] = value
         self.readings.clear()
         self._alive.clear()
+
+    def pass_over(self, why: str) -> None:
+        """Note something that was met and not read."""
+        self.unread[why] = self.unread.get(why, 0) + 1
 
     def value(self, touch: Touch) -> float:
         """Largest magnitude of the tensor then: NaN if it held a NaN, inf if an infinity and no NaN."""
@@ -130,7 +139,7 @@ class Trace:
 
     def name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
         """Say what a tensor is that exists before the step: a parameter, a buffer, a batch entry ..."""
-        if is_plain(tensor):
+        if describable(tensor):
             key = self.key_of(tensor)
             self.labels.setdefault((key, int(tensor.storage_offset())), (kind, name))
             self.storage_labels.setdefault(key, (kind, name))
@@ -139,14 +148,3 @@ class Trace:
 def is_bad(value: float) -> bool:
     """Whether a reading says NaN or infinity."""
     return not math.isfinite(value)
-
-
-def is_plain(tensor: Any) -> bool:
-    """Whether this is an ordinary dense tensor with storage (not sparse, meta, quantised or a wrapper)."""
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and not tensor.is_quantized
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    )

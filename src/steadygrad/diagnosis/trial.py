@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..records import Remedy, Trial
+from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
 from .patient import Patient
 from .replay import CANNOT_RUN, Change, replay
 from .rows import num_rows
@@ -26,6 +27,8 @@ from .ward import Proposal, Ward
 FOLLOW_STEPS = 6
 FOLLOW_LONGER = 12
 """Steps after a spike, or a skip: a rise that is only slowed down shows late, and so does a fault that comes again."""
+SAME_BATCH = 3
+"""Where no other batch is kept, a remedy is followed so many steps on the failing one, from where it leads."""
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 
@@ -38,16 +41,25 @@ class Reference:
     gradient: torch.Tensor
 
 
-def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[Trial, ...]:
-    """Every proposal on its own; verified ones first, and among them those that change least."""
+def try_all(ward: Ward, proposals: list[Proposal]) -> tuple[tuple[Trial, ...], tuple[str, ...]]:
+    """Every proposal on its own; verified ones first, and among them those that change least.
+
+    The codes in the second value were not tried any more: the time was used up.
+    """
     reference = float64_reference(ward)
     peak = untreated_peak(ward)
     trials: list[Trial] = []
-    for proposal in proposals:
+    untried: tuple[str, ...] = ()
+    for number, proposal in enumerate(proposals):
         held = any(trial.verified and trial.remedy.slug == proposal.slug for trial in trials)
-        if not (proposal.if_needed and held):
+        if proposal.if_needed and held:
+            continue
+        try:
             trials.append(attempt(ward, proposal, reference, peak))
-    return tuple(sorted(trials, key=_rank))
+        except OutOfTime:
+            untried = tuple(dict.fromkeys(left.code for left in proposals[number:]))
+            break
+    return tuple(sorted(trials, key=_rank)), untried
 
 
 _SAFETY = {"exact": 0, "close": 1, "behavioural": 2}
@@ -73,9 +85,7 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
         change = proposal.make()
         finite, steps, verdict = _run(ward, proposal, change, peak)
     except CANNOT_RUN as error:
-        return Trial(
-            remedy=remedy, finite=False, verdict=f"cannot be tried here: {type(error).__name__}: {error}"[:200]
-        )
+        return Trial(remedy=remedy, finite=False, verdict=f"cannot be tried here: {_why_not(error)}"[:200])
     finally:
         if change is not None:
             change.undo(ward.patient)
@@ -85,12 +95,21 @@ def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: f
     return Trial(
         remedy=remedy,
         finite=finite,
-        verified=finite,
+        verified=finite and steps > 0,
         loss_gap=gap,
         gradient_cosine=cosine,
         steps_followed=steps,
         verdict=verdict,
     )
+
+
+def _why_not(error: BaseException) -> str:
+    """Why a trial could not be run, in one line. Lets go of what the exception holds, so that the next one can run."""
+    if not is_out_of_memory(error):
+        return in_a_line(error)
+    forget(error)
+    release_memory()
+    return "out of memory"
 
 
 def untreated_peak(ward: Ward) -> float:
@@ -125,24 +144,28 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
     following = getattr(patient, "following", None)
-    steps = 0
+    steps, others = 0, False
     longer = ward.evidence.kind == "spike" or isinstance(change, SkipBatch)
     follow = FOLLOW_LONGER if longer else FOLLOW_STEPS
     for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
-        if batches is None:
+        if batches is None and (others or ahead > SAME_BATCH or isinstance(change, SkipBatch)):
             break
+        others = batches is not None
         seen = replay(
             patient,
             restore=False,
-            batches=batches,
-            prepare=_preparing(patient, ahead),
+            batches=batches,  # none is kept: the failing one again, from the weights that the remedy led to
+            prepare=_preparing(patient, ahead) if batches is not None else None,
             change=change if proposal.lasting else None,
         )
         steps += 1
         if not judge.accepts(seen, at_failure=ahead == start):
             return False, steps, f"{judge.why}, {ahead} steps on"
-    return judge.conclude(seen, steps), steps, judge.why or "holds"
+    held = judge.conclude(seen, steps)
+    if held and not steps:
+        return True, 0, "finite in this step; there is no other batch to follow it on"
+    return held, steps, judge.why or "holds"
 
 
 def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
@@ -156,6 +179,8 @@ class _Judge:
     def __init__(self, ward: Ward, change: Change, peak: float) -> None:
         self.ward, self.change, self.why = ward, change, ""
         self.marks: list[tuple[float, ...]] = []
+        self.num_failed = 0
+        """Steps whose loss or gradients were not finite, the failing one included."""
         losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
@@ -166,6 +191,7 @@ class _Judge:
         self.calm = min(3 * self.ceiling, math.sqrt(self.ceiling * peak)) if math.isfinite(peak) else 3 * self.ceiling
 
     def accepts(self, seen: StepSeen, *, at_failure: bool) -> bool:
+        self.num_failed += not seen.loss_finite or bool(seen.bad_gradients or seen.bad_entering)
         if self.ward.evidence.kind == "written_unmoved":
             weights = dict(self.ward.patient.model.named_parameters())
             written = [weights[name].detach().to(torch.float64) for name in self.ward.evidence.names]
@@ -246,12 +272,23 @@ class _Judge:
                 cured = True
         return cured
 
-    def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
-        if isinstance(self.change, SkipBatch) and (not seen.loss_finite or seen.bad_gradients):
-            self.why = "the steps after it fail as well" if steps_followed else "there was no other step to try it on"
-            return False
-        if isinstance(self.change, SkipBatch) and not self.change.num_skipped:
+    def _skipping_helps(self, steps_followed: int) -> bool:
+        """Leaving a batch out helps only if the batches around it are fine: those that follow, and the one before."""
+        assert isinstance(self.change, SkipBatch)
+        step = self.ward.patient.facts.step
+        before = [record for record in self.ward.patient.facts.history if record.step < step]
+        if not self.change.num_skipped:
             self.why = "there was nothing to skip"
+        elif not steps_followed:
+            self.why = "not tried: there is no other batch to follow it on"
+        elif self.num_failed > 1:
+            self.why = f"{self.num_failed - 1} of {steps_followed} following batches fail as well"
+        elif before and before[-1].step == step - 1 and not before[-1].applied:
+            self.why = "the update of the batch before it was refused as well"
+        return not self.why
+
+    def conclude(self, seen: StepSeen, steps_followed: int) -> bool:
+        if isinstance(self.change, SkipBatch) and not self._skipping_helps(steps_followed):
             return False
         if self.ward.evidence.kind == "written_unmoved":
             moved = len(self.marks) > 1 and all(a != b for a, b in zip(self.marks[0], self.marks[-1], strict=True))
@@ -299,11 +336,14 @@ def _what_is_bad(seen: StepSeen) -> str:
 
 
 def float64_reference(ward: Ward) -> Reference | None:
-    """The healthy rows of the step in float64, if the user's code can run so and is finite there."""
+    """The healthy rows of the step in float64, if the user's code can run so and is finite there, and memory allows."""
+    if limits().lean:
+        return None
     change = Precision(torch.float64)
     try:
         seen, gradient = _measure(ward, change, healthy=True)
-    except CANNOT_RUN:
+    except CANNOT_RUN as error:
+        _why_not(error)
         return None
     finally:
         change.undo(ward.patient)
@@ -315,7 +355,8 @@ def float64_reference(ward: Ward) -> Reference | None:
 def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | None, torch.Tensor | None]:
     patient = ward.patient
     batches = [_few_healthy(ward, batch) for batch in patient.batches] if healthy else list(patient.batches)
-    seen = replay(patient, change=change, until="backward", batches=batches)
+    altered = any(mine is not own for mine, own in zip(batches, patient.batches, strict=True))
+    seen = replay(patient, change=change, until="backward", batches=batches, altered=altered)
     parts = [
         (p.grad.coalesce().to_dense() if p.grad.is_sparse else p.grad).detach().to(torch.float64).reshape(-1)
         if p.grad is not None
@@ -329,8 +370,8 @@ def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | N
 def _few_healthy(ward: Ward, batch: Any) -> Any:
     """The healthy rows; only some of them for a model of some size, for float64 takes several times the room."""
     select = ward.patient.facts.select_rows
-    if select is None:
-        return batch
+    if select is None or ward.rows.why:
+        return batch  # where rows cannot be told apart, none is left out
     rows = [row for row in range(num_rows(batch, select)) if row not in (ward.rows.rows or ())]
     if sum(p.numel() for p in ward.patient.model.parameters()) > LARGE_MODEL:
         rows = rows[: max(2, len(rows) // 8)]

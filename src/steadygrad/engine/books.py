@@ -17,11 +17,11 @@ from typing import Any
 from ..detect.history import History, Limits
 from ..detect.judge import judge
 from ..journal import Journal
+from ..policy import Capabilities, Policy, decide
+from ..policy.escalation import Ledger
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
 from ..rules import Rule
 from .flight import Window
-from .ladder import Ledger
-from .policy import Capabilities, Policy, decide
 from .shield import Shield
 
 logger = logging.getLogger("steadygrad")
@@ -157,6 +157,34 @@ class Books:
             self.incidents.append(incident)
         self.journal.incident(incident)
         self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+
+    def enter_run_finding(self, reading: Reading, decision: Decision) -> None:
+        """An incident about the run as a whole, between two steps: a divergence that was demonstrated."""
+        with self._shield("journal", None):
+            self._enter_incident(reading, decision)
+
+    def amend(self, decision: Decision, what: str) -> Decision:
+        """What came of a decision, in its reason and in the incident that it belongs to."""
+        decision = replace(decision, reason=f"{decision.reason}; {what}")
+        if self.incidents and self.incidents[-1].last_step == decision.step:
+            self.incidents[-1] = replace(self.incidents[-1], decision=decision)
+            with self._shield("journal", None):
+                self.journal.incident(self.incidents[-1])
+        self.show(f"step {decision.step}: {what}", kind="rollback")
+        return decision
+
+    def enter_halt(self, decision: Decision) -> None:
+        with self._shield("journal", None):
+            self.journal.event("halted", step=decision.step, reason=decision.reason)
+
+    def close(self) -> None:
+        """Wait a little for notifications under way, and close the journal."""
+        close = getattr(self.on_incident, "close", None)
+        with self._shield("notify", None):
+            if close is not None:
+                close()
+        with self._shield("journal", None):
+            self.journal.close()
 
     def enter_crash(self, step: int, batch_key: str, error: BaseException) -> None:
         """An incident for an exception of the user's code that a bad value of the step led to."""

@@ -6,16 +6,16 @@ Kept so small that there is nothing in it to break: one norm, one host read, ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from ..detect.gradients import Gradients, clip_exact
 from ..records import Action, Decision, Outcome
 from .program import StepProgram
 from .ranks_council import Alone
+from .update import Followers
 
 
 class PlainLoop:
@@ -24,20 +24,18 @@ class PlainLoop:
     def __init__(
         self,
         program: StepProgram,
-        optimizers: Sequence[Optimizer],
         max_grad_norm: float | None,
-        scheduler: Any,
-        ema_update: Callable[[], Any] | None,
+        followers: Followers,
         council: Alone,
         place: Callable[[], tuple[int, int]],
     ) -> None:
         self._program = program
         self._council = council
         self._place = place
-        self._optimizers = optimizers
+        self._optimizers = program.optimizers
         self._max_norm = max_grad_norm if max_grad_norm is not None else math.inf
-        self._scheduler = scheduler
-        self._ema_update = ema_update
+        self._scheduler = followers.scheduler
+        self._ema_update = followers.ema_update
         self._micro = 0
 
     def step(self, batch: Any, step: int) -> Outcome:

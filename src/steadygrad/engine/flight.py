@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,6 +16,9 @@ from .forward_state import Entry
 from .program import Terms
 from .readout import Layout
 from .tape import NOT_AGAIN
+
+if TYPE_CHECKING:
+    from .engine import Step
 
 
 @dataclass(slots=True)
@@ -69,15 +73,12 @@ def left_over(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
 class Flight:
     """A committed step that the host has not judged yet."""
 
-    step: int
-    window: Window
-    outcome: Outcome
+    step: Step
     seat: Any
     layout: Layout
     limits: Limits
     lr: float
     fresh: list[tuple[Optimizer, list[Tensor]]]
-    attempt: int = 0
 
 
 def passed_over(step: int) -> Outcome:
@@ -92,3 +93,10 @@ def answer_for(outcome: Outcome, last: Outcome) -> None:
     if last.accumulating:
         outcome.accumulating = True
     outcome.resolve(decision=last.decision or Decision(step=last.step), reading=last.reading, applied=last.applied)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a device or on the host. What the device's allocator holds unused is then freed."""
+    if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .rng import RngState, put_rng, take_rng
+from .rng import RngState, put_rng, rewound, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # Set by nn.Module itself and never part of the numbers.
+_STRETCHES = 512
 _INTERNAL = frozenset({"training", "call_super_init", "dump_patches", "_is_full_backward_hook"})
 
 
@@ -64,6 +65,8 @@ class Entry:
     counters: dict[tuple[int, str], Any]
     takes_since_audit: int
     extras: dict[str, Any] = field(default_factory=dict)
+    place: int = 0
+    """Which stretch of training code it begins: see `ForwardState.rng_without`."""
 
 
 class ForwardState:
@@ -81,6 +84,8 @@ class ForwardState:
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._marks = {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
         self._told: set[str] = set()
+        self._stretches: list[tuple[RngState, RngState | None]] = []
+        self._num_stretches = 0
         self._find_slots()
         self._remember_counters()
         self._cold_list: list[tuple[tuple[int, str], dict[str, Any], str, Any]] = []
@@ -90,15 +95,16 @@ class ForwardState:
         """Add state the guard cannot see: `take()` returns a copy, `put(copy)` restores it."""
         self._extras[name] = (take, put)
 
-    def infinite_on_purpose(self) -> frozenset[str]:
-        """Tensors that held an infinity, and no NaN, before the first step: additive masks and the like."""
+    def non_finite_at_start(self) -> frozenset[str]:
+        """Tensors that held a NaN or an infinity before the first step: additive masks, values not yet measured."""
         return frozenset(
             slot.name
             for slot in self._slots.values()
             if slot.cold is not None
-            and slot.cold.is_floating_point()
-            and bool(torch.isinf(slot.cold).any())
-            and not bool(torch.isnan(slot.cold).any())
+            and (slot.cold.is_floating_point() or slot.cold.is_complex())
+            and slot.cold.layout is torch.strided
+            and not slot.cold.is_nested
+            and not bool(torch.isfinite(slot.cold).all())
         )
 
     def take(self) -> Entry:
@@ -108,13 +114,44 @@ class ForwardState:
         self._look_at_counters()
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
+        rng = take_rng()
+        self._stretches.append((rng, None))
+        if len(self._stretches) > _STRETCHES:
+            del self._stretches[: _STRETCHES // 2]
+        self._num_stretches += 1
         return Entry(
-            take_rng(),
+            rng,
             [(slot, slot.tensor, copy) for slot, copy in zip(slots, copies, strict=True)],
             {key: home.get(name) for key, (home, name) in self._hot_counters.items()},
             self._takes_since_audit,
             self.extras(),
+            self._num_stretches - 1,
         )
+
+    def took_again(self) -> None:
+        """Another forward of the same window begins: what other code draws between two of them is not its own."""
+        self._stretches.append((take_rng(), None))
+        self._num_stretches += 1
+
+    def left(self) -> None:
+        """The forward (and backward) that the last `take` was for has ended. Does not sync."""
+        if self._stretches:
+            self._stretches[-1] = (self._stretches[-1][0], take_rng())
+
+    @property
+    def place(self) -> int:
+        """The stretch of training code that comes next."""
+        return self._num_stretches
+
+    def rng_without(self, place: int) -> RngState:
+        """The random states as if training code since `place` had drawn nothing; draws of other code stay drawn."""
+        first = place - (self._num_stretches - len(self._stretches))
+        return rewound(take_rng(), self._stretches[first:]) if first >= 0 else take_rng()
+
+    def forget_since(self, place: int) -> None:
+        """Training code since `place` is as if it had never run."""
+        del self._stretches[max(0, place - (self._num_stretches - len(self._stretches))) :]
+        self._num_stretches = place
 
     def release(self, entry: Entry) -> None:
         """Give an entry's copies back to the pool; the entry must not be restored afterwards."""

@@ -20,14 +20,10 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ..errors import UsageError
+from .parameters import parameters_of as parameters_of
 
 _REFUSES_ON_DEVICE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 _REFUSES_ON_CPU: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW, Adagrad)
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters of all groups, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def why_not_on_device(optimizer: Optimizer) -> str | None:

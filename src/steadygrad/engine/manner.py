@@ -1,9 +1,8 @@
-"""What an engine is told once: how it works, and whom it asks why a step went wrong."""
+"""What a training loop asks of the diagnosis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..records import Diagnosis, Finding
@@ -32,14 +31,3 @@ class Clinic(Ear, Protocol):
     ) -> Diagnosis: ...
 
     def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How an engine works: what its owner chose once."""
-
-    max_grad_norm: float | None
-    settle: str
-    diagnose: str
-    outside: bool = False
-    """Somebody else runs forward and backward the first time, steps the schedule, and says where a window ends."""

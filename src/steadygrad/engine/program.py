@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from ..config import GuardConfig
 from ..errors import UsageError
 from .tape import pristine
 
@@ -50,21 +51,19 @@ class StepProgram:
         self,
         model: nn.Module,
         loss_fn: Callable[[nn.Module, Any], Any],
-        *,
         parameters: Sequence[Tensor],
         optimizers: Sequence[Optimizer],
-        precision: str,
+        config: GuardConfig,
         scaler: Any,
-        accumulate: int,
         device: torch.device,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
         self.parameters = parameters
         self.optimizers = optimizers
-        self.precision = precision
+        self.precision = config.precision
         self.scaler = scaler
-        self.accumulate = accumulate
+        self.accumulate = config.accumulate
         self.device = device
         self.dropped_terms: tuple[str, ...] = ()
         self.writes_batches = False

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..detect.gradients import Gradients
+from ..detect.shards import gradients_before_reduction, is_sharded, num_copies
 from ..errors import RanksError, UsageError
 from ..records import Decision, Reading
 from .checkpoints import CheckpointStore
 from .flight import Window
 from .program import StepProgram, TheirFault
 from .ranks import TERMS, Agreed, Ranks, world_size
-from .ranks_shards import gradients_before_reduction, is_sharded, num_copies
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
 from .training_state import Tree

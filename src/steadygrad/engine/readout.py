@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +58,11 @@ class Readout:
         self._none = torch.zeros((), device=device)
         self._no_flag = torch.zeros(1, device=device)
 
+    def rename(self, names: Sequence[str]) -> None:
+        """The parameters have changed: these are their names from now on."""
+        self._names = tuple(names)
+        self._layouts.clear()
+
     @torch.no_grad()
     def pack(
         self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None, *, in_place: bool = False
@@ -98,17 +102,6 @@ class Readout:
         else:
             torch.cat(parts, out=row.values)
         return row
-
-
-def must_refuse(reading: Reading) -> bool:
-    """The device flag's rule on the host, over the same numbers: both speeds refuse exactly the same steps."""
-    numbers = (reading.grad_norm, reading.loss, *reading.terms.values(), *reading.micro_losses)
-    if not all(map(math.isfinite, numbers)):
-        return True
-    losses = reading.micro_losses or (reading.loss,)
-    norm_limit = math.inf if reading.grad_norm_limit is None else reading.grad_norm_limit
-    loss_limit = math.inf if reading.loss_limit is None else reading.loss_limit
-    return reading.grad_norm > norm_limit or any(loss > loss_limit for loss in losses)
 
 
 def reading_of(

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..detect.detectors import non_finite_buffer, non_finite_optimizer_state, non_finite_parameter
 from ..detect.history import History, Limits
 from ..errors import UsageError
+from ..policy import Capabilities
+from ..policy.escalation import Ledger
 from ..records import Action, Decision, Finding, Outcome, Reading, from_plain, to_plain
-from .books import Books
 from .checkpoints import NEVER, CheckpointStore
+from .divergence_check import DivergenceCheck
+from .engine import Engine, Step
 from .flight import Window
-from .forward_state import ForwardState
-from .ladder import Ledger
+from .parts import Parts
 from .past import Past, kinds_and_names, past_of
-from .policy import Capabilities
-from .posted import is_fatal
-from .program import StepProgram
-from .ranks_council import Alone
+from .rng import RngState
 from .second_look import Kept, SecondLook
-from .second_opinion import SecondOpinion
-from .shield import Shield
 from .snapshots import Snapshot, SnapshotRing
 from .tape import Tape, TapedBatch, by_step
-from .training_state import TrainingState, Tree, bad_state, copy_tree, non_finite
+from .training_state import non_finite
+
+if TYPE_CHECKING:
+    from .owned_loop import OwnedLoop
 
 _CAREFUL_STEPS = 20
 _SNAPSHOT_SHARE = 0.001
@@ -42,68 +42,36 @@ class RollBackAgain(Exception):
     """A step failed while a rollback was re-running batches: unwind to that rollback and start it over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verbs:
-    """What recovery asks of the guard."""
-
-    run_again: Callable[[Sequence[tuple[Any, str]], Outcome | None], None]
-    step_now: Callable[[], int]
-    reset_to: Callable[[int], None]
-    halt: Callable[[Decision], None]
-
-
 class Recovery:
     """The rare path of one guard."""
 
     def __init__(
-        self,
-        verbs: Verbs,
-        *,
-        program: StepProgram,
-        forward: ForwardState,
-        state: TrainingState,
-        books: Books,
-        shield: Shield,
-        ring: SnapshotRing | None,
-        store: CheckpointStore | None,
-        can_clip: bool,
-        whole_windows: bool = False,
-        council: Alone | None = None,
+        self, parts: Parts, ring: SnapshotRing | None, store: CheckpointStore | None, *, whole_windows: bool = False
     ) -> None:
-        self._verbs = verbs
-        self._program = program
-        self._forward = forward
-        self._state = state
-        self._books = books
-        self._shield = shield
-        self._ring = ring
-        self._store = store
-        self.can_clip = can_clip
+        self.loop: OwnedLoop
+        self._program, self._forward, self._state = parts.program, parts.forward, parts.state
+        self._books, self._shield, self._council = parts.books, parts.shield, parts.council
+        self._ring, self._store = ring, store
+        self.can_clip = parts.updater.max_grad_norm is not None
         self._whole_windows = whole_windows
-        self._council = council or Alone()
         self.second_look = SecondLook(
-            program=program, forward=forward, state=state, books=books, council=self._council, whole=whole_windows
-        )
-        self._tape, self._opinion = Tape(), SecondOpinion(program, forward, books.journal)
+            program=parts.program, forward=parts.forward, state=parts.state, books=parts.books, council=parts.council,
+            whole=whole_windows,
+        )  # fmt: skip
+        self._tape = Tape()
+        self._divergence = DivergenceCheck(parts.program, parts.forward, parts.state, parts.books.journal)
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
         self._unnoticed: set[str] = set()
         self._seen_bad: set[str] = set()
         self._bad_at_start: frozenset[tuple[str, str]] = frozenset()
-        self._careful_left = 0
         self._last_snapshot = 0.0
         self._last_checkpoint = 0
-        self._rolling_back = False
-        self._bad_by_then: dict[str, Any] = {}
+        self.rolling_back = False
         self._terms_add_up: bool | None = None
-        self._narrow = program.precision
+        self._narrow = parts.program.precision
 
     # -- before and around an update
-
-    @property
-    def careful(self) -> bool:
-        """Whether every update is checked and can be undone, as after a rollback from poisoned weights."""
-        return self._careful_left > 0
 
     def snapshot_due(self, step: int) -> bool:
         """At once if there is none, then once in each stretch of `snapshot_every` steps.
@@ -116,6 +84,8 @@ class Recovery:
             return False
         if not self._ring.steps:
             return True
+        if self._divergence.open:
+            return False  # the snapshots from before it are needed until it is confirmed or not
         if step // every <= self._ring.steps[-1] // every:
             return False
         return self._council.all(
@@ -160,46 +130,54 @@ class Recovery:
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
 
-    def tape(self, step: int, batch: Any, key: str) -> None:
+    def tape(self, step: int, batch: Any, key: str, rng: RngState | None = None) -> None:
+        """Keep a batch, with the random state its forward begins with, so that it can be run again."""
         if self._ring is not None:
             with self._shield("tape", None):
-                self._tape.put(step, batch, key)
+                self._tape.put(step, batch, key, rng)
 
     def before_update(self) -> None:
         if self._ring is not None:
             self._ring.wait_for_copies()
 
-    def careful_copy(self, *, uneasy: bool = False) -> Tree | None:
-        """A copy of everything before an update that may have to be undone; None when not being careful.
+    def parameters_changed(self, step: int) -> None:
+        """Parameters were unfrozen or added: older snapshots know nothing of them, so a new one replaces them."""
+        if self._ring is not None:
+            self._ring.clear()
+            self._histories.clear()
+            self.take_snapshot(step)
 
-        `uneasy` asks for one although nothing bad has happened. What is bad by then is remembered. That copy goes to
-        host memory, which waits for a device: a run that just fits on its GPU must not end for want of room for it.
-        """
-        self._bad_by_then = {}
-        careful = self.careful
-        if not careful and not uneasy:
-            return None
-        if careful:
-            self._careful_left -= 1
-        else:
-            self._bad_by_then = bad_state(self._state)
-        where = None if careful else "cpu"
-        copied: Tree = copy_tree(self._state.live(), lambda t: t.to(where or t.device, copy=True))
-        return copied
+    def final_state(self) -> str:
+        """Whether everything that training leaves behind is finite: "finite", or what is not. One host read."""
+        names = non_finite(self._state.floating_tensors())
+        return "finite" if not names else "non-finite: " + ", ".join(names[:3])
 
-    def poisoned_by_update(self, undo: Tree, window: Window) -> dict[str, Any]:
-        """If the update made something non-finite, undo it and say what it was. Reads the device."""
-        bad = self._council.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
-        if (before := self._bad_by_then) and not set(bad["bad_parameters"]) - set(before["bad_parameters"]):
-            return {}  # what is bad was so before, or is no weight: it is told of elsewhere
-        if not any(bad.values()):
-            return {}
-        self._state.restore(undo)
-        if window.entry is not None:
-            self._forward.restore(window.entry)
-        if before and before["bad_state"]:
-            return before  # the update only passed on what had been put into its moments
-        return {**bad, "undone": True}
+    # -- divergence
+
+    def note(self, reading: Reading, decision: Decision) -> None:
+        """An applied step: what is learned of its terms, and whether a divergence is suspected."""
+        self._note_terms(reading)
+        self._divergence.note(reading, decision.findings)
+
+    def divergence_due(self, step: int) -> bool:
+        return self._ring is not None and self._council.size == 1 and self._divergence.due(step)
+
+    def check_divergence(self, engine: Engine, step: int) -> None:
+        """Evaluate batches again where a divergence is suspected; where it is demonstrated, let the engine decide."""
+        assert self._ring is not None
+        nothing: tuple[Reading, Finding] | None = None
+        with self._shield("divergence_check", nothing) as answer:
+            answer.value = self._divergence.look(
+                step, self._snapshot_before_divergence(), self._tape.newest(len(self._tape))
+            )
+        if answer.value is not None and self._books.policy.acts:
+            reading, found = answer.value
+            engine.act_on(Step(step, Window(), Outcome(step=step)), replace(reading, step=step), (found,))
+
+    def _snapshot_before_divergence(self) -> Snapshot | None:
+        assert self._ring is not None
+        onset = self._books.history.best_step
+        return self._ring.newest_good(before=onset) if onset is not None else self._ring.oldest_good()
 
     def books_tree(self, step: int, batches_seen: int) -> dict[str, Any]:
         """What a resumed run needs besides the training state."""
@@ -268,34 +246,6 @@ class Recovery:
             return None
         return past_of(self._ring, self._tape, self._bad_keys | set(window.keys), scheduler, self._bad_at_start)
 
-    def doubt(self, reading: Reading, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """The findings, after old batches were asked about a divergence. Runs a few forwards where there is one."""
-        if not findings or self._council.size > 1 or self._rolling_back:
-            return tuple(findings)
-        with self._shield("watch", tuple(findings)) as answer:
-            answer.value = self._opinion.of(reading, findings, self._tape.newest(len(self._tape)), self._books.recent)
-        return answer.value
-
-    def is_only_hard(self, reading: Reading, window: Window) -> bool:
-        """Whether a young run was refused a batch for its high loss alone, and batches from before do as well as ever.
-
-        Then nothing is wrong with the weights, and its gradient is no longer than others. Runs a few forwards.
-        """
-        numbers = (reading.loss, reading.grad_norm, *reading.terms.values(), *reading.micro_losses)
-        history, limit = self._books.history, reading.grad_norm_limit
-        in_line = all(map(math.isfinite, numbers)) and (limit is None or reading.grad_norm <= limit)
-        too_high = reading.loss_limit is not None and max([reading.loss, *reading.micro_losses]) > reading.loss_limit
-        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers or is_fatal(reading.posted)
-        if not (in_line and too_high and window.can_run_again and history.is_young(self._books.policy)) or poisoned:
-            return False
-        with self._shield("watch", False) as answer:
-            self.second_look.put_back(window)
-            taped = self._tape.newest(len(self._tape))
-            answer.value = self._opinion.calls_it_hard(reading, taped, self._books.recent)
-            if answer.value:
-                history.expect_loss(max([reading.loss, *reading.micro_losses]))
-        return answer.value
-
     def good_part(self, window: Window) -> Kept:
         """The good micro-batches of an unfinished window. If some are bad, their traces are gone. Reads the device."""
         kept = self.second_look.good_part(window)
@@ -310,13 +260,16 @@ class Recovery:
         """Remember which batches were refused, so that a rollback or a resumed run leaves them out."""
         poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
         if reading.scale_to_blame or (poisoned and not reading.undone and not reading.bad_inputs):
-            return  # the batch is not to blame: it will be tried again from a good state
+            return  # it is not the batch: it will be tried again from a good state
         good = {key for _, key in kept}
         for key in window.keys:
             if key not in good:
                 self._bad_keys.add(key)
                 with self._shield("journal", None):
                     self._books.journal.quarantine(key, step=reading.step, cause=_first_code(reading))
+
+    def is_quarantined(self, keys: Iterable[str]) -> bool:
+        return not self._bad_keys.isdisjoint(keys)
 
     def apply(self, decision: Decision) -> None:
         """Put the ladder's rungs in force: dropped terms and wider precision. LR and clip are read off the ledger."""
@@ -332,7 +285,7 @@ class Recovery:
 
     _term_names: tuple[str, ...] = ()
 
-    def note_terms(self, reading: Reading) -> None:
+    def _note_terms(self, reading: Reading) -> None:
         """Terms can be dropped only if they are what the loss is made of: their sum is the loss on healthy steps."""
         if not reading.terms or self._program.dropped_terms:
             return
@@ -342,37 +295,33 @@ class Recovery:
             self._terms_add_up = adds_up and self._terms_add_up is not False
             self._term_names = tuple(reading.terms)
 
-    def roll_back(self, decision: Decision, outcome: Outcome | None) -> int | None:
-        """Restore the newest good snapshot and run the good batches since then again. Returns its step."""
-        if self._rolling_back:
+    def roll_back(self, decision: Decision, outcome: Outcome | None) -> tuple[int | None, Decision]:
+        """Restore the newest good snapshot and run the good batches since then again. Its step, and the decision,
+        which says to halt where there is no good snapshot."""
+        if self.rolling_back:
             raise RollBackAgain
         diverged = any(found.code == "SY203" for found in decision.findings)
         while True:
             snapshot = self._snapshot_for(decision) if self._ring is not None else None
             if snapshot is None:
-                self._verbs.halt(
-                    replace(
-                        decision,
-                        actions=(*decision.actions, Action.HALT),
-                        reason=f"{decision.reason}; and no snapshot from before it is finite",
-                    )
-                )
-                return None
+                reason = f"{decision.reason}; and no snapshot from before it is finite"
+                return None, replace(decision, actions=(*decision.actions, Action.HALT), reason=reason)
             # After a divergence the batches that led there are left behind: they would lead there again.
             taped = self._restore(snapshot, again=not diverged)
-            self._rolling_back = True
+            self.rolling_back = True
             try:
                 for group in by_step(taped) if self._whole_windows else [[batch] for batch in taped]:
                     for batch in group:
                         # Refused batches had step numbers of their own, so the numbers are others this time.
-                        batch.step = self._verbs.step_now()
+                        batch.step = self.loop.step
                     last = group[-1] is taped[-1]
-                    self._verbs.run_again([(b.fetch(), b.key) for b in group], outcome if last else None)
-                return snapshot.step
+                    again = [(b.fetch(), b.key) for b in group]
+                    self.loop.run_again(again, outcome if last else None, [b.rng for b in group])
+                return snapshot.step, decision
             except RollBackAgain:
                 continue
             finally:
-                self._rolling_back = False
+                self.rolling_back = False
 
     def _snapshot_for(self, decision: Decision) -> Snapshot | None:
         assert self._ring is not None
@@ -388,13 +337,13 @@ class Recovery:
         with self._shield("watch", None):
             self._books.history = History.from_plain(self._histories[snapshot.step])
             self._books.history.rewind()
-        self._verbs.reset_to(snapshot.step)
+        self.loop.reset_to(snapshot.step)
         self._tape.drop(self._bad_keys)
         taped = self._council.taped(self._tape.since(snapshot.step))
         if not again:
             self._tape.forget_from(snapshot.step)
             return []
-        self._careful_left = (len(taped) if taped else 0) + _CAREFUL_STEPS
+        self.loop.be_careful((len(taped) if taped else 0) + _CAREFUL_STEPS)
         if taped is None:
             self._books.show(
                 "the batches since the snapshot are no longer kept, so the rollback could not run them again",

@@ -10,6 +10,7 @@ import ctypes
 import random
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,47 @@ def put_rng(state: RngState) -> None:
     random.setstate(state.python)
     if state.numpy is not None:
         sys.modules["numpy"].random.set_state(state.numpy)
+
+
+def rewound(now: RngState, segments: Sequence[tuple[RngState, RngState | None]]) -> RngState:
+    """The random states from before these stretches of training code, as far as nothing else has drawn since.
+
+    `segments` are (before, after) of consecutive stretches; after None: that one has not ended. Each generator is
+    rewound stretch by stretch from the end, and only while its state is exactly what the stretch left: where the
+    user's own loop has drawn in between (the next batch, say), its numbers must not come again.
+    """
+    generators = _generators(now)
+    for place in range(len(generators)):
+        for before, after in reversed(segments):
+            left = _generators(after) if after is not None else None
+            if left is not None and (place >= len(left) or not _same(left[place], generators[place])):
+                break
+            was = _generators(before)
+            if place >= len(was):
+                break
+            generators[place] = was[place]
+    cpu, python, numpy, *cuda = generators
+    return RngState(cpu, tuple(cuda), python, numpy)
+
+
+def _generators(state: RngState) -> list[Any]:
+    return [state.cpu, state.python, state.numpy, *state.cuda]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if one is None or other is None:
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        plain = {key: value for key, value in one.items() if key != "state"}
+        if plain != {key: value for key, value in other.items() if key != "state"}:
+            return False
+        return all(bool((value == other["state"][key]).all()) if hasattr(value, "all") else value == other["state"][key]
+                   for key, value in one["state"].items())  # fmt: skip
+    return bool(one == other)
 
 
 def rng_to_plain(state: RngState) -> dict[str, Any]:

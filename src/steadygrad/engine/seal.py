@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..detect.gradients import ClipRule
 from ..detect.history import Limits
-from .readout import Layout, Row
+from ..detect.refusal import bounds
+from .readout import Row
 
 _RECORD_AFTER = 3  # runs of the very same work; by then every kernel in it has been loaded
 _MOST_RECORDINGS = 8
@@ -141,16 +142,8 @@ class _Seal:
 
     def _send_limits(self, limits: Limits) -> None:
         """The least and the most each scalar may be, sent when a limit has moved."""
-        bounds = bounds_of(self.row.layout, limits, torch.finfo(self._bounds.dtype).max)
-        host = torch.tensor(bounds, dtype=self._bounds.dtype, pin_memory=self._device.type == "cuda")
+        layout, largest = self.row.layout, torch.finfo(self._bounds.dtype).max
+        most = bounds(layout.term_names, layout.num_micro, limits, largest)
+        host = torch.tensor(most, dtype=self._bounds.dtype, pin_memory=self._device.type == "cuda")
         self._bounds.copy_(host, non_blocking=True)
         self._limits = limits
-
-
-def bounds_of(layout: Layout, limits: Limits, largest: float) -> list[list[float]]:
-    """The least and the most that each judged number of a row may be; `largest` is the most a number of it can be."""
-    width, place = len(layout.term_names), layout.term_names.index("loss")
-    most = [min(limits.grad_norm, largest)] + [largest] * (width * layout.num_micro)
-    for micro in range(layout.num_micro):
-        most[1 + micro * width + place] = min(limits.loss, largest)
-    return [[-largest] * len(most), most]

@@ -15,7 +15,7 @@ from ..detect.gradients import GradientProbe, Gradients, finite_gradients
 from ..records import Reading
 from .books import Books
 from .flight import Window
-from .forward_state import ForwardState
+from .forward_state import Entry, ForwardState
 from .program import StepProgram
 from .ranks_council import Alone
 from .tape import named_tensors_in
@@ -41,7 +41,6 @@ class SecondLook:
         self._program, self._forward, self._state, self._books = program, forward, state, books
         self._council = council
         self._whole = whole  # windows of somebody else's loop stay whole
-        self._probe = GradientProbe(program.parameters)
 
     def at(self, reading: Reading, window: Window, gradients: Gradients | None) -> tuple[Reading, Kept]:
         """Put back what the refused window's forward moved; find what was wrong and which micro-batches were good.
@@ -95,10 +94,19 @@ class SecondLook:
             )
             self._books.journal.event("unregistered_state_changed", names=uncertain)
 
+    def leave_as(self, after: Entry) -> None:
+        """Everything as it was after the window's forward, but for the loss scale; no gradients."""
+        scaler = self._program.scaler
+        scale, growth = scaler._scale.clone(), scaler._growth_tracker.clone()
+        self._forward.restore(after)
+        scaler._scale.copy_(scale)
+        scaler._growth_tracker.copy_(growth)
+        self._program.zero_grad()
+
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:
             self._program.micro(batch)
-        return self._probe.measure()
+        return GradientProbe(self._program.parameters).measure()
 
     def _gradients_finite_again(self, window: Window) -> bool:
         gradients = self._rerun(window)
@@ -125,7 +133,7 @@ class SecondLook:
         """The good micro-batches of an unfinished window if some are bad, whose traces are then gone; None if none is.
         Reads the device."""
         finite = all(math.isfinite(float(value)) for terms in window.terms for value in terms.values())
-        gradients = self._probe.measure()
+        gradients = GradientProbe(self._program.parameters).measure()
         if finite and (gradients is None or finite_gradients(gradients)):
             return None
         return self._good_micro_batches(Reading(step=-1, loss=math.nan), window)
@@ -142,7 +150,7 @@ class SecondLook:
             terms = self._program.micro(batch)
             loss_good = terms is not None and all(math.isfinite(float(value)) for value in terms.values())
             loss_good = loss_good and terms is not None and float(terms["loss"]) <= loss_limit
-            norm = _norm_of(self._probe.measure(), self._program.scaler)
+            norm = _norm_of(GradientProbe(self._program.parameters).measure(), self._program.scaler)
             if self._council.all("micro-batch", loss_good and math.isfinite(norm)):
                 solo.append((norm, batch, key))
             else:

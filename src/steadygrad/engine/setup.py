@@ -12,66 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .. import __version__
 from ..errors import UsageError
+from ..policy import Policy
 from .checkpoints import NEVER, CheckpointStore
 from .forward_state import ForwardState
-from .gate import check_supported, parameters_of
-from .policy import Policy
-from .program import PRECISIONS
+from .gate import check_supported
+from .parameters import clean_name as clean_name
 from .shield import Shield
 from .snapshots import SnapshotRing
 from .training_state import TrainingState, restore_scaler
 
 logger = logging.getLogger("steadygrad")
 _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-
-
-def check_arguments(
-    *, model: Any, loss_fn: Any, max_grad_norm: Any, scheduler: Any, precision: Any, scaler: Any, accumulate: Any,
-    clip: Any, settle: Any, snapshots: Any, checkpoint_every: Any, keep_checkpoints: Any, run_dir: Any,
-    diagnose: Any, capsule: Any, capsule_bytes: Any,
-) -> None:  # fmt: skip
-    """One clear sentence for each argument that cannot work."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if not callable(loss_fn):
-        raise UsageError(f"loss_fn must be a function loss_fn(model, batch), got {type(loss_fn).__name__}.")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise UsageError(f"max_grad_norm must be above 0, or None to measure without clipping; got {max_grad_norm!r}.")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "ReduceLROnPlateau needs a validation metric, so the guard cannot step it. "
-            "Leave scheduler=None and call plateau.step(metric) yourself after each evaluation."
-        )
-    _one_of("precision", precision, PRECISIONS)
-    _one_of("clip", clip, ("exact", "folded"))
-    _one_of("settle", settle, ("auto", "late", "now"))
-    _one_of("snapshots", snapshots, ("auto", "host", "device", "off"))
-    _one_of("diagnose", diagnose, ("auto", "origin", "off"))
-    _one_of("capsule", capsule, ("keep", "redact", "off"))
-    if not isinstance(capsule_bytes, int) or capsule_bytes < 1:
-        raise UsageError(f"capsule_bytes is the most a capsule may take and must be at least 1; got {capsule_bytes!r}.")
-    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        raise UsageError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise UsageError(f"accumulate counts micro-batches per update and must be at least 1; got {accumulate!r}.")
-    if checkpoint_every is not None and run_dir is None:
-        raise UsageError("checkpoint_every needs a run_dir to write to.")
-    if (checkpoint_every is not None and checkpoint_every < 1) or keep_checkpoints < 1:
-        raise UsageError(
-            f"checkpoint_every and keep_checkpoints count steps and files and must be at least 1; got "
-            f"{checkpoint_every!r} and {keep_checkpoints!r}. Leave checkpoint_every out to write none."
-        )
-
-
-def _one_of(name: str, value: Any, choices: Any) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
 def as_optimizers(optimizer: Any, *, monitor: bool = False) -> tuple[Optimizer, ...]:
@@ -104,38 +60,6 @@ def is_claimed(optimizer: Optimizer) -> bool:
 def release(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         _CLAIMS.pop(optimizer, None)
-
-
-def guarded_parameters(
-    model: nn.Module, loss_fn: Any, optimizers: Sequence[Optimizer]
-) -> tuple[list[str], list[Tensor]]:
-    """Trainable parameters of the model in its order, then what only an optimizer holds, with a name each.
-
-    The order is the one `clip_grad_norm_(model.parameters(), ...)` would sum in.
-    """
-    named: dict[int, tuple[str, Tensor]] = {
-        id(p): (clean_name(name), p) for name, p in model.named_parameters() if p.requires_grad
-    }
-    if isinstance(loss_fn, nn.Module):
-        for name, p in loss_fn.named_parameters():
-            if p.requires_grad and id(p) not in named:
-                named[id(p)] = (f"loss_fn.{name}", p)
-    owned = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-    if not any(id(p) in named for p in owned):
-        raise UsageError(
-            "None of the optimizer's parameters belong to the model, so training would change nothing in it. "
-            "Was the optimizer made before the model was moved, wrapped or re-created? Make it from model.parameters()."
-        )
-    for index, parameter in enumerate(owned):
-        if id(parameter) not in named and parameter.requires_grad:
-            named[id(parameter)] = (f"optimizer_only.{index}", parameter)
-    names, parameters = zip(*named.values(), strict=True)
-    return list(names), list(parameters)
-
-
-def clean_name(name: str) -> str:
-    """A parameter's name without the prefixes that compile and DDP put before it."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def make_scaler(precision: str, scaler: Any, device: torch.device) -> Any:

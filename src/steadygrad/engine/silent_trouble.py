@@ -11,8 +11,8 @@ from ..records import Diagnosis, Finding
 from .flight import Window
 
 if TYPE_CHECKING:
-    from .engine import Engine
-    from .manner import Manner
+    from ..config import GuardConfig
+    from .owned_loop import OwnedLoop
 
 ENOUGH_STEPS = 3
 """Good steps to look at before a pattern can be called one; what the set-up showed waits for them."""
@@ -31,9 +31,9 @@ class Ear(Protocol):
 class SilentTrouble:
     """Asks once about each warning, of a settled state between two steps. Where there is none it is a comparison."""
 
-    def __init__(self, engine: Engine, clinic: Ear, manner: Manner) -> None:
-        self._engine, self._clinic, self._outside = engine, clinic, manner.outside
-        self._depth = {"auto": "full", "origin": "origin"}.get(manner.diagnose)
+    def __init__(self, loop: OwnedLoop, clinic: Ear, config: GuardConfig) -> None:
+        self._engine, self._clinic = loop, clinic
+        self._depth = {"auto": "full", "origin": "origin"}.get(config.diagnose)
         self._asked = 0
 
     def look(self) -> None:
@@ -43,16 +43,15 @@ class SilentTrouble:
         """
         engine = self._engine
         clerk = engine.parts.clerk
-        if not clerk.suspects or engine.step < ENOUGH_STEPS or self._outside or not engine.program.model.training:
+        if not clerk.suspects or engine.step < ENOUGH_STEPS or not engine.program.model.training:
             return
-        if engine.pending is not None:
-            engine.settle_pending(())
+        engine.settle_pending()
         if len(engine.window) or engine.halt is not None:
             return
         findings, clerk.suspects = clerk.suspects, []
         if self._depth is None or self._asked >= MOST:
             return
-        with engine.shield("clinic", None), torch.inference_mode(False), torch.enable_grad():
+        with engine.shield("diagnosis", None), torch.inference_mode(False), torch.enable_grad():
             steps = engine.recovery.recent_good(Window())
             answer = self._clinic.look_into(findings, steps, engine.step, depth=self._depth)
             if answer is not None:

@@ -23,6 +23,8 @@ class Snapshot:
 
     def __init__(self, step: int, tree: Tree, largest: list[Tensor], done: Any) -> None:
         self.step = step
+        self.place = 0
+        """The stretch of training code that came after it: see `ForwardState.rng_without`."""
         self.tree = tree
         self._largest = largest
         self._done = done
@@ -97,6 +99,7 @@ class SnapshotRing:
             tree = copy_tree(live, copier)
             largest = [largest_magnitudes(group) for group in by_device.values()]
         snapshot = Snapshot(step, tree, largest, done)
+        snapshot.place = self._state.forward.place
         self._ring.append(snapshot)
         # The first ones also allocate pinned memory, which is slow and never happens again.
         self._host_seconds = time.perf_counter() - started if reused else 0.0
@@ -118,6 +121,14 @@ class SnapshotRing:
     def good(self) -> list[Snapshot]:
         """All finite snapshots, oldest first. Waits for copies on a GPU."""
         return [snapshot for snapshot in self._ring if snapshot.good]
+
+    def oldest_good(self) -> Snapshot | None:
+        """The oldest finite snapshot."""
+        return next((snapshot for snapshot in self._ring if snapshot.good), None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._ring.clear()
 
     def discard_after(self, step: int) -> None:
         """Forget snapshots taken after `step`: a rollback has made them another history."""

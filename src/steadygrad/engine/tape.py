@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .pinned import PinnedPool
+from .rng import RngState
 
 NOT_AGAIN = object()
 """Stands for a micro-batch of somebody else's loop that only that loop could run."""
@@ -36,6 +37,8 @@ class TapedBatch:
     device: torch.device | None = None
     chunks: Sequence[Tensor] = ()
     """The pinned memory its copies lie in, to be given back when it is forgotten."""
+    rng: RngState | None = None
+    """The random states its forward began with."""
 
     def fetch(self) -> Any:
         """The batch as it was, on its device."""
@@ -61,7 +64,7 @@ class Tape:
         self.lost_before = 0
         self._pinned = PinnedPool()
 
-    def put(self, step: int, batch: Any, key: str) -> None:
+    def put(self, step: int, batch: Any, key: str, rng: RngState | None = None) -> None:
         """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
         tensors = list(tensors_in(batch))
         size = sum(t.numel() * t.element_size() for t in tensors)
@@ -70,7 +73,7 @@ class Tape:
         if device is not None:
             kept = _map_tensors(batch, lambda tensor: self._to_pinned(tensor, chunks))
         versions = tuple(t._version for t in tensors)
-        taped = TapedBatch(step, key, kept, size, versions, device is not None, device, chunks)
+        taped = TapedBatch(step, key, kept, size, versions, device is not None, device, chunks, rng)
         self._batches.append(taped)
         self._bytes += size
         while self._bytes > self._limit and self._batches:

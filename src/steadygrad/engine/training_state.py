@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..detect.shards import is_sharded, local_of, locals_in, sharded_like
 from .forward_state import ForwardState
-from .ranks_shards import is_sharded, local_of, locals_in, sharded_like
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
 from .tape import named_tensors_in
 
@@ -38,8 +38,8 @@ class TrainingState:
     ) -> None:
         self._parameters = dict(parameters)
         self._optimizers = optimizers
-        self._forward = forward
-        self._infinite_on_purpose = forward.infinite_on_purpose()
+        self.forward = forward
+        self._non_finite_at_start = forward.non_finite_at_start()
         self._scheduler = scheduler
         self._scaler = scaler
         self._ema = ema
@@ -58,14 +58,26 @@ class TrainingState:
         return {
             "parameters": dict(self._parameters),
             "optimizers": [_optimizer_tree(optimizer) for optimizer in self._optimizers],
-            "buffers": self._forward.tensors(),
-            "counters": self._forward.counters(),
-            "extras": self._forward.extras(),
+            "buffers": self.forward.tensors(),
+            "counters": self.forward.counters(),
+            "extras": self.forward.extras(),
             "scheduler": _stateful_tree(self._scheduler),
             "scaler": scaler_tree(self._scaler),
             "ema": _stateful_tree(self._ema, self._ids),
             "rng": rng_to_plain(take_rng()),
         }
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters on this rank, in order."""
+        return (
+            [local_of(p.data) for p in self._parameters.values()] if self._sharded else list(self._parameters.values())
+        )
+
+    def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """From now on these are the trained parameters: some were unfrozen or added."""
+        self._parameters = dict(parameters)
+        self._ids = frozenset(map(id, self._parameters.values()))
+        self._sharded = any(is_sharded(p) for p in self._parameters.values())
 
     def exchange_parameters(self, others: Mapping[int, Tensor]) -> None:
         """From now on `others[id(p)]` is the parameter wherever p was."""
@@ -79,9 +91,9 @@ class TrainingState:
             parameter.grad = None
         for optimizer, saved in zip(self._optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, saved)
-        self._forward.put_tensors(tree["buffers"])
-        self._forward.put_counters(tree["counters"])
-        self._forward.put_extras(tree["extras"])
+        self.forward.put_tensors(tree["buffers"])
+        self.forward.put_counters(tree["counters"])
+        self.forward.put_extras(tree["extras"])
         _restore_stateful(self._scheduler, tree["scheduler"])
         restore_scaler(self._scaler, tree["scaler"])
         _restore_stateful(self._ema, tree["ema"], self._ids)
@@ -109,11 +121,24 @@ class TrainingState:
             for parameter, state in optimizer.state.items():
                 label = names.get(id(parameter), "?")
                 found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
-        buffers = self._forward.tensors().items()
-        found += [(f"buffer {name}", t) for name, t in buffers if name not in self._infinite_on_purpose]
+        buffers = self.forward.tensors().items()
+        found += [(f"buffer {name}", t) for name, t in buffers if name not in self._non_finite_at_start]
         if self._sharded:
             found = [(name, local_of(t)) for name, t in found]
-        return [(name, t) for name, t in found if t.is_floating_point() and t.numel() and not t.is_sparse]
+        return [(name, t) for name, t in found if can_be_scanned(t)]
+
+
+def can_be_scanned(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be read by the multi-tensor kernels: dense, with memory, of a floating type."""
+    return (
+        tensor.is_floating_point()
+        and tensor.numel() > 0
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and tensor.element_size() > 1  # float8: there is no norm of it
+        and not tensor.is_nested
+        and not tensor.is_quantized
+    )
 
 
 def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:

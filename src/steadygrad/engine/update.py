@@ -8,33 +8,26 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..config import GuardConfig
 from ..detect.gradients import ClipRule, GradientProbe, Gradients, clip_exact
+from ..policy.escalation import Ledger
 from .forward_state import Entry, ForwardState
-from .gate import DeviceGate, parameters_of, why_not_on_device
-from .ladder import Ledger
+from .gate import DeviceGate, why_not_on_device
 from .learning_rate import current_rate, scaled_learning_rate
+from .parameters import parameters_of
 from .program import theirs
 
 
 class Updater:
     """Clips and steps. Knows nothing of whether it should."""
 
-    def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        gate: DeviceGate,
-        *,
-        max_grad_norm: float | None,
-        clip: str,
-        scaler: Any,
-        refuses: bool,
-    ) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], gate: DeviceGate, config: GuardConfig, scaler: Any) -> None:
         self._optimizers = optimizers
         self._gate = gate
-        self.max_grad_norm = max_grad_norm
-        self._folds = clip == "folded"
+        self.max_grad_norm = config.max_grad_norm
+        self._folds = config.clip == "folded"
         self._scaler = scaler
-        self._refuses = refuses
+        self._refuses = config.policy.acts
 
     def rule(self, force: Ledger, *, on_device: bool) -> ClipRule | None:
         """How gradients are clipped with what is in force; None if they are not."""

@@ -76,10 +76,13 @@ class AcceleratorGuard(LoopGuard):
         self.begin(self._current)
 
     def _backward(self, original: Callable[..., Any], loss: Any, **kwargs: Any) -> Any:
+        call, given = self._calls.taken(loss)
         result = original(loss, **kwargs)
-        call = self._calls.taken(loss)
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            self.seen(self._current if self._loss_fn is not None else call, {"loss": loss})
+            batch = self._current if self._loss_fn is not None else call
+            # A batch that cannot be run again is still called by what the model was given.
+            key = self._name_of(given, self._engine.batches_seen) if batch is None and given is not None else None
+            self.seen(batch, {"loss": loss}, key)
         return result
 
     def _clip(self, original: Callable[..., Any], parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:

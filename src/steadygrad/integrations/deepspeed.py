@@ -18,14 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..engine import setup
-from ..engine.books import Books
-from ..engine.policy import Capabilities, Policy
 from ..engine.ranks import world_size
-from ..engine.shield import Shield
 from ..errors import UsageError
-from ..journal import Journal
-from ..records import Finding, Incident, Reading
+from ..policy import Policy
+from ..records import Finding, Incident
 from .patching import wrap_method
+from .reported_loop import ReportedLoop
 
 logger = logging.getLogger("steadygrad")
 
@@ -48,17 +46,11 @@ class DeepSpeedMonitor:
                 "undone exactly from outside. Pass policy='observe', or train with DDP or fully_shard to be guarded."
             )
         self._engine = engine
-        self._shield = Shield()
         rank = dist.get_rank() if world_size() > 1 else 0
         names = [setup.clean_name(name) for name, _ in _module_of(engine).named_parameters()]
-        config = setup.run_config(self.policy.name, "the engine's own", 1, ())
-        self._journal = Journal(run_dir, names=names, run_config=config, rank=rank)
-        self._shield.report_to(self._journal.event)
-        self._books = Books(self.policy, self._journal, self._shield, run=self._journal.run_id, rank=rank)
+        self._loop = ReportedLoop(names, run_dir=run_dir, rank=rank)
         self._loss: Tensor | float | None = None
-        self._step = 0
         self._skipped_before = int(getattr(engine, "skipped_steps", 0))
-        self._skipped = 0
         self._undo: list[Callable[[], Any]] = [
             wrap_method(engine, "backward", self._around_backward),
             wrap_method(engine, "step", self._around_step),
@@ -70,22 +62,24 @@ class DeepSpeedMonitor:
 
     @property
     def incidents(self) -> list[Incident]:
-        return list(self._books.incidents)
+        return self._loop.incidents
 
     @property
     def vitals(self) -> list[Finding]:
-        return list(self._books.vitals)
+        return self._loop.vitals
 
     def summary(self) -> dict[str, Any]:
         """The counts of the run; `skipped` are those that the engine says it skipped."""
-        return {**self._books.summary(), "skipped": self._skipped, "guarded": False}
+        return self._loop.summary()
+
+    def settle(self) -> None:
+        """Steps are recorded as they happen, so there is nothing to wait for."""
 
     def close(self) -> None:
         """Let go of the engine and close the journal. Safe to call twice."""
         while self._undo:
             self._undo.pop()()
-        with self._shield("journal", None):
-            self._journal.close()
+        self._loop.close()
 
     def __enter__(self) -> DeepSpeedMonitor:
         return self
@@ -104,7 +98,7 @@ class DeepSpeedMonitor:
         ends_window = self._ends_window()
         answer = original(*args, **kwargs)
         if ends_window:
-            with self._shield("deepspeed", None):
+            with self._loop.shield("deepspeed", None):
                 self._note()
         return answer
 
@@ -118,21 +112,14 @@ class DeepSpeedMonitor:
         skipped = int(getattr(self._engine, "skipped_steps", self._skipped_before))
         refused = skipped > self._skipped_before or _call(self._engine, "was_step_applied") is False
         self._skipped_before = skipped
-        self._skipped += refused
         loss, self._loss = self._loss, None
-        reading = Reading(
-            step=self._step,
-            loss=0.0 if loss is None else float(loss),
-            grad_norm=0.0 if norm is None else float(norm),
-            loss_scale=_scale(self._engine),
-            refused=refused,
-        )
-        self._step += 1
-        findings = self._books.judge(reading)
-        decision = self._books.decide(reading, findings, Capabilities(lr=False))
-        self._books.enter(reading, decision, applied=not refused, loss_seen=loss is not None)
+        number = self._loop.step
+        self._loop.report(
+            None if loss is None else float(loss), None if norm is None else float(norm), scale=_scale(self._engine),
+            skipped=bool(refused),
+        )  # fmt: skip
         if refused:
-            self._journal.event("skipped_by_deepspeed", step=reading.step, total=skipped, grad_norm=reading.grad_norm)
+            self._loop.journal.event("skipped_by_deepspeed", step=number, total=skipped)
 
 
 def _module_of(engine: Any) -> nn.Module:

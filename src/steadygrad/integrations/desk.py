@@ -1,141 +1,388 @@
-"""One guarded optimizer at a loop's own `step()`: its parameters, what is read of them, its books.
+"""A training loop seen at `optimizer.step()` only: the adapter behind `sg.attach(optimizer)` and `steady run`.
 
-Shared by the integrations that listen at `optimizer.step()`.
+Its numbers are read at the loop's own update; the update is made, or not made at all, and looked at afterwards. What
+is known of the loop around it (its model, its batches, its past) comes from `Surroundings`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
-from ..detect.gradients import GradientProbe, Gradients
-from ..detect.history import Limits
-from ..engine import setup
+from ..detect.gradients import Gradients
 from ..engine.books import Books
-from ..engine.gate import DeviceGate, parameters_of, why_not_on_device
-from ..engine.learning_rate import current_rate
-from ..engine.policy import Policy
-from ..engine.readout import Layout, Readout, reading_of
-from ..engine.seal import Sealer, Seat
+from ..engine.engine import Engine, Step, Verdict
+from ..engine.flight import Window
+from ..engine.parameters import clean_name, parameters_of
+from ..engine.ranks_council import Alone
 from ..engine.shield import Shield
+from ..engine.training_state import TrainingState, Tree, bad_state, copy_tree
+from ..engine.update_check import UpdateCheck
 from ..journal import Journal
-from ..records import Reading
+from ..policy import Capabilities, Policy
+from ..records import Decision, Outcome, Reading
+from .update_numbers import Letter, UpdateNumbers
 
-_AFTER_CLIPPING = "norm after clipping"
-_ON_DEVICE = ("cuda",)
-"""Where a host read is worth hiding behind the update. Reading a CPU tensor costs nothing."""
+
+class Surroundings(Protocol):
+    """What is known of the loop around an optimizer."""
+
+    ranks: Alone
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank trains the same weights."""
+
+    def state_of(self, desk: Desk) -> TrainingState:
+        """Everything one of its updates can change."""
+
+    def agree(self, desk: Desk, reading: Reading) -> Reading:
+        """The reading with what the other ranks measured."""
+
+    def shown(self, desk: Desk, reading: Reading) -> Reading:
+        """The reading as it is to be recorded."""
+
+    def capabilities(self, desk: Desk, reading: Reading) -> Capabilities:
+        """What can be done besides skipping."""
+
+    def withhold(self, desk: Desk, reading: Reading) -> Reading:
+        """Restore what the forward passes since the last update moved, and look closer."""
+
+    def diagnose(self, desk: Desk, reading: Reading, decision: Decision) -> None:
+        """Find out why, as far as the loop's lines can be run again."""
+
+    def roll_back(self, desk: Desk, decision: Decision) -> Decision:
+        """Restore a good state."""
+
+
+class Withheld(BaseException):
+    """Leaves `optimizer.step(closure)` from inside the closure, before anything was updated."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__("the update is withheld")
+        self.loss = loss
 
 
 @dataclass(slots=True)
-class Letter:
-    """A step's numbers on their way to the host, while its update runs under a device flag."""
+class _Judged:
+    """An update that may be made, or is made because the guard could not judge it (`verdict` None)."""
 
-    seat: Seat
-    layout: Layout
-    limits: Limits
-    clipped: Gradients | None
+    step: Step
+    verdict: Verdict | None
+    undo: Tree | None
+    fed: list[int]
+    overflow: bool = False
+    scale: float | None = None
+
+
+class _Kept:
+    """A copy of everything a step can change, the optimizer's own attributes too."""
+
+    def __init__(self, optimizer: Optimizer, state: TrainingState) -> None:
+        self._optimizer, self._state = optimizer, state
+        self._tree = copy_tree(state.live(), lambda t: t.clone())
+        self._attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float | str)}
+
+    def restore(self) -> None:
+        gradients = [p.grad for p in parameters_of(self._optimizer)]
+        self._state.restore(self._tree)
+        vars(self._optimizer).update(self._attributes)
+        for parameter, gradient in zip(parameters_of(self._optimizer), gradients, strict=True):
+            parameter.grad = gradient
 
 
 class Desk:
-    """One attached optimizer: its parameters, its readout, its books."""
+    """One optimizer's steps, with an engine of their own: history, streaks, limits and a halt belong to it alone."""
 
     def __init__(
-        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield
-    ) -> None:
-        self.optimizer = optimizer
+        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield,
+        around: Surroundings,
+    ) -> None:  # fmt: skip
+        self._optimizer = weakref.ref(optimizer)
         self.parameters = parameters_of(optimizer)
         self.books = Books(policy, journal, shield, run=journal.run_id, rank=journal.rank, quiet=journal.rank > 0)
         self.names = [names[id(p)] for p in self.parameters]
-        self._readout = Readout(self.names, self.parameters[0].device)
-        self._probe = GradientProbe(self.parameters)
+        self.engine = Engine(self, policy, self.books, shield, around.ranks)
+        self.around, self.step = around, 0
+        self._shield = shield
+        self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.books)
         self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._sealer = Sealer(self.parameters[0].device)
-        self._gate = DeviceGate([optimizer])
+        self._check: UpdateCheck | None = None
+        self.refused = False
+        """Whether the last update was withheld."""
+        self.last: Reading | None = None
+        """What was recorded of the last update that was applied."""
+        # The optimizer keeps this object alive, and not the other way round.
+        optimizer.register_load_state_dict_post_hook(self._loaded)
 
-    def refuses_on_device(self) -> bool:
-        """Whether the coming update can be made under a flag on the device. A GradScaler brings a flag of its own."""
-        self._gate.disarm()  # a step that raised left it so
-        if self.parameters[0].device.type not in _ON_DEVICE or getattr(self.optimizer, "found_inf", None) is not None:
-            return False
-        return why_not_on_device(self.optimizer) is None
+    def _loaded(self, _optimizer: Optimizer) -> None:
+        """State was loaded: `UpdateCheck` looks at the update that follows."""
 
-    def seal(self, loss: Tensor | None, clipped: Gradients | None = None) -> Letter | None:
-        """Let the device refuse the coming update by the same numbers that `read` reads; `open` the letter after it.
-        Does not sync. None if there is no gradient."""
-        gradients = self._probe.measure()
-        if gradients is None:
-            return None
-        terms = {"loss": loss if loss is not None else torch.zeros((), device=self.parameters[0].device)}
-        if clipped is not None:
-            # The norm from before clipping is the one to judge; what the optimizer is about to use must be finite too.
-            terms[_AFTER_CLIPPING] = gradients.total
-            gradients = replace(gradients, total=clipped.total.to(gradients.total))
-        row = self._readout.pack(gradients, [terms], None, in_place=True)
-        limits = self.books.limits(None)
-        sealed = self._sealer.seal(row, limits, refuses=True, rule=None)
-        self._gate.arm(sealed.flag)
-        return Letter(sealed.seat, row.layout, limits, clipped)
-
-    def open(self, letter: Letter, step: int) -> Reading:
-        """The numbers of a sealed step, after its update; `refused` is the device's own word. One host read, behind
-        which the device goes on with the update."""
-        self._gate.disarm()
-        fresh = self._gate.take_fresh()
-        values = letter.seat.values()
-        refused = values[-1] != 0.0
-        if refused:
-            self._gate.forget_fresh(fresh)
-        reading = reading_of(
-            values, letter.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=letter.limits,
-            refused=refused,
-        )  # fmt: skip
-        if letter.clipped is None:
-            return reading
-        before, after = reading.grad_norm, reading.terms[_AFTER_CLIPPING]
-        return _before_clipping(replace(reading, terms={}, grad_norm=after), before, letter.clipped)
-
-    def read(self, step: int, loss: Tensor | None, clipped: Gradients | None = None) -> Reading:
-        """The gradients' numbers on the host, unscaled. One host read.
-
-        `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
-        while those that the optimizer is about to use are the ones that are looked at.
-        """
-        gradients = self._probe.measure()
-        scale = getattr(self.optimizer, "grad_scale", None)
-        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
-        row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        vector = row.numbers()
-        if clipped is not None:
-            vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
-        values: list[float] = vector.tolist()
-        before_clip = values.pop() if clipped is not None else None
-        limits = self.books.limits(None)
-        reading = reading_of(
-            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
-        )
-        if scale is not None and reading.loss_scale:
-            factor = 1.0 / reading.loss_scale
-            reading = replace(
-                reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
-            )
-        return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
+    @property
+    def optimizer(self) -> Optimizer:
+        found = self._optimizer()
+        assert found is not None, "the optimizer of this step is gone"
+        return found
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The optimizer's parameters by name."""
         return dict(zip(self.names, self.parameters, strict=True))
 
-    def finite_or_nothing(self) -> bool:
+    def follow(self, names: dict[int, str]) -> bool:
+        """Whether parameters were added to the optimizer since; then they are guarded from now on."""
+        parameters = parameters_of(self.optimizer)
+        if len(parameters) == len(self.parameters) and all(map(_same, parameters, self.parameters)):
+            return False
+        self.parameters = parameters
+        self.names = [names[id(p)] for p in parameters]
+        self.numbers.follow(parameters, self.names)
+        self._check = None
+        return True
+
+    # -- one update
+
+    def update(
+        self,
+        make: Callable[[], Any],
+        number: int,
+        loss: Tensor | None,
+        clipped: Gradients | None,
+        *,
+        holds: bool = True,
+    ) -> Any:
+        """The loop's `optimizer.step()`: judged, made or withheld, and looked at. `make` is called once at most.
+
+        With `holds` False it cannot be withheld: it is made, and judged for the record.
+        """
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        letter: Letter | None = None
+        with self._shield("guard", letter) as sealed:
+            if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
+                sealed.value = self.numbers.seal(loss, clipped)
+        if sealed.value is not None:
+            return self._update_on_device(make, step, sealed.value)
+        judged = self._begin(step, loss, clipped, holds=holds)
+        if judged is None:
+            self._raise_if_halted()
+            return None
+        result = self._made(make)
+        self._end(judged)
+        return result
+
+    def update_with_closure(
+        self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], number: int,
+        numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
+    ) -> Any:  # fmt: skip
+        """The loop's `optimizer.step(closure)`. `numbers(loss)` gives its loss and what was clipped, after it ran.
+
+        torch's optimizers evaluate once and first: a bad evaluation leaves the step before anything is updated. Others
+        may evaluate several times, so everything is copied first and restored if the step turns out bad.
+        """
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number))
+        if evaluates_more_than_once(self.optimizer):
+            return self._update_and_look(make, closure, step, numbers)
+        begun: list[_Judged] = []
+
+        def evaluate() -> Any:
+            loss = closure()
+            judged = self._begin(step, *numbers(loss), holds=True)
+            if judged is None:
+                raise Withheld(loss)
+            begun.append(judged)
+            return loss
+
+        try:
+            result = self._made(lambda: make(evaluate))
+        except Withheld as withheld:
+            self._raise_if_halted()
+            return withheld.loss
+        if begun:
+            self._end(begun[-1])
+        return result
+
+    def _update_and_look(
+        self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], step: Step,
+        numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
+    ) -> Any:  # fmt: skip
+        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad."""
+        kept: _Kept | None = None
+        with self._shield("update_check", kept) as copied:
+            if self._may_undo():
+                copied.value = _Kept(self.optimizer, self.around.state_of(self))
+        losses: list[Tensor] = []
+        clipped: list[Gradients | None] = [None]
+
+        def evaluate() -> Any:
+            loss = closure()
+            seen, clipped[0] = numbers(loss)
+            if seen is not None:
+                losses.append(seen)
+            return loss
+
+        result = self._made(lambda: make(evaluate))
+        with self._shield("guard", None):
+            finite = all(bool(torch.isfinite(loss)) for loss in losses)
+            loss = losses[-1] if losses else None
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
+            if losses and not finite:
+                reading = replace(reading, loss=math.nan)
+            step.loss_seen = loss is not None
+            bad = bad_state(self.around.state_of(self))
+            if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
+                copied.value.restore()
+                self.engine.refuse(step, replace(reading, undone=True))
+            else:
+                self.engine.conclude(step, self.engine.judge(step, reading, made=True))
+        self._raise_if_halted()
+        return result
+
+    def _begin(self, step: Step, loss: Tensor | None, clipped: Gradients | None, *, holds: bool) -> _Judged | None:
+        """Judge an update that is due; None if it must not be made: then it has been dealt with."""
+        step.loss_seen = loss is not None
+        fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        judged: _Judged | None = _Judged(step, None, None, fed)
+        with self._shield("guard", judged) as answer:
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
+            if self._dropped_by_scaler(reading):
+                answer.value = _Judged(step, None, None, fed, overflow=True, scale=reading.loss_scale)
+            else:
+                verdict = self.engine.judge(step, reading, made=not holds)
+                verdict = replace(verdict, reading=self.around.shown(self, verdict.reading))
+                undo = self._checked().before(fed, may_copy=self._may_undo()) if verdict.applies else None
+                answer.value = _Judged(step, verdict, undo, fed) if verdict.applies else None
+        if answer.value is judged and self.engine.policy.acts and holds and not self.finite():
+            return None  # the guard itself failed: finiteness alone is checked
+        return answer.value
+
+    def _end(self, judged: _Judged) -> None:
+        """An update was made: look at it, record it, undo it if it made something bad."""
+        with self._shield("guard", None):
+            if judged.overflow:
+                self.count_overflow(judged.step.number, judged.scale)
+            elif judged.verdict is not None:
+                bad = self._checked().after(judged.fed, judged.undo) if self.engine.policy.acts else None
+                if bad is None:
+                    self.engine.conclude(judged.step, judged.verdict)
+                else:
+                    self._undo(judged, judged.verdict.reading, bad)
+        self._raise_if_halted()
+
+    def _undo(self, judged: _Judged, reading: Reading, bad: dict[str, Any]) -> None:
+        """An update made something non-finite: restore what was copied before it, and refuse it after all."""
+        if judged.undo is not None:
+            gradients = [p.grad for p in self.parameters]
+            self.around.state_of(self).restore(judged.undo)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient  # the loop clears them in its own time
+        self.engine.refuse(judged.step, replace(reading, **bad))
+
+    def _update_on_device(self, make: Callable[[], Any], step: Step, letter: Letter) -> Any:
+        """Under a device flag; the numbers are read behind the update, so the device does not wait."""
+        try:
+            result = self._made(make)
+        finally:
+            self.numbers.disarm()
+        with self._shield("guard", None):
+            verdict = self.engine.judge(step, self.numbers.open(letter, step.number), made=True)
+            verdict = replace(verdict, reading=self.around.shown(self, verdict.reading))
+            if verdict.applies:
+                self.engine.conclude(step, verdict)
+        self._raise_if_halted()
+        return result
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        self.begin_update()
+        try:
+            return make()
+        finally:
+            self.end_update()
+
+    def _raise_if_halted(self) -> None:
+        if self.engine.halt is not None:
+            raise self.engine.halted()
+
+    def _checked(self) -> UpdateCheck:
+        if self._check is None:
+            self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
+        return self._check
+
+    def _may_undo(self) -> bool:
+        return self.around.alone and self.engine.policy.acts
+
+    def admit(self, number: int, loss: Tensor | None, clipped: Gradients | None) -> bool:
+        """Whether an update that is made elsewhere may be made. It is recorded as applied and not looked at."""
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        verdict = self.engine.judge(step, self.around.agree(self, self.numbers.read(number, loss, clipped)))
+        if verdict.applies:
+            self.engine.conclude(step, verdict)
+        self._raise_if_halted()
+        return verdict.applies
+
+    def dropped(self, number: int, loss: float | None, scale: float | None) -> None:
+        """The loop's GradScaler dropped an update. With a finite loss that is an overflow of the scale, which leaves
+        everything else as the plain loop leaves it; else the bad loss is an incident."""
+        overflow = loss is None or math.isfinite(loss)
+        reading = Reading(
+            step=number, loss=0.0 if loss is None else loss, grad_norm=math.inf if overflow else math.nan,
+            loss_scale=scale, refused=True, scale_to_blame=True if overflow else None,
+        )  # fmt: skip
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        if self.engine.policy.acts:
+            self.engine.refuse(step, reading)
+        else:
+            self.engine.conclude(step, self.engine.judge(step, reading, made=True))
+
+    # -- what the engine asks
+
+    def capabilities(self, reading: Reading) -> Capabilities:
+        return self.around.capabilities(self, reading)
+
+    def withhold(self, step: Step, reading: Reading) -> Reading:
+        self.refused = not reading.scale_to_blame
+        return self.around.withhold(self, reading)
+
+    def quarantine(self, step: Step, reading: Reading) -> None:
+        """The samples are written down with the diagnosis."""
+
+    def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
+        self.around.diagnose(self, reading, decision)
+
+    def roll_back(self, step: Step, decision: Decision) -> Decision:
+        return self.around.roll_back(self, decision)
+
+    def proceed(self, step: Step) -> None:
+        """The loop goes on with its next batch by itself."""
+
+    def applied(self, step: Step, verdict: Verdict) -> None:
+        """The loop steps its schedule by itself."""
+        self.last = verdict.reading
+
+    def halting(self, step: Step) -> None:
+        """`update` raises."""
+
+    # -- around an update
+
+    def _dropped_by_scaler(self, reading: Reading) -> bool:
+        """Whether a fused optimizer under a GradScaler will refuse an overflow by itself: its loss is finite."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0
+
+    def finite(self) -> bool:
         """The bare check that is left when the guard itself has failed."""
         return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
 
     def begin_update(self) -> None:
-        """Put a backed-off learning rate in force for this update; repair a summed `found_inf`."""
+        """Put a lowered learning rate in force for this update; repair a summed `found_inf`."""
         found = getattr(self.optimizer, "found_inf", None)
         if isinstance(found, Tensor):
             # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
@@ -151,29 +398,27 @@ class Desk:
             group["lr"] = rate
         self._rates = []
 
-    def count_overflow(self, step: int) -> None:
+    def count_overflow(self, step: int, scale: float | None = None) -> None:
         """Enter a step that the user's GradScaler dropped."""
-        self.books.ledger = replace(
-            self.books.ledger,
-            steps=self.books.ledger.steps + 1,
-            skipped=self.books.ledger.skipped + 1,
-            overflows=self.books.ledger.overflows + 1,
+        ledger = self.books.ledger
+        self.books.ledger = ledger.but(
+            steps=ledger.steps + 1, skipped=ledger.skipped + 1, overflows=ledger.overflows + 1
         )
+        self.books.journal.event("loss_scale_overflow", step=step, scale=scale)
 
 
-def _before_clipping(reading: Reading, total: float, clipped: Gradients | None) -> Reading:
-    """The reading with the norms from before clipping. A bad norm turned every gradient bad, so then they are read
-    one by one, to name the one that was bad first."""
-    if math.isfinite(total) and math.isfinite(reading.grad_norm) and reading.grad_norm > 0:
-        factor = total / reading.grad_norm
-        return replace(reading, grad_norm=total, norms=[norm * factor for norm in reading.norms])
-    if clipped is not None and not math.isfinite(total) and len(clipped.indices) == len(reading.norms):
-        return replace(reading, grad_norm=total, norms=clipped.norms.tolist())
-    return replace(reading, grad_norm=total) if not math.isfinite(total) else reading
+def evaluates_more_than_once(optimizer: Optimizer) -> bool:
+    """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
+    return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other
 
 
 def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
-    named = {id(p): setup.clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
+    """Names of the optimizers' parameters by identity: as the model calls them, else by their place."""
+    named = {id(p): clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
     for number, optimizer in enumerate(optimizers):
         for place, parameter in enumerate(parameters_of(optimizer)):
             named.setdefault(id(parameter), f"optimizer{number}.{place}")

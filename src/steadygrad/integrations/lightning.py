@@ -3,8 +3,8 @@
 Lightning runs training_step and backward inside `optimizer.step(closure)`. The callback tells the guard where each
 batch begins and ends, and stands before the optimizer itself: it lets the closure run, looks at the gradients, and
 lets the update happen or not. The schedule of a refused step is held, a checkpoint with non-finite weights is not
-written, and what happened is logged under `steady/`. `trainer.global_step` counts a refused step, because Lightning
-counts before it knows.
+written, and with `log_metrics=True` what happened is logged under `steady/`. `trainer.global_step` counts a refused
+step, because Lightning counts before it knows.
 
 With manual optimization only the optimizers are guarded: the module decides itself when to step which of them.
 """
@@ -34,10 +34,11 @@ _FOR_OPTIMIZERS = ("run_dir", "policy", "notify")
 
 
 class LightningGuard(Callback):
-    """What `sg.attach(trainer, ...)` returns. Options are those of LoopGuard."""
+    """What `sg.attach(trainer, ...)` returns. Options are those of LoopGuard, and `log_metrics`: whether the trainer's
+    loggers get `steady/skipped` and `steady/refused_fraction`."""
 
-    def __init__(self, trainer: Any, **options: Any) -> None:
-        self._trainer, self._options = trainer, options
+    def __init__(self, trainer: Any, *, log_metrics: bool = False, **options: Any) -> None:
+        self._trainer, self._options, self._log_metrics = trainer, options, log_metrics
         self._guard: LoopGuard | OptimizerGuard | None = None
         self._undo: list[Callable[[], Any]] = []
         self._batch: dict[str, Any] | None = None
@@ -121,9 +122,12 @@ class LightningGuard(Callback):
             self._guard.before_clip()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._guard is not None and trainer.loggers and trainer._logger_connector.should_update_logs:
-            told = self._guard.summary()
-            values = {"steady/skipped": float(told["skipped"]), "steady/refused_fraction": 1.0 - told["success_rate"]}
+        if not self._log_metrics or self._guard is None or not trainer.loggers:
+            return
+        if trainer._logger_connector.should_update_logs:
+            counts = self._guard.summary()
+            skipped, applied = float(counts["skipped"]), counts["success_rate"]
+            values = {"steady/skipped": skipped, "steady/refused_fraction": 1.0 - applied}
             pl_module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -11,21 +11,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 
+from ..config import GuardConfig, GuardOptions
 from ..detect.gradients import GradientProbe, Gradients, finite_gradients
 from ..engine import setup
 from ..engine.forward_state import Entry
-from ..engine.policy import Policy
 from ..engine.program import TheirFault
 from ..engine.readout import Row
 from ..engine.tape import NOT_AGAIN, pristine, versions_of
 from ..engine.training_state import bad_state
 from ..errors import SteadyError
+from ..guard import check_model
 from ..records import Finding, Incident, Outcome
-from ..start import start_engine
+from ..start import start_loop
 
 
 class LoopGuard:
@@ -49,41 +50,21 @@ class LoopGuard:
         optimizers: Any,
         loss_fn: Callable[[nn.Module, Any], Any],
         *,
-        run_dir: Any = None,
-        policy: str | Policy = "balanced",
-        max_grad_norm: float | None = None,
-        scheduler: Any = None,
-        scaler: Any = None,
-        accumulate: int = 1,
-        diagnose: str = "auto",
-        capsule: str = "keep",
-        capsule_bytes: int = 2 << 30,
-        snapshots: str = "auto",
-        batch_key: Callable[[Any], str] | None = None,
-        extra_state: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None,
         precision_shown: str = "the loop's own",
-        notify: Any = None,
+        **options: Unpack[GuardOptions],
     ) -> None:
-        setup.check_arguments(
-            model=model, loss_fn=loss_fn, max_grad_norm=max_grad_norm, scheduler=scheduler, precision="fp32",
-            scaler=scaler, accumulate=accumulate, clip="exact", settle="now", snapshots=snapshots,
-            checkpoint_every=None, keep_checkpoints=1, run_dir=run_dir, diagnose=diagnose, capsule=capsule,
-            capsule_bytes=capsule_bytes,
-        )  # fmt: skip
-        self.policy = Policy.named(policy)
+        check_model(model, loss_fn)
+        self.config = config = GuardConfig.of(options, settle="now", outside=True, precision_shown=precision_shown)
+        self.policy = config.policy
         self.model = model
         self.optimizers = setup.as_optimizers(optimizers, monitor=not self.policy.acts)
-        self._engine = start_engine(
-            model, self.optimizers, loss_fn, self.policy, run_dir=run_dir, max_grad_norm=max_grad_norm,
-            scheduler=scheduler, scaler=scaler, accumulate=accumulate, settle="now", snapshots=snapshots,
-            diagnose=diagnose, capsule=capsule, capsule_bytes=capsule_bytes, extra_state=extra_state, outside=True,
-            precision_shown=precision_shown, notify=notify,
-        )  # fmt: skip
-        self._name_of = setup.batch_namer(batch_key, self._engine.shield)
+        self._engine = start_loop(model, self.optimizers, loss_fn, config)
+        self._name_of = setup.batch_namer(config.batch_key, self._engine.shield)
         self._entry: Entry | None = None
         self._versions: tuple[int, ...] = ()
         self._measured: tuple[Gradients | None, Row] | None = None
         self._closed = self._broken = False
+        self._final_state = "not checked"
         self.landed = True
         """Whether the last commit's update landed. The owner of the loop steps its schedule only then."""
         self.outcome: Outcome | None = None
@@ -115,7 +96,11 @@ class LoopGuard:
         with self._watching():
             self._engine.begin()
             if not len(self._engine.window):
-                self._engine.keep_state()
+                self.busy = True
+                try:
+                    self._engine.keep_state()
+                finally:
+                    self.busy = False
             self._versions = versions_of(batch)
             self._entry = self._engine.enter()
 
@@ -133,7 +118,7 @@ class LoopGuard:
             name = key if key is not None else self._name_of(batch, engine.batches_seen)
             engine.batches_seen += 1
             kept = NOT_AGAIN if batch is None else pristine(batch)
-            engine.recovery.tape(engine.step, kept, name)
+            engine.recovery.tape(engine.step, kept, name, entry.rng)
             engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
             engine.note_mode()
 
@@ -169,14 +154,14 @@ class LoopGuard:
             raise
         except Exception as fault:
             self._break(fault)
-            if engine.landed:
+            if engine.committed:
                 self.landed = True
                 return True
             return self._bare_commit(update)
         finally:
             self.busy = False
         if engine.halt is not None:
-            raise engine.halted()
+            raise engine.engine.halted()
         return self.landed
 
     def settle(self) -> None:
@@ -217,12 +202,15 @@ class LoopGuard:
             "halted": self._engine.halt is not None,
             "standing_down": self._broken,
             "settles": "now",
+            "final_state": self._final_state,
         }
 
     def close(self) -> None:
         """Let go of the optimizers and close the journal. Safe to call twice."""
         if not self._closed:
             self._closed = True
+            with self._engine.shield("final_state", None):
+                self._final_state = self._engine.final_state()
             setup.release(self.optimizers)
             self._engine.close()
 

@@ -1,51 +1,63 @@
-"""The part of somebody's loop between the model's call and backward, cut out so that it can be run again.
+"""The part of a training loop between the model's call and backward, cut out so that it can be run again.
 
 A loop that is left as it is computes its loss in its own lines: `out = model(x)`, `loss = criterion(out, y)`,
 `loss.backward()`. Its source and its names are there, so those lines can be run a second time, in a namespace of their
-own, on the batch of the step that failed. Only lines that compute are taken: assignments to names, and in-place tensor
-calls on what was assigned here. Lines that exist for their effects (printing, logging, appending, counting) are left
-out, so running the slice again changes nothing that the loop can see. What cannot be cut this way is not cut, and
-whoever runs a slice compares its loss with the one the loop had.
+own, on the batch of the step that failed. The run ends where backward is called, and the tensor it is called on is the
+loss: so it does not matter how the loop names or keeps it (`self.loss`, `losses["total"]`), nor which function calls
+backward. Lines that exist for their effects only (printing, logging, counting) are left out. What cannot be cut this
+way is not cut, and the caller compares the loss of a slice with the one that the loop had.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
-_NEVER = (
-    ast.Await,
-    ast.Yield,
-    ast.YieldFrom,
-    ast.Global,
-    ast.Nonlocal,
-    ast.Try,
-    ast.Match,
-    ast.AsyncFor,
-    ast.AsyncWith,
-)
+_NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
+_LEFT_OUT = frozenset({
+    "print", "zero_grad", "step", "log", "info", "debug", "warning", "write", "write_scalar", "add_scalar",
+    "add_scalars", "set_postfix", "set_description", "log_metrics", "log_dict", "log_metric", "backward", "eval",
+    "train", "save", "close", "flush",
+})  # fmt: skip
+"""Calls that stand in a line for their effect; they are left out even where other effects are repeated and undone."""
+_LOSS = "_steady_loss"
+
+
+class BackwardReached(BaseException):
+    """Backward was called while lines are run again. Not an Exception, so that no handler of the loop takes it."""
+
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__("backward was reached")
+        self.loss = loss
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSlice:
-    """Some lines of one function or script, compiled alone. `loss` names what backward was called on."""
+    """Some lines of one function or script, compiled alone."""
 
     owner: CodeType
     code: CodeType
     reads: tuple[str, ...]
-    loss: str
     first_line: int
     last_line: int
     filename: str
     scaled: bool = False
-    """Whether backward was called on `scaler.scale(loss)`; `loss` is the unscaled one."""
+    """Whether backward was called on `scaler.scale(loss)`; the slice gives the unscaled loss."""
+    batch_names: tuple[Any, ...] = ()
+    """The names that the loop gives to the parts of a batch of its loader, nested as in its `for`; () if unknown."""
+    loop_names: tuple[str, ...] = ()
+    """What the loops around these lines count or go through: a change means that the next round has begun."""
 
     def take(self, frame: FrameType) -> dict[str, Any]:
         """The values that the slice reads, as they are in this frame now.
@@ -59,20 +71,56 @@ class LoopSlice:
     def run(self, taken: Mapping[str, Any], module_globals: Mapping[str, Any]) -> Tensor:
         """The loss, computed again by the loop's own lines. Raises what they raise."""
         names = {**module_globals, **taken}
-        exec(self.code, names)
-        loss: Tensor = names[self.loss]
+        with _stopped_at_backward():
+            try:
+                exec(self.code, names)
+            except BackwardReached as reached:
+                return reached.loss
+        if _LOSS not in names:
+            raise RuntimeError("backward was not reached when the lines were run again")
+        loss: Tensor = names[_LOSS]
         return loss
 
 
-def cut(frame: FrameType, first_line: int, last_line: int, loss: Tensor) -> LoopSlice | str:
+@contextlib.contextmanager
+def _stopped_at_backward() -> Iterator[None]:
+    """Inside, the first backward of this thread ends the run."""
+    thread = threading.get_ident()
+    tensors_own: Any = Tensor.backward
+    functional: Any = torch.autograd.backward
+
+    def backward(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise BackwardReached(self)
+        return tensors_own(self, *args, **kwargs)
+
+    def backward_of(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        one = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
+        if threading.get_ident() == thread:
+            raise BackwardReached(one)
+        return functional(tensors, *args, **kwargs)
+
+    Tensor.backward, torch.autograd.backward = backward, backward_of  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.backward, torch.autograd.backward = tensors_own, functional  # type: ignore[method-assign]
+
+
+def cut(
+    frame: FrameType, first_line: int | None, last_line: int, *, with_effects: bool = False, from_start: bool = False
+) -> LoopSlice | str:  # fmt: skip
     """The slice of this frame's lines from the one that led to the model's call to the one that led to backward.
 
-    A string says why there is none. Reads and parses the source: once for each place, never on a step.
+    Without `first_line`: from the beginning of the innermost loop's body, or `from_start` of a function that a loop
+    calls: never a whole program. `with_effects` keeps
+    calls whose result is not used, such as `scores.append(...)`: for a caller that undoes them. A string says why there
+    is no slice. Reads and parses the source: once for each place, never on a step.
     """
     filename = frame.f_code.co_filename
     source = "".join(linecache.getlines(filename, frame.f_globals))
     if not source:
-        return f"the source of {filename} is not at hand"
+        return f"the source of {filename} cannot be read"
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -80,35 +128,93 @@ def cut(frame: FrameType, first_line: int, last_line: int, loss: Tensor) -> Loop
     body = _body_of(tree, frame.f_code)
     if body is None:
         return f"the lines of {frame.f_code.co_name} are not where its source says"
-    between = _between(body, first_line, last_line)
+    whole, batch_names = body, ()
+    if first_line is None:
+        body, batch_names = _innermost_loop(body, last_line)
+        if body is whole and not from_start:
+            return "backward is not called in a loop here"
+        # Functions and classes of a script that are defined before its loop are there already.
+        between = _between(body, body[0].lineno, last_line)
+    else:
+        between = _between(body, first_line, last_line)
     if between is None:
         return "the model's call and backward are not in one block of the loop"
-    before, last = between
-    name = _name_of(loss, frame)
-    receiver = None
-    scaled = False
-    if name is None:
-        receiver, scaled = _receiver(last)
-        if receiver is None:
-            return "the loss has no name in the loop"
+    before, endings = between
+    last = endings[-1]
     kept: list[ast.stmt] = []
-    made: set[str] = set()
+    made = set(_flat(batch_names))
     for statement in before:
-        pure = _pure(statement, made)
+        pure = _computing(statement, made, with_effects)
         if isinstance(pure, str):
             return pure
         kept += pure
-    if receiver is not None:
-        name = "_steady_loss"
-        kept.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], receiver), last))
-    assert name is not None
-    module = ast.fix_missing_locations(ast.Module(kept, []))
-    reads = tuple(sorted(_reads(kept)))
-    if name not in _assigned(kept):
-        return "the loss is computed outside of these lines"
-    return LoopSlice(
-        frame.f_code, compile(module, filename, "exec"), reads, name, first_line, last_line, filename, scaled
-    )
+    unscaled = next((found for each in endings if (found := _unscaled(each)) is not None), None)
+    if unscaled is not None:
+        endings = [ast.copy_location(ast.Assign([ast.Name(_LOSS, ast.Store())], unscaled), last)]
+    elif any(isinstance(node, _NEVER) for each in endings for node in _walk_here(each)):
+        return f"line {last.lineno} cannot be run on its own"
+    if not with_effects:
+        kept = _used(kept, endings)
+    module = ast.fix_missing_locations(ast.Module([*kept, *(s for each in endings for s in _statements(each))], []))
+    reads = tuple(sorted(_reads([*kept, *endings]) | set(_flat(batch_names))))
+    try:
+        code = compile(module, filename, "exec")
+    except SyntaxError:
+        return f"line {last.lineno} cannot be run on its own"
+    start = first_line if first_line is not None else body[0].lineno
+    rounds = tuple(_loop_names(whole, start, last_line))
+    return LoopSlice(frame.f_code, code, reads, start, last_line, filename, unscaled is not None, batch_names, rounds)
+
+
+def _used(kept: list[ast.stmt], endings: list[ast.stmt]) -> list[ast.stmt]:
+    """Without assignments whose result these lines do not read, such as `total += loss.detach()`."""
+    while True:
+        loads = Counter(text for statement in [*kept, *endings] for text in _loads(statement))
+        fewer = _without_unused(kept, loads)
+        if [ast.dump(statement) for statement in fewer] == [ast.dump(statement) for statement in kept]:
+            return kept
+        kept = fewer
+
+
+def _without_unused(body: list[ast.stmt], loads: Counter[str]) -> list[ast.stmt]:
+    left: list[ast.stmt] = []
+    for statement in body:
+        if _is_unused(statement, loads):
+            continue
+        fields: dict[str, Any] = {name: getattr(statement, name, None) for name in statement._fields}
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(fields.get(name), list) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                inner = _without_unused(fields[name], loads)
+                empty = name == "body" and fields[name] and not inner
+                fields[name] = [ast.copy_location(ast.Pass(), fields[name][0])] if empty else inner
+        left.append(ast.copy_location(type(statement)(**fields), statement))
+    return left
+
+
+def _is_unused(statement: ast.stmt, loads: Counter[str]) -> bool:
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    places = [leaf for target in targets for leaf in _leaves(target)]
+    # An attribute that is set may be read by a function that is called; one that is added to is a counter.
+    if not isinstance(statement, ast.AugAssign) and not all(isinstance(place, ast.Name) for place in places):
+        return False
+    own = Counter(_loads(statement))
+    return all(loads[text] <= own[text] for text in (ast.unparse(place) for place in places))
+
+
+def _loads(statement: ast.AST) -> Iterator[str]:
+    """What a statement reads, as text. The target of `x += 1` is not read by anything else."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
+            yield ast.unparse(node)
+
+
+def _statements(ending: ast.stmt) -> list[ast.stmt]:
+    """`return loss.backward()` of a function: its value is computed, and there is nothing to return to."""
+    if isinstance(ending, ast.Return):
+        return [ast.copy_location(ast.Expr(ending.value), ending)] if ending.value is not None else []
+    return [ending]
 
 
 def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
@@ -116,15 +222,114 @@ def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
     if code.co_name == "<module>":
         return tree.body
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
             start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if code.co_firstlineno in (start, node.lineno):
                 return node.body
     return None
 
 
-def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], ast.stmt] | None:
-    """The statements of the innermost block that holds both lines: those before backward's own, and that one."""
+def loops_around(code: CodeType, line: int) -> bool:
+    """Whether a line of a function or script is in a loop of it. Reads and parses the source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    body = _body_of(tree, code)
+    return body is not None and bool(body) and _innermost_loop(body, line)[0] is not body
+
+
+def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tuple[Any, ...]]:
+    """The statements of the innermost loop around a line, and what it calls its batch; else the body itself."""
+    for statement in body:
+        if not _holds(statement, line) or isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        inner: list[ast.stmt] = body
+        names: tuple[Any, ...] = ()
+        if isinstance(statement, ast.For | ast.While) and any(_holds(each, line) for each in statement.body):
+            inner = statement.body
+            names = _batch_names(statement) if isinstance(statement, ast.For) else ()
+        for block in _blocks(statement):
+            if any(_holds(each, line) for each in block):
+                found, more = _innermost_loop(block, line)
+                if found is not block:
+                    return found, more
+        return inner, names or _drawn_names(inner, line)
+    return body, ()
+
+
+def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
+    """The targets of the `for` loops whose bodies hold both lines."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef) or not _holds(statement, last):
+            continue
+        for block in _blocks(statement):
+            if any(_holds(each, first) for each in block) and any(_holds(each, last) for each in block):
+                if isinstance(statement, ast.For) and block is statement.body:
+                    yield from (leaf.id for leaf in _leaves(statement.target) if isinstance(leaf, ast.Name))
+                yield from _loop_names(block, first, last)
+
+
+def _batch_names(loop: ast.For) -> tuple[Any, ...]:
+    """`x, y` of `for x, y in loader` and of `for i, (x, y) in enumerate(tqdm(loader))`, as nested names."""
+    target = loop.target
+    counted = any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "enumerate"
+        for node in ast.walk(loop.iter)
+    )
+    if counted and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        target = target.elts[1]
+    return _nested(target)
+
+
+def _drawn_names(body: list[ast.stmt], line: int) -> tuple[Any, ...]:
+    """`x, y` of a line `x, y = next(batches)` before this line."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Assign) and _is_next(node.value) and node.lineno < line:
+                return _nested(node.targets[0])
+    return ()
+
+
+def _is_next(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "next"
+
+
+def _nested(target: ast.expr) -> tuple[Any, ...]:
+    """The names of a target in the shape in which they unpack; () where something else than names is assigned to."""
+    if isinstance(target, ast.Name):
+        return (target.id,)
+    if isinstance(target, ast.Tuple | ast.List):
+        parts = [_nested(part) for part in target.elts]
+        return (tuple(part[0] if len(part) == 1 and isinstance(part[0], str) else part for part in parts), "unpacked") \
+            if all(parts) else ()  # fmt: skip
+    return ()
+
+
+def _flat(names: Any) -> list[str]:
+    if isinstance(names, str):
+        return [] if names == "unpacked" else [names]
+    return [name for part in names for name in _flat(part)]
+
+
+def bind_batch(names: tuple[Any, ...], batch: Any) -> dict[str, Any] | None:
+    """What each name of the loop's target is for this batch of its loader; None where the shapes differ."""
+    if len(names) == 1 and isinstance(names[0], str):
+        return {names[0]: batch}
+    if len(names) == 2 and names[1] == "unpacked" and isinstance(batch, list | tuple) and len(names[0]) == len(batch):
+        bound: dict[str, Any] = {}
+        for part, value in zip(names[0], batch, strict=True):
+            inner = bind_batch((part,) if isinstance(part, str) else part, value)
+            if inner is None:
+                return None
+            bound |= inner
+        return bound
+    return None
+
+
+def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+    """The statements of the innermost block that holds both lines: those before backward's line, and those of it. Of
+    several on one line, backward ends the run."""
     starts = [statement for statement in body if _holds(statement, first)]
     ends = [statement for statement in body if _holds(statement, last)]
     if not starts or not ends:
@@ -133,33 +338,43 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
         for block in _blocks(starts[0]):
             if (found := _between(block, first, last)) is not None:
                 return found
-        # `loss = model(x).mean().backward()` or the like: one statement holds both, and nothing stands before it.
-        return ([], starts[0]) if isinstance(starts[0], ast.Expr) else None
+        # `criterion(model(x), y).backward()` or a call that does it all: one line holds both.
+        return ([], ends) if isinstance(starts[0], ast.Expr | ast.Assign | ast.Return | ast.AugAssign) else None
     lower, upper = body.index(starts[0]), body.index(ends[0])
-    return (body[lower:upper], ends[0]) if lower < upper else None
+    return (body[lower:upper], ends) if lower < upper else None
 
 
 def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
-    return [block for field in ("body", "orelse", "finalbody") if (block := getattr(statement, field, None))]
+    blocks = [block for field in ("body", "orelse", "finalbody") if (block := getattr(statement, field, None))]
+    parts = [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
+    return [*blocks, *(part.body for part in parts)]
 
 
 def _holds(node: ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _pure(statement: ast.stmt, made: set[str]) -> list[ast.stmt] | str:
+def _walk_here(statement: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement, not into functions that it defines."""
+    yield statement
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _walk_here(child)
+
+
+def _computing(statement: ast.stmt, made: set[str], effects: bool) -> list[ast.stmt] | str:
     """What of a statement computes, or why it cannot be told."""
-    if any(isinstance(node, _NEVER) for node in ast.walk(statement)):
-        return f"line {statement.lineno} cannot be run on its own"
-    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return _pure_assignment(statement, made)
-    if isinstance(statement, ast.Expr):
-        return [statement] if _writes_in_place(statement.value, made) else []
-    if isinstance(statement, ast.FunctionDef):
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         made.add(statement.name)
         return [statement]
-    if isinstance(statement, ast.With | ast.If | ast.For | ast.While):
-        return _pure_block(statement, made)
+    if any(isinstance(node, _NEVER) for node in _walk_here(statement)):
+        return f"line {statement.lineno} cannot be run on its own"
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return _assignment(statement, made)
+    if isinstance(statement, ast.Expr):
+        return [statement] if _changes(statement.value, made) or (effects and _may_matter(statement.value)) else []
+    if isinstance(statement, ast.With | ast.If | ast.For | ast.While | ast.Try | ast.Match):
+        return _block(statement, made, effects)
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return [statement]
     if isinstance(statement, _NO_VALUE):
@@ -167,42 +382,61 @@ def _pure(statement: ast.stmt, made: set[str]) -> list[ast.stmt] | str:
     return f"line {statement.lineno} cannot be run on its own"
 
 
-def _pure_assignment(statement: ast.Assign | ast.AnnAssign | ast.AugAssign, made: set[str]) -> list[ast.stmt] | str:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+def _assignment(statement: ast.Assign | ast.AnnAssign | ast.AugAssign, made: set[str]) -> list[ast.stmt] | str:
+    """Assignments are kept, also to attributes and entries: whoever runs the slice undoes what they change."""
     if isinstance(statement, ast.AnnAssign) and statement.value is None:
         return []
-    places = [node for target in targets for node in _leaves(target)]
-    if all(isinstance(place, ast.Name) for place in places):
-        made.update(place.id for place in places if isinstance(place, ast.Name))
-        return [statement]
-    roots = [_root(place) for place in places]
-    if all(isinstance(place, ast.Name) or root in made for place, root in zip(places, roots, strict=True)):
-        return [statement]  # an entry of a tensor or a dictionary that was made here
-    if any(isinstance(place, ast.Subscript) for place in places):
-        return f"line {statement.lineno} writes into something that was there before"
-    return []  # an attribute kept for later: left out, and the loss will tell if it mattered
+    if statement.value is not None and _is_next(statement.value):
+        drawn = [leaf for target in getattr(statement, "targets", []) for leaf in _leaves(target)]
+        names = {leaf.id for leaf in drawn if isinstance(leaf, ast.Name)}
+        if names and names <= made:
+            return []  # the batch is given by name
+        return f"line {statement.lineno} takes the next item of an iterator"
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    made.update(leaf.id for target in targets for leaf in _leaves(target) if isinstance(leaf, ast.Name))
+    return [statement]
 
 
-def _pure_block(statement: ast.With | ast.If | ast.For | ast.While, made: set[str]) -> list[ast.stmt] | str:
+def _block(statement: Any, made: set[str], effects: bool) -> list[ast.stmt] | str:
     if isinstance(statement, ast.For):
         made.update(node.id for node in _leaves(statement.target) if isinstance(node, ast.Name))
-    fields: dict[str, list[ast.stmt]] = {}
-    for field in ("body", "orelse"):
-        kept: list[ast.stmt] = []
-        for inner in getattr(statement, field, []):
-            pure = _pure(inner, made)
-            if isinstance(pure, str):
-                return pure
-            kept += pure
-        fields[field] = kept
-    if not fields["body"] and not fields["orelse"]:
-        return []
     whole: dict[str, Any] = {field: getattr(statement, field, None) for field in statement._fields}
-    whole["body"] = fields["body"] or [ast.copy_location(ast.Pass(), statement)]
-    if "orelse" in whole:
-        whole["orelse"] = fields["orelse"]
+    anything = False
+    for field in ("body", "orelse", "finalbody"):
+        kept = _computing_all(getattr(statement, field, None) or [], made, effects)
+        if isinstance(kept, str):
+            return kept
+        if field in whole:
+            whole[field] = kept
+            anything = anything or bool(kept)
+    for field in ("handlers", "cases"):
+        parts = []
+        for part in getattr(statement, field, None) or []:
+            kept = _computing_all(part.body, made, effects)
+            if isinstance(kept, str):
+                return kept
+            fields = {name: getattr(part, name, None) for name in part._fields}
+            fields["body"] = kept or [ast.copy_location(ast.Pass(), part.body[0])]
+            parts.append(ast.copy_location(type(part)(**fields), part) if field == "handlers" else type(part)(**fields))
+            anything = anything or bool(kept)
+        if field in whole:
+            whole[field] = parts
+    if not anything:
+        return []
+    if "body" in whole:
+        whole["body"] = whole["body"] or [ast.copy_location(ast.Pass(), statement)]
     made_again: ast.stmt = ast.copy_location(type(statement)(**whole), statement)
     return [made_again]
+
+
+def _computing_all(body: list[ast.stmt], made: set[str], effects: bool) -> list[ast.stmt] | str:
+    kept: list[ast.stmt] = []
+    for inner in body:
+        pure = _computing(inner, made, effects)
+        if isinstance(pure, str):
+            return pure
+        kept += pure
+    return kept
 
 
 def _leaves(target: ast.expr) -> list[ast.expr]:
@@ -217,32 +451,30 @@ def _root(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _writes_in_place(value: ast.expr, made: set[str]) -> bool:
-    """`logits.masked_fill_(...)`: torch's way of saying that a call writes into its tensor."""
+def _changes(value: ast.expr, made: set[str]) -> bool:
+    """A method of something that these lines made: `terms.append(...)`, `logits.masked_fill_(...)`."""
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
         return False
-    name = value.func.attr
-    return name.endswith("_") and not name.startswith("_") and _root(value.func.value) in made
+    return value.func.attr not in _LEFT_OUT and _root(value.func.value) in made
 
 
-def _receiver(statement: ast.stmt) -> tuple[ast.expr | None, bool]:
-    """`X` of a statement `X.backward()`, or of `scaler.scale(X).backward()`, and which of the two it is."""
+def _may_matter(value: ast.expr) -> bool:
+    """Whether a call whose result is not used may still matter to the loss: not one that prints or logs."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+    return name not in _LEFT_OUT
+
+
+def _unscaled(statement: ast.stmt) -> ast.expr | None:
+    """`X` of a statement `scaler.scale(X).backward()`."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "backward"):
-        return None, False
+        return None
     made = value.func.value
     if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "scale" and made.args:
-        return made.args[0], True
-    return made, False
-
-
-def _name_of(loss: Tensor, frame: FrameType) -> str | None:
-    return next((name for name, value in frame.f_locals.items() if value is loss), None)
-
-
-def _assigned(statements: list[ast.stmt]) -> set[str]:
-    return {node.id for s in statements for node in ast.walk(s)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+        return made.args[0]
+    return None
 
 
 def _reads(statements: list[ast.stmt]) -> set[str]:

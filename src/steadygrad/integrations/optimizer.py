@@ -1,9 +1,8 @@
-"""A loop that stays as it is, guarded at `optimizer.step()`.
+"""A loop that stays as it is, guarded at `optimizer.step()`: `sg.attach(optimizer, model=model)`.
 
-The hook sees the gradients, reads one row of numbers on the host, and swaps the optimizer for an empty shell where
-the update must not land: `step()` then has nothing to do, whatever optimizer it is, and nothing of its state moves.
-With the model given, what its forward passes moved since the last update (running statistics, RNG, counters) is put
-back too. One host read a step.
+A withheld update is not made at all: the optimizer's own `step` is not called, whatever optimizer it is. With the
+model given, what its forward passes moved since the last update (running statistics, random numbers, counters) is
+restored too. One host read a step.
 """
 
 from __future__ import annotations
@@ -12,32 +11,31 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..config import GuardConfig
+from ..detect.gradients import Gradients
 from ..engine import setup
+from ..engine.clerk import Clerk
 from ..engine.forward_state import Entry, ForwardState
-from ..engine.gate import parameters_of
 from ..engine.notify import Notifier
-from ..engine.policy import Capabilities, Policy
+from ..engine.parameters import parameters_of
 from ..engine.ranks_council import convene
-from ..engine.readout import must_refuse
+from ..engine.rng import put_rng
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, bad_state
-from ..errors import TrainingHalted
 from ..journal import Journal
-from ..records import Action, Decision, Incident
-from ..start import tell_checkup
+from ..policy import Capabilities, Policy
+from ..records import Action, Decision, Finding, Incident, Reading
+from ..start import report_checkup
 from .desk import Desk, names_of
-from .patching import outside_of_compile, shell_of, wrap_method
+from .patching import outside_of_compile, wrap_method
 from .rhythm import Rhythm
-
-_KEEPS_OUT = {Action.SKIP, Action.ROLLBACK, Action.HALT}
-"""Decisions by which the update at hand does not land, whatever its own numbers are."""
 
 
 class OptimizerGuard:
@@ -45,9 +43,9 @@ class OptimizerGuard:
 
     Args:
         optimizers: one or several; each one's steps are judged on their own.
-        model: lets the guard name parameters, put back what forward moved, and roll back poisoned weights.
+        model: lets the guard name parameters, restore what forward moved, and roll back poisoned weights.
         scheduler: held for one call after a refused step.
-        scaler: your GradScaler, so that the steps it drops are seen and leave no trace either.
+        scaler: your GradScaler, so that the steps it drops are seen.
         run_dir, policy, notify: as for Guard.
     """
 
@@ -64,46 +62,59 @@ class OptimizerGuard:
     ) -> None:
         self.policy = Policy.named(policy)
         self._shield = Shield()
-        self._optimizers = setup.as_optimizers(list(optimizers), monitor=not self.policy.acts)
+        self._optimizers = setup.as_optimizers(list(optimizers), monitor=True)
+        self._model = model
         self._forward = ForwardState([model] if model is not None else [])
         names = names_of(model, self._optimizers)
         config = setup.run_config(self.policy.name, "the loop's own", 1, self._optimizers)
         parameters = [p for o in self._optimizers for p in parameters_of(o)]
         facts = {"policy": self.policy, "parameters": list(names.values()), "model": model is not None}
-        self._council = convene(model or nn.Module(), parameters, facts, outside=False, num_micro=1)
-        self._journal = Journal(run_dir, names=list(names.values()), run_config=config, rank=self._council.rank)
-        if self._council.size > 1:
-            self._journal.number_incidents_from(max(self._council.exchange("journal", self._journal.last_incident)))
+        self.ranks = convene(model or nn.Module(), parameters, facts, outside=False, num_micro=1)
+        self._journal = Journal(run_dir, names=list(names.values()), run_config=config, rank=self.ranks.rank)
+        if self.ranks.size > 1:
+            self._journal.number_incidents_from(max(self.ranks.exchange("journal", self._journal.last_incident)))
         self._shield.report_to(self._journal.event)
-        self._state = TrainingState(
-            parameters={names[id(p)]: p for o in self._optimizers for p in parameters_of(o)},
-            optimizers=self._optimizers, forward=self._forward, scheduler=scheduler, scaler=scaler,
-        )  # fmt: skip
+        self._scheduler, self._scaler = scheduler, scaler
+        self._state = self._whole_state()
         device = parameters_of(self._optimizers[0])[0].device
         ring = setup.make_ring("auto", self._state, device, self.policy) if model is not None else None
-        self._ring = ring if self._council.all("ring", ring is not None) else None
+        self._ring = ring if self.ranks.all("ring", ring is not None) else None
         self._rhythm = Rhythm(self._ring, self.policy.snapshot_every) if self._ring is not None else None
-        self._desks = [Desk(o, names, self.policy, self._journal, self._shield) for o in self._optimizers]
+        self._desks = [Desk(o, names, self.policy, self._journal, self._shield, self) for o in self._optimizers]
         self._notifier = Notifier(notify, run=str(self._journal.path or ""))
-        for desk in self._desks if self._council.rank == 0 else ():
+        for desk in self._desks if self.ranks.rank == 0 else ():
             desk.books.on_incident = self._notifier
+        self._clerk = Clerk(self._desks[0].books, self._shield, model, self._optimizers) if model is not None else None
         self._entry: Entry | None = None
         self._refused: set[int] = set()
         self._loss: Tensor | None = None
-        self._halt: Decision | None = None
         self._step = 0
+        self._closed = False
+        self._final_state = "not checked"
         self._undo: list[Callable[[], Any]] = []
         setup.claim(self._optimizers, weakref.ref(self))
         self._listen(model, scheduler, scaler)
-        if model is not None and self._council.rank == 0:
+        if model is not None and self.ranks.rank == 0:
             with self._shield("checkup", None):
-                tell_checkup(self._desks[0].books, model, self._optimizers, scaler, scheduler)
+                chosen = GuardConfig(scaler=scaler, scheduler=scheduler, outside=True)
+                report_checkup(self._desks[0].books, model, self._optimizers, chosen)
+        if self._clerk is not None:
+            self._clerk.inspect_setup()
 
     # -- what a user calls
 
     @property
     def incidents(self) -> list[Incident]:
+        """What went wrong so far, newest last."""
         return [incident for desk in self._desks for incident in desk.books.incidents]
+
+    @property
+    def vitals(self) -> list[Finding]:
+        """Silent problems found by the sampled checks."""
+        return [found for desk in self._desks for found in desk.books.vitals]
+
+    def settle(self) -> None:
+        """Every step was judged before it was applied, so there is nothing to wait for."""
 
     def summary(self) -> dict[str, Any]:
         """Steps, skipped, success rate, first and last bad step, over all attached optimizers."""
@@ -122,15 +133,24 @@ class OptimizerGuard:
             "first_bad_step": min(first, default=None),
             "last_bad_step": max(last, default=None),
             "incidents": len(self.incidents),
-            "halted": self._halt is not None,
+            "lr_factor": min(x.lr_factor for x in ledgers),
+            "clip_factor": min(x.clip_factor for x in ledgers),
+            "halted": any(desk.engine.halt is not None for desk in self._desks),
+            "final_state": self._final_state,
             "guard_faults": dict(self._shield.faults),
             "journal_degraded": self._journal.degraded,
         }
 
     def close(self) -> None:
-        """Take every hook off and close the journal."""
+        """Take every hook off and close the journal. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
         while self._undo:
             self._undo.pop()()
+        with self._shield("final_state", None):
+            bad = [name for found in bad_state(self._state).values() for name in found]
+            self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
         setup.release(self._optimizers)
         with self._shield("notify", None):
             self._notifier.close()
@@ -147,10 +167,7 @@ class OptimizerGuard:
 
     def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
         for desk in self._desks:
-            before = outside_of_compile(functools.partial(self._before_step, desk))
-            after = functools.partial(self._after_step, desk)
-            self._undo.append(desk.optimizer.register_step_pre_hook(before).remove)
-            self._undo.append(desk.optimizer.register_step_post_hook(after).remove)
+            self._undo.append(wrap_step(desk.optimizer, functools.partial(self._around_step, desk)))
         if model is not None:
             self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
             self._undo.append(model.register_forward_hook(self._after_forward).remove)
@@ -161,132 +178,153 @@ class OptimizerGuard:
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
-        if self._entry is not None or not model.training or not torch.is_grad_enabled():
+        if not model.training or not torch.is_grad_enabled():
             return
         with self._shield("forward_state", None):
-            rhythm = self._rhythm
-            if rhythm is not None and rhythm.due(self._step) and self._council.all("snapshot", rhythm.cheap()):
-                rhythm.take(self._step)
-            self._entry = self._forward.take()
+            if self._entry is None:
+                self._follow_parameters()
+                rhythm = self._rhythm
+                if rhythm is not None and rhythm.due(self._step) and self.ranks.all("snapshot", rhythm.cheap()):
+                    rhythm.take(self._step)
+                self._entry = self._forward.take()
+                if self._clerk is not None:
+                    self._clerk.before_forward(self._step)
+            else:
+                self._forward.took_again()
 
     def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
-        if not model.training:
+        if not model.training or not torch.is_grad_enabled():
             return
         with self._shield("forward_state", None):
             self._forward.notice()
-            if self._step < 3:
-                self._forward.audit(values=True)
+            self._forward.left()
+            if self._clerk is not None:
+                self._clerk.after_forward(self._step, self._forward)
             loss = getattr(output, "loss", None)
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 self._loss = loss.detach()
 
-    def _before_step(self, desk: Desk, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is not None:
-            return self._with_closure(desk, args, kwargs, closure)
-        if self._judged(desk):
-            desk.begin_update()
-            return None
-        return (shell_of(optimizer), *args[1:]), kwargs
+    def _follow_parameters(self) -> None:
+        """Parameters may have been added to an optimizer since: guard them too, and forget snapshots without them."""
+        sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        if sizes == getattr(self, "_sizes", sizes):
+            self._sizes = sizes
+            return
+        self._sizes = sizes
+        names = names_of(self._model, self._optimizers)
+        followed = [desk.follow(names) for desk in self._desks]
+        if any(followed):
+            self._state = self._whole_state()
+            self._journal.set_names(list(names.values()))
+            if self._ring is not None:
+                self._ring = setup.make_ring("auto", self._state, self._desks[0].parameters[0].device, self.policy)
+                self._rhythm = Rhythm(self._ring, self.policy.snapshot_every) if self._ring is not None else None
 
-    def _with_closure(self, desk: Desk, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
-        """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
+    def _around_step(self, desk: Desk, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._closed:  # a schedule that was made meanwhile still calls through here
+            return original(*args, **kwargs)
+        closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
+        rest = args[1:]
+        self._refused.discard(id(desk))
+        number, self._step = self._step, self._step + 1
+        with self._shield("snapshots", None):
+            self._follow_parameters()
+            if self._ring is not None:
+                self._ring.wait_for_copies()  # of what this update is about to change
+        if self._clerk is not None:
+            self._clerk.before_update()
+        try:
+            if closure is not None:
+                return desk.update_with_closure(
+                    lambda run: original(run, *rest, **kwargs), closure, number, self._loss_of_closure
+                )
+            return desk.update(lambda: original(*args, **kwargs), number, self._loss, None)
+        finally:
+            self._after_step(desk)
 
-        def judged_closure() -> Any:
-            with torch.enable_grad():
-                loss = closure()
-            if isinstance(loss, Tensor) and loss.numel() == 1:
-                self._loss = loss.detach()
-            if self._judged(desk):
-                desk.begin_update()
-            else:
-                for parameter in desk.parameters:
-                    parameter.grad = None
-            return loss
+    def _loss_of_closure(self, loss: Any) -> tuple[Tensor | None, Gradients | None]:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._loss = loss.detach().reshape(())
+        return self._loss, None
 
-        rest = {key: value for key, value in kwargs.items() if key != "closure"}
-        return (args[0],), {**rest, "closure": judged_closure}
-
-    def _after_step(self, desk: Desk, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        desk.end_update()
+    def _after_step(self, desk: Desk) -> None:
         if id(desk) not in self._refused:
             self._entry = None
+            if self._clerk is not None and desk.books.recent:
+                self._clerk.after_update()
+                self._clerk.after_step(_reading_of(desk))
         self._loss = None
-        if self._halt is not None:
-            raise TrainingHalted(f"Training was halted at step {self._halt.step}: {self._halt.reason}.")
 
-    # -- judging
+    # -- what the desks ask
 
-    def _judged(self, desk: Desk) -> bool:
-        """Whether this update may land. One host read. A fault of ours lets only a finite gradient through."""
-        self._refused.discard(id(desk))
-        step, self._step = self._step, self._step + 1
-        with self._shield("guard", desk.finite_or_nothing) as answer:
-            good = self._judge(desk, step)
-            answer.value = lambda: good
-        return answer.value()
+    def _whole_state(self) -> TrainingState:
+        names = names_of(self._model, self._optimizers)
+        return TrainingState(
+            parameters={names[id(p)]: p for o in self._optimizers for p in parameters_of(o)},
+            optimizers=self._optimizers, forward=self._forward, scheduler=self._scheduler, scaler=self._scaler,
+        )  # fmt: skip
 
-    def _judge(self, desk: Desk, step: int) -> bool:
-        if self._ring is not None:
-            self._ring.wait_for_copies()  # of what this update is about to change
-        reading = self._council.agree_on_loss(desk.read(step, self._loss), step)
-        can = Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
-        findings = desk.books.judge(reading)
-        refused = self.policy.acts and must_refuse(reading)
-        if refused:
-            self._undo_forward(desk)
-            looked = self._council.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
-            reading = self._council.name_rank(replace(reading, refused=True, **looked))
-            findings = desk.books.judge(reading)
-        decision = desk.books.decide(reading, findings, can)
-        self._council.note(decision)
-        lands = not refused and not _KEEPS_OUT & set(decision.actions)
-        desk.books.enter(reading, decision, applied=lands, loss_seen=self._loss is not None)
-        if lands:
-            return True
+    @property
+    def alone(self) -> bool:
+        return self.ranks.size == 1
+
+    def state_of(self, desk: Desk) -> TrainingState:
+        return self._state
+
+    def agree(self, desk: Desk, reading: Reading) -> Reading:
+        return self.ranks.agree_on_loss(reading, reading.step)
+
+    def shown(self, desk: Desk, reading: Reading) -> Reading:
+        return reading
+
+    def capabilities(self, desk: Desk, reading: Reading) -> Capabilities:
+        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
+
+    def withhold(self, desk: Desk, reading: Reading) -> Reading:
+        if reading.scale_to_blame:
+            return reading
+        if self._clerk is not None:
+            self._clerk.after_refusal()
         self._undo_forward(desk)
-        if Action.ROLLBACK in decision.actions:
-            decision = self._roll_back(desk, decision)
-        desk.books.announce()
-        if Action.HALT in decision.actions:
-            self._halt = decision
-        return False
+        if reading.undone:
+            return self.ranks.name_rank(reading)
+        looked = self.ranks.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
+        return self.ranks.name_rank(replace(reading, **looked))
 
     def _undo_forward(self, desk: Desk) -> None:
-        """No trace of what the forward passes since the last update moved."""
+        """No trace of what the forward passes since the last update moved, but for numbers drawn by the loop itself."""
         if id(desk) not in self._refused:
             self._refused.add(id(desk))
             if self._entry is not None:
+                rng = self._forward.rng_without(self._entry.place)
                 self._forward.restore(self._entry)
+                self._forward.forget_since(self._entry.place)
+                put_rng(rng)
 
-    def _roll_back(self, desk: Desk, decision: Decision) -> Decision:
-        """Back to the newest good state. The batches since then are gone: this loop is not ours to run again."""
+    def diagnose(self, desk: Desk, reading: Reading, decision: Decision) -> None:
+        """Only the loop itself could run its batch again."""
+
+    def roll_back(self, desk: Desk, decision: Decision) -> Decision:
+        """Back to the newest good state. The batches since then are lost: this loop cannot be run again from here."""
         diverged = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]
         onset = next((int(step) for step in diverged if step is not None), None)
-        snapshot = self._council.good_snapshot(self._ring, onset) if self._ring is not None else None
+        snapshot = self.ranks.good_snapshot(self._ring, onset) if self._ring is not None else None
         if snapshot is None:
             decision = replace(decision, actions=(*decision.actions, Action.HALT))
-            return self._say(desk, decision, "but there is no good state to go back to")
+            return desk.books.amend(decision, "no snapshot available")
+        rng = self._forward.rng_without(snapshot.place)
         self._state.restore(snapshot.tree)
+        self._forward.forget_since(snapshot.place)
+        put_rng(rng)
         assert self._ring is not None
         self._ring.discard_after(snapshot.step)
         self._entry = None  # of a state that is no more
         self._journal.event("rolled_back", to=snapshot.step, batches_run_again=0)
         lost = max(0, decision.step - snapshot.step)
-        return self._say(
-            desk, decision, f"the state before step {snapshot.step} was put back; {lost} updates since are lost, "
-            "because this loop is not ours to run again"
+        return desk.books.amend(
+            decision, f"restored the state before step {snapshot.step}; {lost} updates since are lost, because "
+            "sg.attach(optimizer) cannot run batches again"
         )  # fmt: skip
-
-    def _say(self, desk: Desk, decision: Decision, what: str) -> Decision:
-        """What came of a decision, in its reason and in the incident that it belongs to."""
-        decision = replace(decision, reason=f"{decision.reason}; {what}")
-        incidents = desk.books.incidents
-        if incidents and incidents[-1].last_step == decision.step:
-            incidents[-1] = replace(incidents[-1], decision=decision)
-            desk.books.journal.incident(incidents[-1])
-        desk.books.show(f"step {decision.step}: {what}", kind="rollback")
-        return decision
 
     def _hold_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`scheduler.step()` right after a refused update does nothing."""
@@ -296,16 +334,45 @@ class OptimizerGuard:
         return original(*args, **kwargs)
 
     def _watch_scaler(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """GradScaler drops a step by not calling the optimizer: no hook of ours runs, so look at the count."""
+        """GradScaler drops a step by not calling the optimizer: what it drops is counted, and nothing is undone,
+        because the plain loop undoes nothing either."""
         before = self._step
         result = original(optimizer, *args, **kwargs)
         desk = next((desk for desk in self._desks if desk.optimizer is optimizer), None)
         if desk is not None and self._step == before:
-            self._refused.add(id(desk))
-            with self._shield("forward_state", None):
-                if self._entry is not None:
-                    self._forward.restore(self._entry)
-                desk.books.journal.event("loss_scale_overflow", step=before)
-                desk.count_overflow(before)
+            with self._shield("guard", None):
+                loss = None if self._loss is None else float(self._loss)
+                desk.dropped(before, loss, float(self._scaler.get_scale()))
+            self._entry = None
             self._step += 1
         return result
+
+
+def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], None]:
+    """From now on `optimizer.step(...)` is `around(original, ...)`; returns what undoes it.
+
+    On the object, as a method: a schedule that is made later wraps it again by its `__func__`.
+    """
+    before = vars(optimizer).get("step")
+    original = optimizer.step
+
+    @functools.wraps(original)
+    def step(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    ours = MethodType(outside_of_compile(step), optimizer)
+    vars(optimizer)["step"] = ours
+
+    def undo() -> None:
+        if vars(optimizer).get("step") is ours:
+            if before is None:
+                del vars(optimizer)["step"]
+            else:
+                vars(optimizer)["step"] = before
+
+    return undo
+
+
+def _reading_of(desk: Desk) -> Reading:
+    last = desk.books.recent[-1]
+    return Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm, loss_scale=last.loss_scale)

@@ -1,26 +1,40 @@
-"""Listening to other people's objects: wrapping a method, and swapping an optimizer for one with nothing to do."""
+"""Patches on objects of other libraries: wrapping a method, patching a function, and undoing both."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
-from torch.optim import Optimizer
+_UNCOUNTED = str(Path(__file__).resolve().parents[1] / "importlib_bootstrap" / "patching.py")
+"""The file that the frames of a patch name. `warnings.warn(stacklevel=...)` does not count the frames of a file whose
+name holds "importlib" and "_bootstrap", so a warning of torch points at the line of the program that it is meant for.
+It lies inside our package, so everything that leaves our frames out leaves these out too."""
 
 
-def shell_of(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with no parameters: its `step` has nothing to do."""
-    shell: Optimizer = object.__new__(type(optimizer))
-    shell.__dict__ = {**optimizer.__dict__, "param_groups": []}
-    return shell
+def uncounted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function or method with frames that are not counted where Python looks for the caller of a warning."""
+    if isinstance(function, MethodType):
+        return MethodType(uncounted(function.__func__), function.__self__)
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace(co_filename=_UNCOUNTED)
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return copy
 
 
-def outside_of_compile(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled `optimizer.step` must break its graph here; loading dynamo where nobody uses it would cost seconds."""
+def outside_of_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, at which a compiled caller breaks its graph; loading dynamo where it is not used costs seconds."""
     dynamo = sys.modules.get("torch._dynamo")
-    return hook if dynamo is None else dynamo.disable(lambda *args: hook(*args))
+    if dynamo is None:
+        return function
+    disabled: Callable[..., Any] = dynamo.disable(function)
+    vars(disabled).update(vars(function))
+    return disabled
 
 
 def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
@@ -31,12 +45,13 @@ def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[
     kind = type(thing)
     original = getattr(kind, name)
 
+    around = uncounted(around)
+
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around(functools.partial(original, self), *args, **kwargs)
 
-    _become(
-        thing, type(kind.__name__, (kind,), {name: functools.wraps(original)(wrapped), "__module__": kind.__module__})
-    )
+    method = functools.wraps(original)(uncounted(wrapped))
+    _become(thing, type(kind.__name__, (kind,), {name: method, "__module__": kind.__module__}))
 
     def undo() -> None:
         _become(thing, kind)
@@ -50,7 +65,7 @@ def _become(thing: Any, kind: type) -> None:
 
 
 class Patches:
-    """Functions, methods and attributes of other people's modules, classes and objects put aside, and back again."""
+    """Functions, methods and attributes of other libraries replaced, and restored by `undo`."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -64,15 +79,16 @@ class Patches:
         if original is None:
             return None
         own = name in vars(owner)
+        around = uncounted(around)
 
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
+        def patch(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
 
+        patched = functools.wraps(original)(uncounted(patch))
         setattr(owner, name, patched)
 
         def undo() -> None:
-            # Somebody may have put a patch of their own over ours: then ours has to stay below it.
+            # Another patch may stand over ours: then ours has to stay below it.
             if vars(owner).get(name) is patched:
                 if own:
                     setattr(owner, name, original)

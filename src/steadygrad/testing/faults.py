@@ -1,7 +1,8 @@
 """inject(): puts faults into the passes of a model, at steps that are named or at random by a seed.
 
 It listens to the model alone, so it works under any loop or trainer, and takes its random choices from a generator of
-its own: without a strike the run has the same bits as without it. Nothing here syncs with the host.
+its own: without a strike the run has the same bits as without it. Nothing here syncs with the host. A pass that is
+run again (a replay of a diagnosis, a rerun after a rollback) is no training pass: it is neither counted nor struck.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import UsageError
+from ..records.reruns import rerunning
 from .kinds import KINDS, SAMPLING, spoil_gradient, spoil_weight, spoilt, spoilt_row
 
 _KEPT = 256  # handles of hooks that are gone by themselves, kept so that close() can take off one that is not
@@ -45,8 +47,9 @@ def inject(
 
     Args:
         model: the module whose forward the loop calls.
-        at: the kind, or kinds, for each training pass that is to be struck, counted from zero. "nan_logits" strikes
-            the first pass without gradients that comes when so many training passes are done.
+        at: the kind, or kinds, for each training pass that is to be struck, counted from zero; replays and reruns of
+            steadygrad are not training passes. "nan_logits" strikes the first pass without gradients that comes when
+            so many training passes are done.
         rate: the chance of a strike at every pass, for faults at random. Passes with gradients get kinds of training,
             the others "nan_logits".
         kinds: what to choose from at random; by default all of `KINDS`.
@@ -111,6 +114,8 @@ class Faults:
     # -- one pass of the model
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
+        if rerunning():
+            return
         for handle in self._for_this_pass:
             handle.remove()
         self._for_this_pass, self._spoil_output = [], False
@@ -119,6 +124,8 @@ class Faults:
 
     def _after(self, model: nn.Module, inputs: Any, output: Any) -> Any:
         """Hooks on modules go with the pass; one on a gradient stays until backward has come by."""
+        if rerunning():
+            return None
         if _trains(model):
             self.passes += 1
         if self._spoil_output:
@@ -160,7 +167,7 @@ class Faults:
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
             nonlocal waiting
-            if not waiting or not _has_values(output):
+            if not waiting or rerunning() or not _has_values(output):
                 return None
             waiting = False
             self._note(kind, target)
@@ -172,6 +179,8 @@ class Faults:
         change, step = spoil_gradient(kind, self._draw), self.passes
 
         def hook(gradient: Tensor) -> Tensor:
+            if rerunning():
+                return gradient
             handle.remove()
             self._note(kind, target, step)
             return change(gradient)

@@ -91,7 +91,7 @@ def test_a_closure_is_judged_after_its_backward() -> None:
     assert differing(state_of(run_plain(data)), state_of(it)) == []
 
 
-def test_a_scaler_that_drops_a_step_is_seen_and_leaves_no_trace_but_its_scale() -> None:
+def test_a_step_that_a_scaler_drops_is_counted_and_the_run_is_that_of_the_plain_loop() -> None:
     def loop(data: list[Tensor], attach: bool, overflow_at: int | None) -> tuple[Setup, Any, Any]:
         it = setup(lambda p: torch.optim.AdamW(p, lr=1e-2))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -113,8 +113,8 @@ def test_a_scaler_that_drops_a_step_is_seen_and_leaves_no_trace_but_its_scale() 
         return it, scaler, guard
 
     data = batches(10)
-    plain, _, _ = loop(data, False, None)
-    guarded, scaler, guard = loop([*data[:4], data[7], *data[4:]], True, 4)
+    plain, _, _ = loop(data, False, 4)
+    guarded, scaler, guard = loop(data, True, 4)
     assert differing(state_of(plain), state_of(guarded)) == []
     assert scaler.get_scale() == 2.0**9
     assert guard.summary()["overflows"] == 1
@@ -191,13 +191,36 @@ def test_a_streak_of_bad_steps_halts_the_loop() -> None:
     guard.close()
 
 
-def test_lbfgs_is_refused_or_only_watched() -> None:
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.LBFGS(model.parameters())
-    with pytest.raises(sg.UsageError, match="LBFGS evaluates the loss several times"):
-        sg.attach(optimizer)
-    guard = sg.attach(optimizer, policy="observe")
-    guard.close()
+def test_a_bad_step_of_lbfgs_is_undone_as_a_whole() -> None:
+    def train(data: list[Tensor], guarded: bool) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+        guard = sg.attach(optimizer, model=model) if guarded else None
+        for batch in data:
+
+            def closure(batch: Tensor = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = (model(batch) - batch.sum(1, keepdim=True)).pow(2).mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        if guard is not None:
+            guard.close()
+        return [p.detach().clone() for p in model.parameters()], guard
+
+    data = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    bad = data[2].clone()
+    bad[1, 1] = math.nan
+    plain, _ = train(data, False)
+    healthy, guard = train(data, True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, healthy, strict=True))
+    assert guard.summary()["skipped"] == 0
+    weights, guard = train([*data[:3], bad, *data[3:]], True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
+    assert guard.summary()["skipped"] == 1
+    assert guard.summary()["final_state"] == "finite"
 
 
 def test_an_unknown_object_gets_one_sentence() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad import Policy
-from steadygrad.records import Action
 
 STEPS = 10
 POLICY = Policy.named("balanced").but(snapshot_every=4)
@@ -80,7 +79,7 @@ def test_bad_weights_are_undone_and_the_run_is_one_that_never_saw_the_batches_si
     assert differing(loop.state(), wanted) == []
     (incident,) = loop.guard.incidents
     assert incident.symptom == "nan_param"
-    assert "the state before step 4 was put back; 2 updates since are lost" in incident.decision.reason
+    assert "restored the state before step 4; 2 updates since are lost" in incident.decision.reason
     assert loop.guard.summary()["rolled_back"] == 1
 
 
@@ -93,26 +92,19 @@ def test_a_bad_batch_right_after_a_rollback_leaves_no_trace() -> None:
     assert differing(loop.state(), wanted) == []
 
 
-def test_a_loss_that_runs_away_is_rolled_back_and_the_rate_lowered() -> None:
-    """No step of it is bad by itself: the update that the decision falls on does not land either."""
+def test_a_loss_that_runs_away_is_recorded_and_nothing_is_changed() -> None:
+    """Only the loop could evaluate its batches again, so a divergence cannot be demonstrated here."""
     torch.manual_seed(0)
     model = Line()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    policy = POLICY.but(runaway_ratio=20.0)
-    with sg.attach(optimizer, model=model, policy=policy) as guard:
+    with sg.attach(optimizer, model=model, policy=POLICY.but(runaway_ratio=20.0)) as guard:
         for number in range(40):
-            before = model.slope.detach().clone()
             model(torch.full((4, 3), 1.2**number)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if guard.summary()["rolled_back"]:
-                break
-        (incident,) = guard.incidents
-        assert {Action.ROLLBACK, Action.SCALE_LR} <= set(incident.decision.actions)
-        assert "was put back" in incident.decision.reason
-        assert not torch.equal(model.slope.detach(), before)
-        assert guard._desks[0].books.ledger.lr_factor == 0.5
-        assert guard.summary()["skipped"] == 1
+        summary = guard.summary()
+    assert (summary["rolled_back"], summary["skipped"], summary["lr_factor"]) == (0, 0, 1.0)
+    assert any("SY203" in record.flags for record in guard._desks[0].books.recent)
 
 
 class Line(nn.Module):

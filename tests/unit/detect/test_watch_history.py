@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steadygrad.detect.history import History
 from steadygrad.detect.judge import judge
 from steadygrad.detect.level import WINDOW, Level
-from steadygrad.engine.policy import Policy
+from steadygrad.policy import Policy
 from steadygrad.records import Reading
 
 BALANCED = Policy.named("balanced")

@@ -11,7 +11,7 @@ import pytest
 
 from steadygrad.detect.history import History
 from steadygrad.detect.judge import judge
-from steadygrad.engine.policy import Capabilities, Ledger, Policy, decide
+from steadygrad.policy import Capabilities, Ledger, Policy, decide
 from steadygrad.records import Reading
 
 WINDOW, SIGMAS = 128, 6.0

@@ -11,7 +11,7 @@ import pytest
 from steadygrad import rules
 from steadygrad.detect import detectors
 from steadygrad.detect.vitals import judges
-from steadygrad.engine.policy import Policy
+from steadygrad.policy import Policy
 from steadygrad.records import to_plain
 
 BALANCED = Policy.named("balanced")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from steadygrad.detect.vitals import Vitals
-from steadygrad.engine.policy import Policy
+from steadygrad.policy import Policy
 from steadygrad.records import Finding, Severity
 
 POLICY = Policy.named("balanced")

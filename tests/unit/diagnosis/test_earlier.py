@@ -99,7 +99,8 @@ def test_a_batch_that_is_out_of_line_alone_is_not_called_a_divergence() -> None:
     model = net()
     batches = data(40)
     batches[36] = (batches[36][0], batches[36][1] * 1e4)
-    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.02), squared) as guard:
+    policy = sg.Policy.named("balanced").but(refuse_spikes=True)
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.02), squared, policy=policy) as guard:
         for batch in batches:
             guard.step(batch)
     found = guard.incidents[0].diagnosis

@@ -17,7 +17,9 @@ import steadygrad as sg
 from steadygrad import Policy
 
 # No ladder: these tests are about a skip leaving no trace, and a climbed rung is a trace that is wanted.
-SKIP_ONLY = Policy.named("balanced").but(escalation=(), skip_streak_halt=10_000, skips_per_window=(10_000, 200))
+SKIP_ONLY = Policy.named("balanced").but(
+    escalation=(), skip_streak_halt=10_000, skips_per_window=(10_000, 200), refuse_spikes=True
+)
 
 
 class Net(nn.Module):

@@ -91,7 +91,7 @@ def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.Monkey
     for batch in data:
         guard.step(batch)
     assert guard.summary()["applied"] == 5
-    assert guard.summary()["guard_faults"] == {"clinic": 1}
+    assert guard.summary()["guard_faults"] == {"diagnosis": 1}
     assert guard.incidents[0].diagnosis is None
 
 

@@ -168,7 +168,7 @@ def test_a_checkpoint_that_unfuses_the_optimizer_is_noticed_and_stays_exact(last
     with make_guard(model, optimizer, loss_fn, scheduler=scheduler, settle="late") as guard:
         for batch in good[:3] + ([nan_batch()] if last == "nan" else []):
             guard.step(batch)
-        assert guard._engine.late()
+        assert guard._loop.late()
         optimizer.load_state_dict(unfused_checkpoint())
         assert not optimizer.param_groups[0]["fused"]
         for batch in ([nan_batch()] if then == "nan" else []) + good[3:6]:

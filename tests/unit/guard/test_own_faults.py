@@ -18,7 +18,19 @@ from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad.detect.history import History
-from steadygrad.engine import books, clerk, fallback, forward_state, gate, recovery, seal, second_look, snapshots, tape
+from steadygrad.engine import (
+    books,
+    clerk,
+    fallback,
+    forward_state,
+    gate,
+    recovery,
+    seal,
+    second_look,
+    snapshots,
+    tape,
+    update_check,
+)
 from steadygrad.engine.readout import Readout
 from steadygrad.journal import Journal, read_events, read_steps
 
@@ -55,15 +67,15 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "gate.forget_fresh": (gate.DeviceGate, "forget_fresh"),
     "second_look.at": (second_look.SecondLook, "at"),
     "recovery.capabilities": (recovery.Recovery, "capabilities"),
-    "recovery.note_terms": (recovery.Recovery, "note_terms"),
+    "recovery.note": (recovery.Recovery, "note"),
     "recovery.apply": (recovery.Recovery, "apply"),
-    "recovery.careful_copy": (recovery.Recovery, "careful_copy"),
+    "update_check.before": (update_check.UpdateCheck, "before"),
     "clerk.before_forward": (clerk.Vitals, "due"),
     "clerk.vitals": (clerk.Vitals, "after_update"),
 }
 # Of these two the late mode alone makes use, or the immediate one alone.
 ONLY = {"sealer.seal": "late", "seat.values": "late", "gate.take_fresh": "late",
-        "gate.forget_fresh": "late", "recovery.careful_copy": "now"}  # fmt: skip
+        "gate.forget_fresh": "late", "update_check.before": "now"}  # fmt: skip
 
 
 def nan_batch() -> Tensor:
@@ -190,8 +202,8 @@ def test_a_guard_that_stands_down_says_so_and_loses_no_good_step(
 def test_the_plain_loop_that_is_left_refuses_what_is_not_finite() -> None:
     it = setup()
     guard = make_guard(it.model, it.optimizer, it.loss_fn)
-    guard._engine.stand_down(Planted("for the test"))
-    assert isinstance(guard._engine.fallback, fallback.PlainLoop)
+    guard._loop.stand_down(Planted("for the test"))
+    assert isinstance(guard._loop.fallback, fallback.PlainLoop)
     assert guard.step(batches(1)[0]).applied
     refused = guard.step(nan_batch())
     assert refused.skipped

@@ -161,7 +161,7 @@ def test_an_overflow_backs_the_scale_off_as_torch_does_and_is_no_incident(
 
 @pytest.mark.parametrize("mode", ["now", "late"])
 def test_an_overflow_leaves_nothing_but_the_smaller_scale(mode: str) -> None:
-    """Weights, moments, statistics and RNG are those of a run over the other batches that starts at the lower scale."""
+    """Weights, moments, statistics and random numbers are those of the plain loop, which overflows as well."""
     good = data(6)
     model, optimizer, scaler = make({"fused": True}, scale=2.0**30)
     with make_guard(model, optimizer, overflowing, scaler=scaler, settle=mode) as guard:
@@ -169,8 +169,8 @@ def test_an_overflow_leaves_nothing_but_the_smaller_scale(mode: str) -> None:
             guard.step(batch)
         assert guard.summary()["overflows"] == 1
     got = bits(model, optimizer, scaler)
-    model, optimizer, scaler = make({"fused": True}, scale=2.0**29)
-    for batch in good:
+    model, optimizer, scaler = make({"fused": True}, scale=2.0**30)
+    for batch in [overflow_batch(), *good]:
         scaler.scale(overflowing(model, batch)).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -237,7 +237,7 @@ def test_fp16_precision_is_a_hand_written_autocast_loop_with_a_scaler(mode: str)
     with make_guard(model, optimizer, small_loss, precision="fp16", max_grad_norm=1.0, settle=mode) as guard:
         for batch in [*data(6)[:2], nan_batch(), *data(6)[2:]]:
             guard.step(batch)
-        own = guard._engine.program.scaler
+        own = guard._loop.program.scaler
     summary = guard.summary()
     assert float(scaler._scale) == 65536.0  # type: ignore[arg-type]
     assert (summary["skipped"], summary["overflows"]) == (1, 0)

@@ -301,7 +301,7 @@ def test_the_learning_rate_backs_off_and_returns_exactly(mode: str) -> None:
     guard = make_guard(it.model, it.optimizer, it.loss_fn, scheduler=it.scheduler, policy=policy, settle=mode)
     with guard:
         for number, kind in enumerate(plan):
-            guard.step(data[number] if kind == "good" else nan_batch())
+            guard.step(data[number] if kind == "good" else overflowing(data[number]))
         summary = guard.summary()
     schedule = [1e-2 * 0.9 ** (landed // 3) for landed in range(15)]
     # The decision of the fourth healthy step takes one rung off for the step after it.
@@ -311,6 +311,13 @@ def test_the_learning_rate_backs_off_and_returns_exactly(mode: str) -> None:
     )
     assert summary["lr_factor"] == 1.0
     assert it.optimizer.param_groups[0]["lr"] == it.scheduler.get_last_lr()[0]
+
+
+def overflowing(batch: Tensor) -> Tensor:
+    """A batch that is finite itself and whose loss is not."""
+    bad = batch.clone()
+    bad[:, 8] = 1e19
+    return bad
 
 
 class Watched(optim.AdamW):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from steadygrad.detect.gradients import ClipRule, GradientProbe
 from steadygrad.detect.history import Limits
-from steadygrad.engine.readout import Readout, must_refuse, reading_of
+from steadygrad.detect.refusal import must_refuse
+from steadygrad.engine.readout import Readout, reading_of
 from steadygrad.engine.seal import Sealer
 
 CPU = torch.device("cpu")

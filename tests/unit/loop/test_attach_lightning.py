@@ -124,6 +124,20 @@ def test_manual_optimization_is_refused_bad_updates_too() -> None:
     assert len(guard.incidents) == 1
 
 
+def test_no_key_of_ours_is_logged_unless_it_was_asked_for(tmp_path: Path) -> None:
+    inputs, targets = data()
+    logger = pl.loggers.CSVLogger(tmp_path)
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=logger, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, log_every_n_steps=1,
+    )  # fmt: skip
+    sg.attach(trainer)
+    trainer.fit(Module(), DataLoader(TensorDataset(inputs, targets), batch_size=4))
+    columns = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert "train_loss" in columns
+    assert not any(column.startswith("steady") for column in columns)
+
+
 def test_the_truth_is_in_the_logs(tmp_path: Path) -> None:
     inputs, targets = data()
     inputs[9, 0] = math.nan
@@ -133,7 +147,7 @@ def test_the_truth_is_in_the_logs(tmp_path: Path) -> None:
         max_epochs=1, accelerator="cpu", logger=logger, enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, log_every_n_steps=1,
     )  # fmt: skip
-    sg.attach(trainer)
+    sg.attach(trainer, log_metrics=True)
     trainer.fit(Module(), DataLoader(TensorDataset(inputs, targets), batch_size=4))
     logged = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     columns = logged[0].split(",")

@@ -201,7 +201,7 @@ def test_weights_that_are_bad_already_are_named(watching: Any) -> None:
     with torch.no_grad():
         model[1].bias.fill_(math.nan)  # type: ignore[operator,union-attr]
     model(good(1)[0]).sum().backward()
-    with pytest.raises(sg.TrainingHalted, match="start again from a checkpoint that is good"):
+    with pytest.raises(sg.TrainingHalted, match="start again from a good checkpoint"):
         optimizer.step()
     (found,) = diagnoses(watch)
     assert found.phase == "state"

@@ -183,20 +183,26 @@ def test_a_closure_is_judged_after_its_backward(watching: Any) -> None:
     assert skipped(watch) == 1
 
 
-def test_lbfgs_is_watched_and_that_is_said(watching: Any) -> None:
+def test_a_bad_step_of_lbfgs_is_undone_as_a_whole(watching: Any) -> None:
     watch = watching()
+    torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    x = good(1)[0]
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        return loss
+    def step(x: Tensor) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            return loss
 
-    optimizer.step(closure)
-    assert "watched, not refused" in watch.ledger.notices["lbfgs"]
+        optimizer.step(closure)
+
+    step(good(1)[0])
+    before = [p.detach().clone() for p in model.parameters()]
+    step(torch.full((4, 3), float("nan")))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert [incident.symptom for incident in watch.ledger.books[0].incidents] == ["nan_loss"]
     assert watch.shield.faults == {}
 
 
@@ -366,7 +372,7 @@ def test_budgets_end_in_a_halt_with_the_last_good_weights(watching: Any) -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, good(2))
     before = model.weight.detach().clone()
-    with pytest.raises(sg.TrainingHalted, match="The weights are the last good ones"):
+    with pytest.raises(sg.TrainingHalted, match="The refused updates were not applied"):
         train(model, optimizer, [bad() for _ in range(20)])
     assert torch.equal(model.weight.detach(), before)
 

@@ -197,7 +197,7 @@ def test_lines_that_come_out_differently_are_noticed_and_the_good_state_stays(wa
 def test_bad_weights_before_the_first_good_state_still_end_the_run(watching: Any) -> None:
     watching(policy="balanced")
     loop = Loop()
-    with pytest.raises(sg.TrainingHalted, match="bad before this step"):
+    with pytest.raises(sg.TrainingHalted, match="were bad before this step"):
         loop.train(batches(), poke_at=0)
 
 

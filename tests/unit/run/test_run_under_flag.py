@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from steadygrad.integrations import desk
+from steadygrad.integrations import update_numbers
 
 FUSED: dict[str, Callable[[Any], optim.Optimizer]] = {
     "adamw": lambda p: optim.AdamW(p, lr=0.01, fused=True),
@@ -23,7 +23,7 @@ FUSED: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def _cpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_ON_DEVICE", ("cpu",))
+    monkeypatch.setattr(update_numbers, "ON_DEVICE", ("cpu",))
 
 
 def batches(count: int) -> list[Tensor]:
@@ -76,7 +76,7 @@ def test_a_refused_update_leaves_no_trace(
     watch = watching()
     found = train(kind, [*good[:where], bad(value), *good[where:]], clip)
     assert differing(expected, found) == []
-    (books,) = [each.books for each in watch._desks.values()]
+    (books,) = watch.ledger.books
     assert (books.ledger.applied, books.ledger.skipped) == (6, 1)
     assert [incident.first_step for incident in books.incidents] == [where]
 
@@ -84,7 +84,7 @@ def test_a_refused_update_leaves_no_trace(
 def test_the_path_under_the_flag_is_the_one_taken(
     watching: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk.Desk, "read", lambda *_: pytest.fail("the host read before the update"))
+    monkeypatch.setattr(update_numbers.UpdateNumbers, "read", lambda *_: pytest.fail("the host read before the update"))
     watch = watching()
     train("adamw", batches(3), 1.0)
     assert dict(watch.shield.faults) == {}
@@ -96,12 +96,12 @@ def test_the_journal_holds_the_norm_from_before_clipping(
     def norms() -> list[float]:
         watch = watching()
         train("adamw", batches(4), 0.01)
-        (books,) = [each.books for each in watch._desks.values()]
+        (books,) = watch.ledger.books
         watch.stop()
         return [record.grad_norm for record in books.recent]
 
     under_flag = norms()
-    monkeypatch.setattr(desk, "_ON_DEVICE", ())
+    monkeypatch.setattr(update_numbers, "ON_DEVICE", ())
     assert under_flag == norms()
     assert min(under_flag) > 0.01
 
@@ -135,6 +135,6 @@ def test_a_scaler_brings_its_own_flag(watching: Callable[..., Any]) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert torch.isfinite(parameter).all()
-    (books,) = [each.books for each in watch._desks.values()]
+    (books,) = watch.ledger.books
     assert not books.incidents
     assert books.ledger.overflows > 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.records.reruns import rerun
 from steadygrad.testing import KINDS, Faults, inject
 
 IN_TRAINING = [kind for kind in KINDS if kind != "nan_logits"]
@@ -171,7 +172,7 @@ def test_a_guarded_run_survives_every_kind_with_finite_weights(kind: str, tmp_pa
     assert faults.counts() == {kind: 1}
     assert summary["steps"] >= 60  # those that are run again after going back count, too
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    if kind not in ("flipped_weight", "inf_activation"):  # a flipped bit may be finite, tanh(inf) is 1
+    if kind not in ("flipped_weight", "inf_activation", "huge_gradient"):  # these may stay finite, and are then applied
         assert summary["skipped"] >= 1
 
 
@@ -199,3 +200,66 @@ def test_the_room_is_reached_through_the_package() -> None:
     assert "testing" in dir(sg)
     with pytest.raises(AttributeError, match="no attribute 'gremlin'"):
         sg.testing.gremlin  # noqa: B018
+
+
+# -- passes that are run again
+
+
+def test_a_pass_that_is_run_again_is_neither_counted_nor_struck() -> None:
+    model = make()
+    with inject(model, at={1: "nan_activation"}) as faults:
+        passes(model, 1)
+        with rerun():
+            again = passes(model, 3)
+        assert faults.passes == 1
+        assert faults.struck == []
+        assert all(bool(torch.isfinite(gradient).all()) for found in again for gradient in found)
+        passes(model, 1)
+    assert [(strike.step, strike.kind) for strike in faults.struck] == [(1, "nan_activation")]
+
+
+def test_a_gradient_that_is_to_be_spoilt_waits_for_the_backward_of_training() -> None:
+    model = make()
+    with inject(model, at={0: "nan_gradient"}) as faults:
+        loss = loss_fn(model, batches(1)[0])
+        with rerun():
+            loss_fn(model, batches(1)[0]).backward()
+        assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients_of(model))
+        model.zero_grad()
+        loss.backward()
+    assert [strike.step for strike in faults.struck] == [0]
+    assert not all(bool(torch.isfinite(gradient).all()) for gradient in gradients_of(model))
+
+
+def test_random_faults_are_the_same_whatever_is_run_again_in_between() -> None:
+    def struck(again: bool) -> list[tuple[int, str, str]]:
+        model = make()
+        with inject(model, rate=0.3, kinds=["nan_activation", "inf_gradient"], seed=3) as faults:
+            for _ in range(12):
+                passes(model, 1)
+                if again:
+                    with rerun():
+                        passes(model, 2)
+        return [(strike.step, strike.kind, strike.target) for strike in faults.struck]
+
+    assert struck(again=True) == struck(again=False)
+    assert len(struck(again=False)) > 1
+
+
+@pytest.mark.parametrize("kind", ["nan_activation", "nan_gradient", "nan_weight"])
+def test_planned_faults_strike_training_and_not_the_replays_of_a_diagnosis(kind: str) -> None:
+    def guarded(diagnose: str) -> tuple[list[int], int]:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with (
+            sg.Guard(model, optimizer, loss_fn, diagnose=diagnose) as guard,
+            inject(  # type: ignore[arg-type]
+                model, at={12: kind, 15: kind}
+            ) as faults,
+        ):
+            for batch in batches(20):
+                guard.step(batch)
+        return [strike.step for strike in faults.struck], faults.passes
+
+    assert guarded("auto") == guarded("off")
+    assert guarded("auto")[0] == [12, 15]

@@ -138,7 +138,7 @@ def test_a_run_that_never_recovers_halts_with_the_last_good_weights(tmp_path: Pa
     policy = sg.Policy.named("balanced").but(skip_streak_halt=2, escalation=())
     trainer = tiny_trainer(tmp_path / "a", dataset, max_steps=STEPS)
     guard = sg.attach(trainer, diagnose="off", policy=policy)
-    with pytest.raises(TrainingHalted, match="The weights are the last good ones"):
+    with pytest.raises(TrainingHalted, match="The refused updates were not applied"):
         train(trainer)
     assert guard.summary()["halted"]
     reference = train(tiny_trainer(tmp_path / "b", token_dataset(rows), max_steps=STEPS, stop_at=BAD))

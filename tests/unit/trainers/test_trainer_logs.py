@@ -29,7 +29,7 @@ def test_without_a_guard_the_filter_shows_a_dead_run_as_a_number(tmp_path: Path)
 
 def test_the_refused_step_shows_its_nan_and_the_next_one_its_number(tmp_path: Path) -> None:
     trainer = poisoned(tmp_path)
-    sg.attach(trainer, diagnose="off")
+    sg.attach(trainer, diagnose="off", log_metrics=True)
     train(trainer)
     finite = [math.isfinite(loss) for loss in logged(trainer, "loss")]
     assert finite == [step != BAD for step in range(STEPS)]
@@ -42,7 +42,7 @@ def test_an_interval_shows_the_share_refused_and_the_loss_of_what_landed(tmp_pat
     sg.attach(each, diagnose="off")
     losses = logged(train(each), "loss")
     trainer = poisoned(tmp_path / "four", logging_steps=4)
-    sg.attach(trainer, diagnose="off")
+    sg.attach(trainer, diagnose="off", log_metrics=True)
     train(trainer)
     assert logged(trainer, "steady/refused_fraction") == [0.25, 0.0]
     assert logged(trainer, "steady/skipped") == [1, 1]
@@ -63,15 +63,40 @@ def test_the_final_train_loss_is_the_mean_over_what_was_trained_on(tmp_path: Pat
     assert logged(trainer, "train_loss") == [pytest.approx(sum(losses) / len(losses), rel=1e-6)]
 
 
-def test_turning_the_filter_off_is_said_and_undone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = poisoned(tmp_path)
-    assert trainer.args.logging_nan_inf_filter is True
-    with caplog.at_level(logging.WARNING, logger="steadygrad"):
-        guard = sg.attach(trainer)
-    assert "logging_nan_inf_filter is off while attached" in caplog.text
-    assert trainer.args.logging_nan_inf_filter is False
+@pytest.mark.parametrize("filtered", [True, False])
+def test_the_log_is_true_with_and_without_the_trainers_filter(filtered: bool, tmp_path: Path) -> None:
+    trainer = poisoned(tmp_path, logging_nan_inf_filter=filtered)
+    guard = sg.attach(trainer, diagnose="off")
+    train(trainer)
+    assert trainer.args.logging_nan_inf_filter is filtered
     guard.close()
-    assert trainer.args.logging_nan_inf_filter is True
+    assert trainer.args.logging_nan_inf_filter is filtered
+    assert [math.isfinite(loss) for loss in logged(trainer, "loss")] == [step != BAD for step in range(STEPS)]
+    assert not any(key.startswith("steady/") for row in trainer.state.log_history for key in row)
+
+
+def test_a_healthy_trainer_logs_what_it_logs_alone_and_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def trained(name: str, *, guarded: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        trainer = tiny_trainer(tmp_path / name, token_dataset(STEPS * 2), max_steps=STEPS)
+        before = trainer.args.to_dict()
+        if guarded:
+            sg.attach(trainer, run_dir=tmp_path / "run")
+        train(trainer)
+        changed = {key: value for key, value in trainer.args.to_dict().items() if value != before[key]}
+        return [_without_speed(row) for row in trainer.state.log_history], changed
+
+    alone = trained("alone", guarded=False)
+    capfd.readouterr()
+    with caplog.at_level(logging.WARNING, logger="steadygrad"):
+        assert trained("guarded", guarded=True) == alone
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("steadygrad")] == []
+    assert "steady" not in "".join(capfd.readouterr())
+
+
+def _without_speed(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.endswith(("_runtime", "_per_second"))}
 
 
 def test_the_journal_has_the_loss_in_the_trainers_own_size(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def main(folder: Path, accumulation: int) -> None:
         "save_steps": 4,
     }
     trainer = tiny_trainer(folder / "guarded", token_dataset(STEPS * rows, bad=[BAD * rows]), **options)
-    guard = sg.attach(trainer, run_dir=folder / "run", diagnose="origin")
+    guard = sg.attach(trainer, run_dir=folder / "run", diagnose="origin", log_metrics=True)
     train(trainer)
     without = token_dataset(STEPS * rows, without=range(BAD * rows, (BAD + 1) * rows))
     reference = train(tiny_trainer(folder / "plain", without, stop_at=STEPS - 1, **options))

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding
@@ -51,7 +51,7 @@ def detect(reading: Reading, history: History, policy: Policy) -> Finding | None
     return finding(
         RULE,
         reading,
-        Severity.FATAL,
+        Severity.FATAL if policy.refuse_spikes else Severity.NOTE,
         f"the gradient norm is {norm:.4g}, above the limit of {limit:.4g}{against}",
         subject=_largest(reading),
         grad_norm=norm,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding
@@ -46,7 +46,7 @@ def detect(reading: Reading, history: History, policy: Policy) -> Finding | None
     return finding(
         RULE,
         reading,
-        Severity.FATAL,
+        Severity.FATAL if policy.refuse_spikes else Severity.NOTE,
         f"the loss is {reading.loss:.4g}, above the limit of {limit:.4g}{against}",
         subject="loss",
         loss=reading.loss,

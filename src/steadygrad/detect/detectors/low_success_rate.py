@@ -22,7 +22,7 @@ References
 
 from __future__ import annotations
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading, Severity
 from ...rules import Rule
 from ..finding import finding

@@ -25,7 +25,7 @@ References
 
 from __future__ import annotations
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Reading
 from ...rules import Rule
 from ..finding import not_finite

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..describable import has_values
 from .measure import absmax
 from .sampling import ActivationVitals
 
@@ -73,16 +74,16 @@ class ActivationProbe:
             seen.ran.add(name)
             with torch.no_grad():
                 for tensor in _tensors(output):
-                    _note(seen, (name, tensor.dtype), tensor.detach())
+                    _note(seen, (name, tensor.dtype), tensor)
 
         return measure
 
 
 def _note(seen: Seen, key: tuple[str, torch.dtype], tensor: Tensor) -> None:
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    largest = absmax(local)
+    if not has_values(local) or not local.is_floating_point():
+        return
+    largest = absmax(local.detach())
     known = seen.absmax.get(key)
     seen.absmax[key] = largest if known is None else torch.maximum(known.to(largest.device), largest)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
 from .sampling import Sampling, TensorVitals, about

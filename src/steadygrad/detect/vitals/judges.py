@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding
 from . import (
     activation_range,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding
 from ..strays import stray_parameters
 from .activations import ActivationProbe, Seen

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...engine.policy import Policy
+from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
 from ..finding import listed

@@ -21,6 +21,8 @@ MAX_SKIPS = 3
 class DropRows(Change):
     """The failing batch without its guilty rows."""
 
+    alters_rows = True
+
     def __init__(self, rows: Sequence[int]) -> None:
         self.rows = frozenset(rows)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ...detect.history import History
-from ...engine.ladder import Ledger
 from ...engine.training_state import bad_state
 from ...errors import SteadyError, UsageError
 from ...journal.files import json_bytes, read_json, replace_file
+from ...policy.escalation import Ledger
 from ...records.plain import from_plain
 from ..patching import Patches
 from .logs import is_finite_metric

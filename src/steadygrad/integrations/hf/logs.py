@@ -1,8 +1,9 @@
-"""The truth in a trainer's log: the loss as it was, how many steps were refused, and no NaN that never ends.
+"""The truth in a trainer's log: the loss as it was, and no NaN that never ends. A healthy log is left as it is.
 
-Trainer sums losses into `_tr_loss`, and its `logging_nan_inf_filter` adds a plausible number for a NaN, so a run that
-is dead prints a healthy curve; without the filter one NaN stays in the sum for ever. Here a refused window is taken
-out of the sum again, and the interval that held it shows the loss that was really seen.
+Trainer sums losses into `_tr_loss`. For a NaN it adds a plausible number (`logging_nan_inf_filter`), so a run that is
+dead prints a healthy curve; without that filter one NaN stays in the sum for ever. Here a refused window is taken out
+of the sum again, with or without the filter, and the interval that held it shows the loss that was really seen. Keys
+under `steady/` are added only where they were asked for (`log_metrics=True`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from ..patching import Patches
 if TYPE_CHECKING:
     from ..loop import LoopGuard
 
-SKIPPED, REFUSED, LANDED_LOSS = "steady/skipped", "steady/refused_fraction", "steady/loss"
+SKIPPED, REFUSED, APPLIED_LOSS = "steady/skipped", "steady/refused_fraction", "steady/loss"
 
 
 class TruthfulLog:
-    """Follows the windows of one `train()` call and corrects what is logged. Adds no host read to a step."""
+    """Follows the windows of one `train()` call and corrects the log of refused ones. Adds no host read to a step."""
 
-    def __init__(self, trainer: Any, patches: Patches, loop: LoopGuard) -> None:
+    def __init__(self, trainer: Any, patches: Patches, loop: LoopGuard, *, log_metrics: bool = False) -> None:
         self._trainer = trainer
+        self._log_metrics = log_metrics
         self._engine = loop._engine
         self._sum_before: Tensor | None = None
         self._refused_loss = 0.0
@@ -61,14 +63,15 @@ class TruthfulLog:
         return original(logs, *args, **kwargs)
 
     def _correct(self, logs: dict[str, float]) -> None:
-        logs[SKIPPED] = self._engine.books.ledger.skipped
-        logs[REFUSED] = self._refused / self._steps
+        if self._log_metrics:
+            logs[SKIPPED] = self._engine.books.ledger.skipped
+            logs[REFUSED] = self._refused / self._steps
         if not self._refused:
             return
-        landed_sum = logs["loss"] * self._steps
-        logs["loss"] = (landed_sum + self._refused_loss) / self._steps
-        if self._steps > self._refused:
-            logs[LANDED_LOSS] = landed_sum / (self._steps - self._refused)
+        applied_sum = logs["loss"] * self._steps
+        logs["loss"] = (applied_sum + self._refused_loss) / self._steps
+        if self._log_metrics and self._steps > self._refused:
+            logs[APPLIED_LOSS] = applied_sum / (self._steps - self._refused)
 
     def _finalize(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`train_loss` is the mean over the steps that were trained on; the trainer divides by all of them."""

@@ -14,7 +14,7 @@ from ...errors import UsageError
 _NEEDED = {"transformers": (5, 0), "accelerate": (1, 10)}
 _OPTIONS = ("run_dir", "diagnose", "capsule", "capsule_bytes", "snapshots", "batch_key", "extra_state", "notify")
 _OTHER_ENGINES = ("MEGATRON_LM", "XLA", "TP")
-# These step inside backward, one parameter at a time: by the time a step can be judged half of it has landed.
+# These step inside backward, one parameter at a time: by the time a step can be judged half of it has been applied.
 _STEPS_IN_BACKWARD = re.compile("lomo|layerwise")
 
 
@@ -35,8 +35,8 @@ def check_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in _OPTIONS:
             raise UsageError(
-                f"sg.attach(trainer) has no option {name!r}. It takes policy, {', '.join(_OPTIONS)}; optimizer, "
-                "schedule, clipping, precision and accumulation are the trainer's own."
+                f"sg.attach(trainer) has no option {name!r}. It takes policy, log_metrics, {', '.join(_OPTIONS)}; "
+                "optimizer, schedule, clipping, precision and accumulation are the trainer's own."
             )
 
 
@@ -47,7 +47,7 @@ def why_only_watch(trainer: Any) -> str | None:
     if getattr(trainer, "is_deepspeed_enabled", False) or kind == "DEEPSPEED":
         return "DeepSpeed makes its update inside backward and refuses overflows by itself"
     if getattr(trainer, "is_fsdp_enabled", False) or kind == "FSDP":
-        return "FSDP through a Trainer keeps its weights and gradients in shards that accelerate alone puts together"
+        return "FSDP through a Trainer keeps its weights and gradients in shards that accelerate alone assembles"
     if kind in _OTHER_ENGINES:
         return f"{kind} has a training step of its own"
     if _STEPS_IN_BACKWARD.search(str(trainer.args.optim).lower()):
@@ -132,8 +132,3 @@ def shares_a_generation(trainer: Any) -> bool:
     window = int(trainer.args.gradient_accumulation_steps)
     steps = getattr(trainer.args, "steps_per_generation", None) or window
     return int(steps) * int(getattr(trainer, "num_iterations", 1)) > window
-
-
-def keeps_its_sum(trainer: Any) -> bool:
-    """Whether the running sum of losses is an attribute: only then can a refused loss be taken out of it again."""
-    return hasattr(type(trainer), "_run_epoch")

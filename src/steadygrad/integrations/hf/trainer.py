@@ -2,7 +2,7 @@
 
 Each `train()` call has a LoopGuard of its own, made when the trainer has its optimizer, its schedule and a resumed
 checkpoint ready; `wiring.py` says where it listens. A refused step holds the schedule; the trainer's `global_step`
-still counts it. One host read a step, in place of the one that `logging_nan_inf_filter` costs.
+still counts it. One host read a step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Self
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ...engine.policy import Policy
 from ...errors import SteadyError, UsageError
+from ...policy import Policy
 from ...records import Finding, Incident
 from ..loop import LoopGuard
 from ..patching import Patches
@@ -36,10 +36,13 @@ class TrainerGuard:
 
     Args:
         trainer: a transformers.Trainer or one built on it (SFT, GRPO, RLOO, DPO, KTO, reward, distillation).
+        log_metrics: whether the trainer's log gets keys under `steady/` (`steady/skipped`, `steady/refused_fraction`).
         run_dir, policy, diagnose, capsule, capsule_bytes, snapshots, batch_key, extra_state, notify: as for `sg.Guard`.
     """
 
-    def __init__(self, trainer: Any, *, policy: str | Policy = "balanced", **options: Any) -> None:
+    def __init__(
+        self, trainer: Any, *, policy: str | Policy = "balanced", log_metrics: bool = False, **options: Any
+    ) -> None:
         support.check_versions()
         support.check_options(options)
         known = _ATTACHED.get(trainer)
@@ -52,7 +55,7 @@ class TrainerGuard:
         if support.centres_its_rewards(trainer):
             self.policy = self.policy.but(judge_loss_level=False)
         self.trainer = trainer
-        self._options = options
+        self._options, self._log_metrics = options, log_metrics
         self._patches, self._wired = Patches(), Patches()
         self._loop: LoopGuard | None = None
         self._watch: TrainerWatch | None = None
@@ -64,12 +67,6 @@ class TrainerGuard:
         self._gate = CheckpointGate(trainer, self._patches, lambda: self._loop)
         self._callback = support.lifecycle_callback(self._train_begins, self._train_ends)
         trainer.add_callback(self._callback)
-        if trainer.args.logging_nan_inf_filter and support.keeps_its_sum(trainer):
-            self._patches.set(trainer.args, "logging_nan_inf_filter", False)
-            logger.warning(
-                "attached to %s; logging_nan_inf_filter is off while attached, because it prints a plausible loss for "
-                "a step that was NaN.", type(trainer).__name__,
-            )  # fmt: skip
         _ATTACHED[trainer] = weakref.ref(self)
         if support.is_training(trainer):
             self._connect(support.training_model(trainer))
@@ -157,7 +154,7 @@ class TrainerGuard:
             **options,
         )
         self._gate.resume(loop)
-        Wiring(trainer, loop, self._replay, self._wired)
+        Wiring(trainer, loop, self._replay, self._wired, log_metrics=self._log_metrics)
         hold_followers(trainer, loop, self._wired)
 
     def _disconnect(self) -> None:

@@ -27,10 +27,12 @@ logger = logging.getLogger("steadygrad")
 class Wiring:
     """Listens to one trainer's step and tells a LoopGuard where it is."""
 
-    def __init__(self, trainer: Any, loop: LoopGuard, replay: Replay, patches: Patches) -> None:
+    def __init__(
+        self, trainer: Any, loop: LoopGuard, replay: Replay, patches: Patches, *, log_metrics: bool = False
+    ) -> None:
         self.trainer = trainer
         self._loop, self._replay = loop, replay
-        self._log = TruthfulLog(trainer, patches, loop)
+        self._log = TruthfulLog(trainer, patches, loop, log_metrics=log_metrics)
         self._batch: dict[str, Any] | None = None
         self._in_step = self._begun = self._window_open = self._measured = self._unscaled = False
         self._can_replay = True

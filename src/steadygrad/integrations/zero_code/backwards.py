@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.describable import describable
 from .calls import caller
 
 _READ_EVERY = 64
@@ -128,10 +129,12 @@ def walk(loss: Tensor) -> Suspect | None:
 def _suspect(node: Any) -> Suspect | None:
     kept = {name: _kept(node, name) for name in (*_SAVED, "_saved_result")}
     inputs = [value for name, value in kept.items() if name != "_saved_result" and isinstance(value, Tensor)]
+    result = kept["_saved_result"]
+    if not all(describable(value) for value in (*inputs, result) if isinstance(value, Tensor)):
+        return None  # what cannot be read says nothing
     if any(not _finite(value) for value in inputs):
         return None
     op = node.name().removesuffix("Backward0").removesuffix("Backward1").lower()
-    result = kept["_saved_result"]
     if isinstance(result, Tensor):
         return None if _finite(result) else Suspect(op, True, _ranges(inputs))
     made = _recompute(op, inputs)

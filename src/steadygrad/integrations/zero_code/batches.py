@@ -8,6 +8,7 @@ copies on another device, or views without their last columns.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from ...engine.tape import tensors_in
 
 _RING = 64
+_KEPT = 2
 _SAMPLED = 64
 _SHOWN = 64
 _ROW_HEAD = 4
@@ -53,6 +55,10 @@ class Batches:
 
     ring: deque[Handed] = field(default_factory=lambda: deque(maxlen=_RING))
     handed: int = 0
+    recent: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """The last batches themselves, those in host memory: a loop may prepare them before it calls its model."""
+    _ahead: int | None = None
+    """How many batches the program fetches before it uses one, as last seen."""
 
     def drawn(self, iterator: Any, index: Any) -> None:
         """A loader's iterator drew the indices of a batch it will hand out later."""
@@ -71,18 +77,19 @@ class Batches:
         """A batch leaves the loader. Host work over a few numbers of each tensor; a batch on a device is not read."""
         queue = vars(iterator).get(_QUEUE)
         index = queue.popleft() if queue else None
-        self.handed += 1
+        number, self.handed = self.handed, self.handed + 1
         indices = tuple(index) if isinstance(index, list | tuple) else (index,)
-        if not indices or any(each is None for each in indices):
-            return  # an iterable dataset has no indices
-        if getattr(iterator, "_in_order", True) is False:
-            return  # handed out in the order the workers finish
-        tensors = [tensor for tensor in tensors_in(batch) if tensor.layout is torch.strided][:8]
+        if any(each is None for each in indices) or getattr(iterator, "_in_order", True) is False:
+            indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
+        every = list(tensors_in(batch))
+        tensors = [tensor for tensor in every if tensor.layout is torch.strided][:8]
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
+        if all(tensor.device.type == "cpu" for tensor in every):
+            self.recent.append(batch)
         self.ring.append(
             Handed(
                 indices,
-                self.handed,
+                number,
                 frozenset(tensor.untyped_storage().data_ptr() for tensor in on_host),
                 [weakref.ref(tensor) for tensor in tensors],
                 frozenset(fingerprint(tensor) for tensor in on_host),
@@ -94,29 +101,55 @@ class Batches:
     def find(self, arguments: Any) -> Found | None:
         """The samples behind what a model was given; None where they cannot be told. May read the device."""
         tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        handed, how = self._match(tensors)
+        if handed is not None:
+            self._ahead = self.handed - 1 - handed.number
+            return Found(handed.indices, how) if handed.indices else None
+        in_order = self._in_order
+        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        if in_order is not None and in_order.indices and in_order.rows in rows:
+            return Found(in_order.indices, "order")
+        return None
+
+    def name(self, arguments: Any) -> str:
+        """How a batch is called: by its samples where a loader showed them, else by its number from 0."""
+        found = self.find(arguments)
+        if found is not None:
+            return sample_key(found)
+        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        handed, _ = self._match(tensors)
+        handed = handed or self._in_order
+        return f"batch {handed.number}" if handed is not None else f"batch {max(0, self.handed - 1)} or one before it"
+
+    @property
+    def _in_order(self) -> Handed | None:
+        """The batch that is trained on if batches are used in the order in which they came; None where the program
+        fetches ahead and how far is not known."""
+        ahead = self._ahead
+        if ahead is None:
+            ahead = None if "accelerate" in sys.modules else 0
+        return self.ring[-1 - ahead] if ahead is not None and ahead < len(self.ring) else None
+
+    def _match(self, tensors: list[Tensor]) -> tuple[Handed | None, str]:
+        """The batch that these tensors are of, and how it was recognised."""
         newest = list(reversed(self.ring))
         for handed in newest:
             alive = {id(tensor) for reference in handed.tensors if (tensor := reference()) is not None}
             if any(id(tensor) in alive for tensor in tensors):
-                return Found(handed.indices, "same tensors")
+                return handed, "same tensors"
             if alive and any(
                 tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in handed.storages
                 for tensor in tensors
             ):
-                return Found(handed.indices, "same tensors")
+                return handed, "same tensors"
         host = [tensor.detach().cpu() for tensor in tensors]
         prints = {fingerprint(tensor) for tensor in host}
         for handed in newest:
             if prints & handed.prints:
-                return Found(handed.indices, "same values")
+                return handed, "same values"
         starts = {heads(tensor) for tensor in host if tensor.dim()}
         alike = [handed for handed in newest if starts & handed.heads]
-        if len(alike) == 1:
-            return Found(alike[0].indices, "same values")
-        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
-        if newest and newest[0].rows in rows:
-            return Found(newest[0].indices, "order")
-        return None
+        return (alike[0], "same values") if len(alike) == 1 else (None, "")
 
 
 def fingerprint(tensor: Tensor) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import tensors_in
+from ..model_calls import only_through
 
 _NOT_THEIRS = (
     str(Path(__file__).resolve().parents[2]),
@@ -26,7 +27,6 @@ _NOT_THEIRS = (
     "<string",
 )
 MAX_CALLS = 64
-_MAX_BETWEEN = 16
 MAX_KEPT_GRADIENT = 1 << 22
 """Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
 
@@ -100,26 +100,9 @@ def note_loss(calls: Sequence[Call], loss: Tensor) -> None:
     """Backward begins: is what it begins with an output of a model's call? Host work only, a few nodes."""
     for call in reversed(calls):
         for place, node in call.numbers.items():
-            if call.loss_place is None and _only_through(loss.grad_fn, node):
+            if call.loss_place is None and only_through(loss.grad_fn, node):
                 call.loss_place = place
                 return
-
-
-def _only_through(start: Any, wanted: Any) -> bool:
-    """Whether everything that feeds `start` comes through one node of the graph."""
-    pending, reached = [start], False
-    for _ in range(_MAX_BETWEEN):
-        if not pending:
-            return reached
-        node = pending.pop()
-        if node is wanted:
-            reached = True
-            continue
-        above = [each for each, _ in node.next_functions if each is not None] if node is not None else []
-        if not above:
-            return False
-        pending += above
-    return False
 
 
 class _Keep:

@@ -20,16 +20,17 @@ from ...diagnosis.batches import walk_batch
 from ...diagnosis.diagnose import diagnose
 from ...diagnosis.patient import StepFacts
 from ...diagnosis.standins import TalksToOthers
-from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
 from .batches import Found, indices_of, sample_key
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
-from .play_patient import PlayPatient, rows_of_play
+from .play_patient import PlayPatient
 from .ranks import RankWords, on_its_own
+from .rerun import Rerun
 from .roots import runs_alone
+from .slices import Play
 from .tracing import Tracing
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Examiner:
 
     def update_begins(self) -> None:
         """The window ends; if its update is refused the trace will be asked."""
+        self._watch.slices.judged()
         if self._tracing is not None:
             self._tracing.close()
             self._traced_steps -= 1
@@ -84,6 +86,7 @@ class Examiner:
 
     _last: Tracing | None = None
     _talk = False
+    _why_not_lines: str | None = None
 
     # -- which samples
 
@@ -156,17 +159,17 @@ class Examiner:
         symptom = desk.books.incidents[-1].symptom
         if symptom == "spike":
             return None
+        self._talk, self._why_not_lines = False, None
         why_not = self._why_not_again()
-        self._talk = False
-        if why_not is None:
-            try:
-                with nullcontext() if watch.alone else on_its_own(desk, state, watch.models.roots()):
-                    found = self._by_slices(desk, reading, state, symptom, depth)
-                    found = found or self._by_replay(desk, reading, state, symptom, depth)
-                if found is not None:
-                    return found
-            except TalksToOthers:
-                why_not = "the step itself talks to the other ranks"
+        try:
+            with nullcontext() if watch.alone else on_its_own(desk, state, watch.models.roots()):
+                found = self._by_slices(desk, reading, state, symptom, depth)
+                if found is None and why_not is None:
+                    found = self._by_replay(desk, reading, state, symptom, depth)
+            if found is not None:
+                return found
+        except TalksToOthers:
+            why_not = "the step itself talks to the other ranks"
         if self._last is not None:
             seen = self._last.diagnosis(symptom, reading.step)
             if seen is not None:
@@ -175,7 +178,8 @@ class Examiner:
             self._armings += 1
             self._traced_steps = _TRACED_STEPS
         found = outside(watch, symptom, reading, why_not)
-        return replace(found, notes=(_TALK, *found.notes)) if self._talk else found
+        told = (_TALK,) if self._talk else (self._why_not_lines,) if self._why_not_lines else ()
+        return replace(found, notes=(*told, *found.notes))
 
     def _why_not_again(self) -> str | None:
         """Why the calls of this window cannot be made again, as a clause; None if they can."""
@@ -206,7 +210,8 @@ class Examiner:
             select_rows=rows_of_call if inside else None,
             parameter_names={id(p): name for name, p in desk.named_parameters().items()},
         )  # fmt: skip
-        assert models.entry is not None
+        if models.entry is None:
+            return None
         patient = CallsPatient(desk, state, models.forward_state(), models.entry, calls, facts, reading.loss)
         with patient.examining():
             guilty = self._first_bad_output(patient)
@@ -233,42 +238,63 @@ class Examiner:
     def _by_slices(
         self, desk: Desk, reading: Reading, state: TrainingState, symptom: str, depth: str
     ) -> Diagnosis | None:
-        """By running the loop's own lines again; None where they cannot be, or do not give the loss they gave."""
-        models, plays = self._watch.models, list(self._watch.slices.plays)
-        calls = list(models.calls)
-        if not plays or len(plays) != len(self._watch.backwards.losses) or any(play.overwritten for play in plays):
+        """By running the loop's own lines again; None where they cannot be, or do not give the loss they gave.
+
+        The lines from the model's call are tried first, then longer parts of the loop. If the batch itself was bad when
+        it reached those lines and good when the loader gave it, the loop's body shows what the program did to it."""
+        models = self._watch.models
+        if not all(runs_alone(call.module) for call in models.calls):
             return None
-        first = next(tensors_in((calls[0].args, calls[0].kwargs)), None)
-        size = int(first.shape[0]) if first is not None and first.dim() else None
-        scale = reading.loss_scale if reading.loss_scale and any(play.slice.scaled for play in plays) else 1.0
-        facts = StepFacts(
-            step=reading.step, symptom=symptom, findings=(), history=tuple(desk.books.recent),
-            accumulation=1, device_type=desk.parameters[0].device.type,
-            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
-            select_rows=rows_of_play(size),
-            parameter_names={id(p): name for name, p in desk.named_parameters().items()},
-        )  # fmt: skip
-        assert models.entry is not None
-        before = self._watch.slices.before
-        patient = PlayPatient(desk, state, models.forward_state(), models.entry, calls, plays, before, facts, scale)
-        try:
-            with patient.examining():
-                same = patient.reproduces()
-        except TalksToOthers:
-            self._talk = True
-            same = False
-        except Exception:  # their lines, out of their place, may raise anything; then there is nothing to go by
-            same = False
-        if not same:
+        rerun = Rerun(self._watch, desk, reading, state, symptom)
+        kept: Diagnosis | None = None
+        for plays in rerun.attempts():
+            patient = rerun.patient(plays)
+            try:
+                found = self._attempt(patient, plays, reading, symptom, depth)
+            finally:
+                patient.release()
+            if found is None or (kept is not None and not _explains(found)):
+                continue
+            if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
+                return found
+            kept = found
+        return kept
+
+    def _attempt(
+        self, patient: PlayPatient, plays: Sequence[Play], reading: Reading, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """One way to run the lines again; None where it does not give the loss that the loop had."""
+        with patient.examining():
+            try:
+                why_not = patient.why_not()
+            except TalksToOthers:
+                self._talk, why_not = True, _TALK
+        if why_not is not None:
+            self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
             return None
         poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
         if not self._watch.alone and not poisoned and patient.sound():
             return _elsewhere(symptom)
-        if self.found is None and len(plays) == 1:
-            self.found = self._watch.batches.find(plays[0].batch)
-        found = diagnose(patient, depth=depth)
+        return self._from_lines(patient, plays, depth)
+
+    def _from_lines(self, patient: PlayPatient, plays: Sequence[Play], depth: str) -> Diagnosis | None:
+        """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
+        try:
+            found = diagnose(patient, depth="origin" if patient.forward_only else depth)
+        except TalksToOthers:
+            raise
+        except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
+            self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
+            return None
+        if patient.forward_only and not found.reproduced[0]:
+            return None
+        guilty = plays[0] if len(plays) == 1 else _guilty(patient, plays)
+        if guilty is not None and (self.found is None or len(plays) > 1):
+            self.found = self._watch.batches.find(guilty.batch) or self.found
         lines = plays[0].slice
         how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
+        if patient.forward_only:
+            how += ", forward only: the graph behind them is the program's, so no remedy was tried"
         return replace(found, notes=(*found.notes, how))
 
     def _first_bad_output(self, patient: CallsPatient) -> Call | None:
@@ -289,6 +315,30 @@ class Examiner:
             error.add_note(f"steadygrad: {sentence}")
             self._watch.ledger.crashes.append(sentence)
             self._watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def _came_in_bad(found: Diagnosis) -> bool:
+    """Whether what the lines read was bad already."""
+    return found.origin is not None and found.origin.phase == "data"
+
+
+def _explains(found: Diagnosis) -> bool:
+    """Whether a diagnosis names the operation."""
+    return found.origin is not None and found.origin.op is not None and bool(found.reproduced[0])
+
+
+def _guilty(patient: PlayPatient, plays: Sequence[Play]) -> Play | None:
+    """The micro-batch whose loss or gradients are not finite; the first one."""
+    with patient.examining():
+        patient.restore()
+        for play, batch in zip(plays, patient.batches, strict=True):
+            terms = patient.forward(batch)
+            if not bool(torch.isfinite(terms["loss"])):
+                return play
+            patient.backward(terms)
+            if not patient.gradients_finite():
+                return play
+    return None
 
 
 def _elsewhere(symptom: str) -> Diagnosis:

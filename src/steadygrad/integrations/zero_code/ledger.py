@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...engine import setup
+from ...engine.books import Books
 from ...engine.notify import Notifier
 from ...engine.shield import Shield
 from ...errors import JournalError
 from ...journal import Journal
-from ...records import Incident
 from ..desk import Desk
 from .settings import Settings
 
@@ -33,7 +34,10 @@ class Ledger:
         self._shield = shield
         self._journal: Journal | None = None
         self._notifier: Notifier | None = None
-        self.desks: list[Desk] = []
+        self.books: list[Books] = []
+        """One for each optimizer that stepped, in order. They hold no tensor: an optimizer is not kept alive."""
+        self._optimizers: list[str] = []
+        self._desks: list[weakref.ref[Desk]] = []
         self.notices: dict[str, str] = {}
         self.guards: list[Any] = []
         """Guards of a known trainer that look after the program in our stead."""
@@ -42,8 +46,14 @@ class Ledger:
         self.crashes: list[str] = []
 
     @property
-    def first_desk(self) -> Desk | None:
-        return self.desks[0] if self.desks else None
+    def first(self) -> Books | None:
+        """Those of the optimizer whose parameters' norms are recorded."""
+        return self.books[0] if self.books else None
+
+    @property
+    def desks(self) -> list[Desk]:
+        """The optimizers that are still there."""
+        return [desk for reference in self._desks if (desk := reference()) is not None]
 
     @property
     def path(self) -> Path | None:
@@ -79,18 +89,19 @@ class Ledger:
                 self.tell("journal", str(error))
         return Journal(None, names=names, run_config=config, rank=rank)
 
-    def enter_desk(self, desk: Desk, *, instead_of: Desk | None) -> None:
-        if instead_of is None:
-            self.desks.append(desk)
-            return
-        self.desks[self.desks.index(instead_of)] = desk
-        if self._journal is not None and desk is self.first_desk:
-            self._journal.set_names(desk.names)
+    def enter(self, desk: Desk, *, first_step: int) -> None:
+        """An optimizer stepped for the first time."""
+        self.books.append(desk.books)
+        self._desks = [reference for reference in self._desks if reference() is not None] + [weakref.ref(desk)]
+        name = type(desk.optimizer).__name__
+        self._optimizers.append(name)
+        desk.books.on_incident = self._notifier
+        self.event("training_begins", training=len(self.books), first_step=first_step, optimizer=name)
 
-    def incident(self, incident: Incident, *, new: bool) -> None:
-        """Tell whoever asked to be told; once for each incident."""
-        if self._notifier is not None and new:
-            self._notifier(incident)
+    def renamed(self, desk: Desk) -> None:
+        """Parameters were added to an optimizer."""
+        if self._journal is not None and desk.books is self.first:
+            self._journal.set_names(desk.names)
 
     def event(self, kind: str, **data: Any) -> None:
         if self._journal is not None:
@@ -100,13 +111,13 @@ class Ledger:
         """Close the journal; what this process tells the supervisor."""
         for guard in list(self.guards):
             self.guard_done(guard)
-        books = [desk.books for desk in self.desks]
+        books = self.books
         ledgers = [each.ledger for each in books]
         note: dict[str, Any] = {
             "rank": rank_of(os.environ),
             "command": sys.argv[:1],
             "run_dir": str(self.path) if self.path else None,
-            "optimizers": [type(desk.optimizer).__name__ for desk in self.desks],
+            "optimizers": self._optimizers,
             "steps": sum(each.steps for each in ledgers),
             "applied": sum(each.applied for each in ledgers),
             "skipped": sum(each.skipped for each in ledgers),
@@ -114,6 +125,8 @@ class Ledger:
             "rolled_back": sum(each.rollbacks_total for each in ledgers),
             "incidents": sum(len(each.incidents) for each in books),
             "halted": any(each.halted for each in ledgers),
+            "trainings": len(books),
+            "final_state": watch.final_state(),
             "backwards": watch.backwards.count,
             "first_bad_backward": watch.backwards.first_bad,
             "in_backward": self.in_backward,

@@ -1,6 +1,8 @@
-"""Where a watch listens: the functions of torch that every training loop passes through, patched and put back.
+"""Where a watch listens: the functions of torch that every training loop passes through, patched and restored.
 
-Each patch calls the original exactly once with the arguments it was given, whatever happens on our side.
+Each patch calls the original exactly once with the arguments it was given, whatever happens on our side, and is not to
+be noticed: no function that looks at the frame of its caller is patched, our frames are not counted for warnings
+(`patching.uncounted`), and under a compiler a patch is its original.
 """
 
 from __future__ import annotations
@@ -9,16 +11,17 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-import wrapt
 from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.jit import _recursive
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
-from ..patching import Patches
+from ..patching import Patches, uncounted
 from .followers import raw_optimizer
+from .updates import StepPatches
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -31,19 +34,21 @@ def listen(watch: Watch) -> Patches:
     _backward_and_clipping(watch, patches)
     _schedules(watch, patches)
     _loaders(watch, patches)
+    _copies(watch, patches)
     return patches
 
 
 def _optimizers(watch: Watch, patches: Patches) -> None:
-    _step_hooks(watch, patches)
+    steps = StepPatches(watch, patches)
 
     def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        steps.learn(self)
         watch.optimizer_made(self)
 
     def zeroed(original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             watch.zeroed()
         return result
 
@@ -51,56 +56,60 @@ def _optimizers(watch: Watch, patches: Patches) -> None:
     patches.around(Optimizer, "zero_grad", zeroed)
     patches.around(nn.Module, "zero_grad", zeroed)
 
+    step_of_scaler = uncounted(watch.scaler_step)
+
     def scaler_step(original: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return watch.scaler_step(functools.partial(original, self, optimizer, *args, **kwargs), self, optimizer)
+        if is_compiling():
+            return original(self, optimizer, *args, **kwargs)
+        return step_of_scaler(functools.partial(original, self, optimizer, *args, **kwargs), self, optimizer)
 
     def scale(original: Any, self: Any, outputs: Any) -> Any:
         result = original(self, outputs)
-        watch.backwards.scaled(outputs, result)
+        if not is_compiling():
+            watch.backwards.scaled(outputs, result)
         return result
 
     patches.around(torch.amp.GradScaler, "step", scaler_step)
     patches.around(torch.amp.GradScaler, "scale", scale)
 
-    def script(original: Any, thing: Any, *args: Any, **kwargs: Any) -> Any:
-        with watch.models.deaf_to(thing):
-            return original(thing, *args, **kwargs)
 
-    patches.around(torch.jit, "script", script)
+def _copies(watch: Watch, patches: Patches) -> None:
+    """A copied, saved or scripted model carries no hook of ours."""
+
+    def script(original: Any, nn_module: Any, *args: Any, **kwargs: Any) -> Any:
+        # Inside of `torch.jit.script` and `trace`, which look up names in the frame of their caller; this does not.
+        with watch.models.deaf_to(nn_module):
+            return original(nn_module, *args, **kwargs)
+
+    def state(original: Any, self: nn.Module) -> Any:
+        found = original(self)
+        return _without_our_hooks(found) if isinstance(found, dict) else found
+
+    patches.around(_recursive, "create_script_module", script)
+    patches.around(nn.Module, "__getstate__", state)
 
 
-def _step_hooks(watch: Watch, patches: Patches) -> None:
-    """A compiled `optimizer.step` must break its graph at our hooks. Loading the compiler costs seconds, so they are
-    marked when the program has loaded it."""
-    handles: list[Any] = []
+_HOOKS = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
 
-    def register(before: Any, after: Any) -> None:
-        while handles:
-            handles.pop().remove()
-        handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
-        handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
 
-    def compiler_is_here(dynamo: Any) -> None:
-        if handles:
-            register(
-                dynamo.disable(lambda *args: watch.before_step(*args)),
-                dynamo.disable(lambda *args: watch.after_step(*args)),
-            )
-
-    register(watch.before_step, watch.after_step)
-    wrapt.when_imported("torch._dynamo")(compiler_is_here)
-
-    def undo() -> None:
-        while handles:
-            handles.pop().remove()
-
-    patches.also(undo)
+def _without_our_hooks(state: dict[str, Any]) -> dict[str, Any]:
+    """What is copied or saved of a module, less our hooks and the flags that torch keeps for them."""
+    for name, flags in _HOOKS.items():
+        hooks = state.get(name)
+        ours = [key for key, hook in (hooks or {}).items() if type(hook).__module__.startswith("steadygrad.")]
+        for each in (name, *flags) if ours else ():
+            state = {**state, each: type(state[each])((k, v) for k, v in state[each].items() if k not in ours)}
+    return state
 
 
 def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
     def backward(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Traced by a compiler, or only counted on the meta device, there is no loss to look at.
-        if torch.compiler.is_compiling() or self.device.type == "meta" or watch.away or watch.looked_into:
+        # Traced by a compiler, or only counted on the meta device, there is no loss to look at. A tensor subclass goes
+        # through here twice for one backward, the second time from inside the first.
+        if is_compiling() or watch.backwards.depth or self.device.type == "meta" or watch.away or watch.looked_into:
             return original(self, *args, **kwargs)
         watch.backward_begins(self)
         watch.backwards.depth += 1
@@ -111,10 +120,12 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
 
     patches.around(Tensor, "backward", backward)
 
+    measured_clip = uncounted(watch.clipping.clip)
+
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or watch.away:
+        if is_compiling() or watch.away:
             return original(*args, **kwargs)
-        return watch.clipping.clip(original, args, kwargs)
+        return measured_clip(original, args, kwargs)
 
     inside = torch.nn.utils.clip_grad
     patches.around(inside, "clip_grad_norm_", clip)
@@ -124,12 +135,15 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
 
 
 def _schedules(watch: Watch, patches: Patches) -> None:
-    """Every class that defines a `step` of its own is patched when the first schedule of it is made."""
+    """Every class that defines a `step` is patched when the first scheduler of it is made."""
     known: set[type] = set()
+    follow = uncounted(watch.followers.call)
 
     def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
         call = functools.partial(original, self, *args, **kwargs)
-        return watch.followers.call(self, raw_optimizer(getattr(self, "optimizer", None)), call)
+        return follow(self, raw_optimizer(getattr(self, "optimizer", None)), call)
 
     def learn(kind: type) -> None:
         for base in kind.__mro__:
@@ -144,15 +158,17 @@ def _schedules(watch: Watch, patches: Patches) -> None:
 
     learn(LRScheduler)
     for kind in _all_kinds(LRScheduler):
-        # A plateau is told a metric after an evaluation, which no refused update takes back.
+        # A plateau is given a metric after an evaluation, which no refused update takes back.
         if not issubclass(kind, ReduceLROnPlateau):
             learn(kind)
     known.add(ReduceLROnPlateau)
     patches.around(LRScheduler, "__init__", made)
 
     def average(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, model, *args, **kwargs)
         call = functools.partial(original, self, model, *args, **kwargs)
-        return watch.followers.call(self, watch.optimizer_of(model), call)
+        return follow(self, watch.optimizer_of(model), call)
 
     patches.around(AveragedModel, "update_parameters", average)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...engine.forward_state import Entry, ForwardState
-from ...engine.rng import RngState
+from ...engine.rng import RngState, put_rng
 from ...engine.shield import Shield
 from .calls import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .roots import find_roots
@@ -51,6 +52,7 @@ class Models:
         self._entry_is_old = True
         self._inside: list[int] = []
         self._audits = 0
+        self._rng: RngState | None = None
         self.calls: list[Call] = []
         self.lost_calls = 0
 
@@ -95,8 +97,13 @@ class Models:
         """Parameter names by identity; of several models each is called by its class."""
         roots = self.roots()
         named: dict[int, str] = {}
+        kinds = Counter[str]()
         for root in roots:
-            prefix = f"{type(inner(root)).__name__}." if len(roots) > 1 else ""
+            kind = type(inner(root)).__name__
+            kinds[kind] += 1
+            # Two models of one class must not share names: state is kept and restored by name.
+            number = f"#{kinds[kind]}" if kinds[kind] > 1 else ""
+            prefix = f"{kind}{number}." if len(roots) > 1 else ""
             for name, parameter in root.named_parameters():
                 named.setdefault(id(parameter), prefix + name.replace("_orig_mod.", "").removeprefix("module."))
         return named
@@ -147,6 +154,8 @@ class Models:
         rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
             rng = self._take().rng  # taken a moment ago: it is this call's too
+        elif self._forward is not None:
+            self._forward.took_again()
         if len(self.calls) >= MAX_CALLS:
             self.lost_calls += 1
             return
@@ -163,6 +172,7 @@ class Models:
             return
         if self._forward is not None:
             self._forward.notice()
+            self._forward.left()
             if self._audits < _AUDITED_STEPS:
                 self._audits += 1
                 self._forward.audit(values=True)
@@ -215,7 +225,16 @@ class Models:
         """Undo what the forwards since the last update moved. Returns what is not known for certain."""
         if self._entry is None or self._forward is None:
             return []
-        return self._forward.restore(self._entry)
+        self._rng = self._forward.rng_without(self._entry.place)
+        uncertain = self._forward.restore(self._entry)
+        self._forward.forget_since(self._entry.place)
+        return uncertain
+
+    def go_on(self) -> None:
+        """After a refused update was looked into: the random states to go on with."""
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            put_rng(rng)
 
     def stepped(self) -> None:
         """An update landed or was refused; the next call begins a new window. Entry and calls stay until then for a
@@ -244,8 +263,8 @@ class _Hook:
         self._call, self._shield = call, shield
 
     def __call__(self, *args: Any) -> None:
-        # Traced by a compiler it is nothing at all: no break in the graph.
-        if not torch.compiler.is_compiling():
+        # Under a compiler or torch.jit.trace it does nothing: no break in the graph and nothing added to it.
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
             with self._shield("models", None):
                 self._call(*args)
 

@@ -34,7 +34,9 @@ class Session:
         self._shell.register_magic_function(self.steady, "line", "steady")
         self._shell.events.register("post_run_cell", self._after_cell)
         self._begin(Settings(run_dir=_free_run_dir()))
-        print("steadygrad guards the training loops of this session. %steady says what happened, %steady off ends it.")
+        print(
+            "steadygrad guards the training loops of this session. %steady: what happened; %steady off: stop guarding."
+        )
 
     def unload(self) -> None:
         """Everything as it was."""
@@ -46,7 +48,7 @@ class Session:
         wish = _parse(line)
         if wish.word == "off":
             self._end()
-            print("steadygrad is off: nothing is guarded any more.")
+            print("steadygrad is off: nothing is guarded from now on.")
         elif wish.word == "on":
             self._end()
             place = wish.run_dir or _free_run_dir()
@@ -77,7 +79,7 @@ class Session:
         if not steps:
             print("No optimizer has stepped yet in this session.")
             return
-        print(f"{steps} updates, {skipped} refused.")
+        print(f"{steps - skipped} of {steps} updates not refused, {skipped} refused.")
         for desk in desks:
             for incident in desk.books.incidents[-5:]:
                 cause = incident.diagnosis.cause if incident.diagnosis is not None else None
@@ -86,7 +88,7 @@ class Session:
         for sentence in self.watch.ledger.notices.values():
             print(f"  note: {sentence}")
         if self.watch.ledger.path is not None:
-            print(f"  written down in {os.path.relpath(self.watch.ledger.path)}")
+            print(f"  recorded in {os.path.relpath(self.watch.ledger.path)}")
 
     def _after_cell(self, result: Any) -> None:
         """A cell ended in an error: was there a NaN that it did not mention?"""

@@ -111,6 +111,8 @@ class Past:
             return  # several ranks copy at the same steps, whatever it costs on one of them
         self._due = False
         rhythm.take(step)
+        if (entry := watch.models.entry) is not None:
+            ring.all()[-1].place = entry.place  # taken a moment before, with the same random states
         while self._updates and self._updates[0].step < ring.steps[0]:
             self._bytes -= self._updates.popleft().size
 
@@ -223,11 +225,14 @@ class Past:
         snapshot = good[-1]
         updates = [landed for landed in self._updates if landed.step >= snapshot.step]
         num_since = before - snapshot.step
-        now, rates = take_rng(), [_plain_groups(desk.optimizer) for desk in self._desks]
+        now, rewound = take_rng(), state.forward.rng_without(snapshot.place)
+        rates = [_plain_groups(desk.optimizer) for desk in self._desks]
         state.restore(snapshot.tree)
         why = self._make_again(state, updates, num_since, snapshot.step)
         if why:
             state.restore(snapshot.tree)
+            state.forward.forget_since(snapshot.place)
+            put_rng(rewound)
         else:
             put_rng(now)
             for desk, kept in zip(self._desks, rates, strict=True):

@@ -30,21 +30,25 @@ class CallsPatient:
 
     def __init__(
         self, desk: Desk, state: TrainingState, forward: ForwardState, entry: Entry, calls: Sequence[Call],
-        facts: StepFacts, loss: float,
+        facts: StepFacts, loss: float, model: torch.nn.Module | None = None,
     ) -> None:  # fmt: skip
-        self.model = inner(calls[0].module)
+        self.model = inner(calls[0].module) if model is None else model
         self.optimizers: Sequence[torch.optim.Optimizer] = [desk.optimizer]
         self.batches: Sequence[Any] = [CallBatch(call, call.batch) for call in calls]
         self.facts = facts
         self._desk, self._state, self._forward_state, self._entry = desk, state, forward, entry
         self._loss = loss
         self._keepsake: Keepsake | None = None
+        self._unnamed: list[tuple[Tensor, Tensor]] = []
         self._last: tuple[Call, list[Tensor]] | None = None
 
     def restore(self) -> None:
         """Back to the moment before the first call, bit for bit."""
         if self._keepsake is not None:
             self._keepsake.restore()
+            with torch.no_grad():
+                for parameter, before in self._unnamed:
+                    parameter.copy_(before)
         self._forward_state.restore(self._entry)
         for parameter in (*self.model.parameters(), *self._desk.parameters):
             parameter.grad = None
@@ -85,11 +89,14 @@ class CallsPatient:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._keepsake = Keepsake(self.model, self.optimizers, self._state)
+            # An optimizer's parameters that the state does not name would not be restored with it.
+            named = {id(parameter) for parameter in self._desk.named_parameters().values()}
+            self._unnamed = [(p, p.detach().clone()) for p in self._desk.parameters if id(p) not in named]
             try:
                 yield
             finally:
                 self.restore()
-                self._keepsake = None
+                self._keepsake, self._unnamed = None, []
 
 
 class CallBatch(Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""A refused step of a loop that was cut out of its source, as a patient of the clinic.
+"""A refused step of a loop that was cut out of its source, in the form that the diagnosis replays.
 
 Stronger than replaying the model's calls alone: the loss is computed again by the loop's own lines, so an origin
 outside of the model is found and remedies can be tried.
@@ -7,37 +7,52 @@ outside of the model is found and remedies can be tried.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
 from ...diagnosis.bedside import narrow
 from ...diagnosis.patient import StepFacts
 from ...engine.forward_state import Entry, ForwardState
+from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
 from ..desk import Desk
-from .calls import Call
+from .calls import gradients_kept, inner
+from .effects import HasEffect, quiet, supervised
 from .patient import CallsPatient
 from .slices import Play
 
+_MADE_BEFORE = "the gradient flows through calls that were made before these lines"
+_MAX_NODES = 200_000
+
 
 class PlayPatient(CallsPatient):
-    """Satisfies `clinic.patient.Patient`: its batches are the names that the loop's lines read."""
+    """Satisfies `diagnosis.patient.Patient`: its batches are the names that the loop's lines read."""
 
     def __init__(
-        self, desk: Desk, state: TrainingState, forward: ForwardState, entry: Entry, calls: Sequence[Call],
+        self, desk: Desk, state: TrainingState, forward: ForwardState, entry: Entry, modules: Sequence[nn.Module],
         plays: Sequence[Play], before: Sequence[Sequence[Play]], facts: StepFacts, loss_scale: float,
     ) -> None:  # fmt: skip
-        super().__init__(desk, state, forward, entry, calls, facts, 0.0)
+        super().__init__(desk, state, forward, entry, (), facts, 0.0, together(modules, plays))
         self.batches = [PlayBatch(play, play.batch) for play in plays]
+        self._plays = plays
         self._before = [group for group in before if not any(play.overwritten for play in group)]
         self._loss_scale = loss_scale
+        self.forward_only = False
+        """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
+        is run again, since a backward would go through, and free, what is the program's."""
+
+    def release(self) -> None:
+        """Let go of the models, so that no module of ours is found to hold them."""
+        if type(self.model) is _Holder:
+            self.model._modules.clear()
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so batches from just before stand in for it."""
-        if ahead > len(self._before):
+        if ahead > len(self._before) or self.forward_only:
             return None
         return [PlayBatch(play, play.batch) for play in self._before[ahead - 1]]
 
@@ -45,17 +60,52 @@ class PlayPatient(CallsPatient):
         for parameter in self._desk.parameters:
             parameter.grad = None
 
-    def reproduces(self) -> bool:
-        """Whether the lines give the loss that the loop had, to the bit. Call inside `examining`."""
+    @contextmanager
+    def examining(self) -> Iterator[None]:
+        """Around a whole diagnosis: afterwards everything is as it was, also the gradients of what the lines read."""
+        leaves = [tensor for play in self._plays for tensor in tensors_in(play.taken) if tensor.is_leaf]
+        with ExitStack() as stack:
+            stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
+            stack.enter_context(quiet())
+            stack.enter_context(super().examining())
+            yield
+
+    def why_not(self) -> str | None:
+        """Why these lines cannot stand for the step, as a clause; None if they give the loss that the loop had.
+
+        The lines are supervised in this run: one with an effect ends it. Call inside `examining`."""
+        try:
+            return self._compared()
+        except HasEffect as effect:
+            return f"running the loop's lines again would have an effect: {effect}"
+        except Exception as error:  # their lines, out of their place, may raise anything
+            return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
+
+    def _compared(self) -> str | None:
         self.restore()
         for batch in self.batches:
-            loss = self.forward(batch)["loss"].detach() * (self._loss_scale if batch.play.slice.scaled else 1.0)
-            if not bool(torch.isclose(loss.double(), batch.play.loss.double(), rtol=1e-6, atol=0.0, equal_nan=True)):
-                return False
-        return True
+            with supervised(batch.play.state, self._restored()):
+                begun = _node_number()
+                terms = self.forward(batch)
+                loss = terms["loss"].detach() * (self._loss_scale if batch.play.slice.scaled else 1.0)
+                had = batch.play.loss.reshape(()).to(loss.device)
+                if not bool(torch.isclose(loss.double(), had.double(), rtol=1e-6, atol=0.0, equal_nan=True)):
+                    return f"the loop's lines give a loss of {float(loss):.6g} when run again, not {float(had):.6g}"
+                self.forward_only = self.forward_only or _made_before(terms["loss"], begun)
+                if self.forward_only and bool(torch.isfinite(loss)):
+                    return _MADE_BEFORE
+                self.backward(terms)
+        return None
+
+    def _restored(self) -> list[Tensor]:
+        """Tensors that the lines may write to, because they are restored after each run."""
+        owned = [*self.model.parameters(), *self.model.buffers(), *self._desk.parameters]
+        plain = [value for module in self.model.modules() for value in vars(module).values()]
+        gradients = [tensor.grad for tensor in owned if tensor.grad is not None]
+        return [*owned, *gradients, *(value for value in plain if isinstance(value, Tensor))]
 
     def sound(self) -> bool:
-        """Whether losses and gradients come out finite: with several ranks, whether another one was to blame."""
+        """Whether losses and gradients come out finite: with several ranks, whether another one caused the refusal."""
         with self.examining():
             self.restore()
             for batch in self.batches:
@@ -63,16 +113,25 @@ class PlayPatient(CallsPatient):
                 if not bool(torch.isfinite(terms["loss"])):
                     return False
                 self.backward(terms)
-            gradients = [parameter.grad for parameter in self._desk.parameters if parameter.grad is not None]
-            return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+            return self.gradients_finite()
+
+    def gradients_finite(self) -> bool:
+        """Whether the gradients as they are now are finite."""
+        gradients = [parameter.grad for parameter in self._desk.parameters if parameter.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
     def forward(self, batch: PlayBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
         return {"loss": batch.play.again(batch.names).reshape(())}
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         loss = terms["loss"]
-        if loss.requires_grad:
+        if not loss.requires_grad or self.forward_only:
+            return
+        state = self._plays[0].state  # hooks on gradients are the program's as well
+        try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        finally:
+            state.restore()
 
     def commit(self) -> None:
         """The optimizer's step, with the loss scale divided out first as a GradScaler does."""
@@ -81,6 +140,46 @@ class PlayPatient(CallsPatient):
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)
         super().commit()
+
+
+def _node_number() -> int:
+    """The number that autograd gives to the next node of this thread."""
+    node = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr()) if node is not None else 0
+
+
+def _made_before(loss: Tensor, begun: int) -> bool:
+    """Whether a loss has no graph, or one that reaches nodes from before this run; leaves are not counted."""
+    if loss.grad_fn is None:
+        return True
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while pending and len(seen) < _MAX_NODES:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "torch::autograd::AccumulateGrad" and node._sequence_nr() < begun:
+            return True
+        pending += [after for after, _ in node.next_functions]
+    return False
+
+
+class _Holder(nn.Module):
+    """Several models in one module for the time of a diagnosis."""
+
+
+def together(modules: Sequence[nn.Module], plays: Sequence[Play]) -> nn.Module:
+    """One module to speak of: the only one, or a holder in which each is called as the loop calls it."""
+    each = list({id(inner(module)): inner(module) for module in modules}.values())
+    if len(each) == 1:
+        return each[0]
+    names = {id(inner(v)): name for play in plays for name, v in play.taken.items() if isinstance(v, nn.Module)}
+    holder = _Holder()
+    for number, module in enumerate(each):
+        name = names.get(id(module), f"{type(module).__name__.lower()}{number}")
+        holder.add_module(f"{name}_" if hasattr(holder, name) else name, module)
+    return holder
 
 
 class PlayBatch(Mapping[str, Any]):
@@ -99,7 +198,7 @@ class PlayBatch(Mapping[str, Any]):
         return len(self.names)
 
 
-# The clinic maps over batches as torch does, for one in float64: it must see into this one.
+# The diagnosis maps over batches as torch does, for one in float64: it must see into this one.
 register_pytree_node(
     PlayBatch,
     lambda batch: (list(batch.names.values()), (batch.play, list(batch.names))),

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...detect.shards import is_sharded
 from ...diagnosis.lockstep import understudies
 from ...diagnosis.standins import NoCollectives
 from ...engine.ranks_council import without_reducing
-from ...engine.ranks_shards import is_sharded
 from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Reading, from_plain, to_plain
 from ..desk import Desk

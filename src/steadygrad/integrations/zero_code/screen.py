@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from ...errors import JournalError
 from ...journal import read_incidents
 from ...journal.incidents import read_incident
 from ...journal.run_directory import incident_name
-from ...records import Incident
+from ...records import Action, Incident
 from ...reporters.diagnosis import steps_of
 from ...reporters.terminal import labelled, shown
 from .supervise import Ended
 
 _MAX_INCIDENTS = 5
 _MAX_NOTICES = 6
+_MAX_STEPS = 5
+_SUMMED = ("steps", "applied", "skipped", "overflows", "rolled_back", "held", "skipped_by_program", "trainings")
 _FIRST_RANK = re.compile(r"first on rank ([0-9]{1,6})")
 
 
@@ -35,10 +38,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
     ranks = {note.get("rank", 0) for note in trained}
     # Ranks train the same weights: the steps of one of them are the run's.
     first = [note for note in trained if note.get("rank", 0) == min(ranks, default=0)]
-    total = {
-        key: sum(int(note.get(key) or 0) for note in first)
-        for key in ("steps", "applied", "skipped", "overflows", "rolled_back")
-    }
+    total = {key: sum(int(note.get(key) or 0) for note in first) for key in _SUMMED}
     if silent:
         total |= _counted(run_dirs[0])
     return {
@@ -48,7 +48,9 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "ended_early": silent,
         "ranks": len(ranks),
         **total,
-        "held": sum(int(note.get("held") or 0) for note in first),
+        "checked": None if silent else _checked(first),
+        "not_checked": _sentences(ended.notes, "not_checked"),
+        "final_state": "not checked" if silent else _final_state(trained),
         "halted": any(note.get("halted") for note in ended.notes),
         "incidents": incidents,
         "backwards": sum(int(note.get("backwards") or 0) for note in ended.notes),
@@ -57,70 +59,151 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "in_backward_refused": sum(int(note.get("in_backward_refused") or 0) for note in ended.notes),
         "processes": len(ended.notes),
         "torch": any(note.get("torch") for note in ended.notes),
+        "guarded": any(note.get("guarded") for note in ended.notes),
         "crashes": [sentence for note in ended.notes for sentence in note.get("crashes") or ()],
         "notices": sorted({s for note in ended.notes for s in (note.get("notices") or {}).values()}),
-        "faults": sorted({room for note in ended.notes for room in note.get("faults") or {}}),
+        "faults": sorted({place for note in ended.notes for place in note.get("faults") or {}}),
     }
+
+
+def _checked(notes: list[dict[str, Any]]) -> int | None:
+    """The updates whose result was looked at; None where a process did not count them."""
+    counts = [note.get("checked") for note in notes]
+    return sum(counts) if counts and all(isinstance(count, int) for count in counts) else None  # type: ignore[arg-type]
+
+
+def _final_state(notes: list[dict[str, Any]]) -> str:
+    """ "finite" only where every process that trained looked at its weights at the end and found them so."""
+    states = [str(note.get("final_state") or "not checked") for note in notes]
+    bad = next((state for state in states if state.startswith("non-finite")), None)
+    return bad or ("finite" if states and set(states) == {"finite"} else "not checked")
+
+
+def _sentences(notes: list[dict[str, Any]], key: str) -> list[str]:
+    return sorted({str(sentence) for note in notes for sentence in note.get(key) or ()})
 
 
 def print_outcome(console: Console, told: dict[str, Any]) -> None:
     """A few lines; the incidents in short."""
     console.print()
     console.print(Text(f"steady run: {headline(told)}", style="bold"), soft_wrap=True)
+    for label, text in _lines(told):
+        console.print(labelled(label, text), soft_wrap=True)
+
+
+def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for incident in told["incidents"][-_MAX_INCIDENTS:]:
-        console.print(labelled("incident", _line(incident)), soft_wrap=True)
+        yield "incident", _line(incident)
     left_out = len(told["incidents"]) - _MAX_INCIDENTS
     if left_out > 0:
-        console.print(labelled("", f"and {left_out} before these"), soft_wrap=True)
+        yield "", f"and {left_out} before these"
+    for sentence in told["not_checked"][:_MAX_NOTICES]:
+        yield "unchecked", shown(sentence)
     for sentence in told["crashes"]:
-        console.print(labelled("crash", shown(sentence)), soft_wrap=True)
+        yield "crash", shown(sentence)
     for sentence in told["notices"][:_MAX_NOTICES]:
-        console.print(labelled("note", shown(sentence)), soft_wrap=True)
+        yield "note", shown(sentence)
     if told["faults"]:
-        rooms = ", ".join(shown(room) for room in told["faults"])
-        console.print(labelled("fault", f"steadygrad itself failed in {rooms}; the log says how"), soft_wrap=True)
+        places = ", ".join(shown(place) for place in told["faults"])
+        yield "error", f"internal error of steadygrad in {places}; training went on, the log has the details"
     for run in told["run_dirs"]:
-        console.print(labelled("run", shown(_short(run))), soft_wrap=True)
+        yield "run", shown(_short(run))
     if command := next_command(told):
-        console.print(labelled("next", command), soft_wrap=True)
+        yield "next", command
 
 
 def headline(told: dict[str, Any]) -> str:
-    """What happened, in one sentence."""
-    steps, skipped = told["steps"], told["skipped"] - told["overflows"]
-    if not told["run_dirs"] and not steps and not told["in_backward"]:
-        return _never_trained(told)
-    if told["in_backward"] and not steps:
-        refused = told["in_backward_refused"]
-        return f"{told['in_backward']} updates inside backward, {refused or 'none'} refused."
-    ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
-    if told["halted"]:
-        return f"halted after {_count(steps, 'update')}{ranks}: {skipped} refused, the weights are the last good ones."
-    counted = f"{_count(steps, 'update')}{ranks}"
+    """What happened, in one or two sentences. Claims nothing that was not checked."""
+    if not told["run_dirs"] and not told["steps"] and not told["in_backward"]:
+        return _nothing_checked(told)
     if told["ended_early"]:
-        known = f"{counted}, {skipped} refused" if steps else f"{_count(len(told['incidents']), 'incident')}"
-        return f"the program left without a word; until about then: {known}."
-    if not skipped:
-        more = f", {told['overflows']} dropped by the loss scale" if told["overflows"] else ""
-        return f"{counted}, all fit to land{more}."
-    if back := told["rolled_back"]:
-        times = "once" if back == 1 else f"{back} times"
-        return f"{counted}, {skipped} refused, and {times} back to a good state; the incidents say what was lost."
-    kept = "refused; no trace of it is left" if skipped == 1 else "refused; no trace of them is left"
-    return f"{counted}, {skipped} {kept}."
+        known = _updates(told) if told["steps"] else _count(len(told["incidents"]), "incident")
+        return f"the program exited without a report (killed?); recorded until then: {known}."
+    if told["halted"]:
+        return f"{_halt(told)} {_updates(told)}.{_weights(told)}"
+    return f"{_updates(told)}.{_weights(told)}"
 
 
-def _never_trained(told: dict[str, Any]) -> str:
+def _updates(told: dict[str, Any]) -> str:
+    """How many updates there were and what became of them."""
+    steps, refused = told["steps"], told["skipped"] - told["overflows"]
+    if told["in_backward"] and not steps:
+        return (
+            f"{_count(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
+        )
+    ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
+    parts = []
+    if refused or _all_checked(told):
+        parts.append(f"{told['applied']:,} of {_count(steps, 'update')} applied{ranks}")
+    else:
+        parts.append(f"{_count(steps, 'update')}{ranks}, none refused")
+    if refused:
+        parts.append(f"{refused:,} refused{_where(told['incidents'], refused)}")
+    if told["overflows"]:
+        parts.append(f"{told['overflows']:,} dropped by the loss scale")
+    if told["skipped_by_program"]:
+        parts.append(f"{told['skipped_by_program']:,} skipped by the program")
+    if told["rolled_back"]:
+        parts.append("rolled back " + ("once" if told["rolled_back"] == 1 else f"{told['rolled_back']} times"))
+    trainings = f" in {told['trainings']:,} trainings" if told["trainings"] > 1 else ""
+    return ", ".join(parts) + trainings
+
+
+def _all_checked(told: dict[str, Any]) -> bool:
+    checked = told["checked"]
+    return checked is not None and checked >= told["applied"] and not told["not_checked"]
+
+
+def _weights(told: dict[str, Any]) -> str:
+    """What is known of the weights after the last update."""
+    state, refused = told["final_state"], told["skipped"] - told["overflows"]
+    if state.startswith("non-finite"):
+        return f" The weights at the end are not finite{state.removeprefix('non-finite')}."
+    if state != "finite":
+        return " The weights at the end were not checked."
+    if not _all_checked(told):
+        checked = f"{told['checked'] or 0:,} of {_count(told['applied'], 'applied update')}"
+        return f" The weights at the end are finite; {checked} checked after being made."
+    if not refused or told["rolled_back"] or told["halted"]:
+        return " The weights at the end are finite." if refused else ""
+    return f" Weights are as if {'that batch' if refused == 1 else 'those batches'} had been left out."
+
+
+def _halt(told: dict[str, Any]) -> str:
+    decisions = [each.decision for each in told["incidents"] if each.decision is not None]
+    last = next((each for each in reversed(decisions) if Action.HALT in each.actions), None)
+    if last is None:
+        return "halted."
+    return f"halted at step {last.step}: {shown(last.reason, limit=200)}."
+
+
+def _where(incidents: list[Incident], refused: int) -> str:
+    """At which steps, where the incidents account for all of them."""
+    found = [each for each in incidents if each.decision is None or not each.decision.applies]
+    if not found:
+        return ""
+    if sum(each.last_step - each.first_step + 1 for each in found) == refused and len(found) <= _MAX_STEPS:
+        numbers = [steps_of(each).split(" ")[1] for each in found]
+        return f" ({'step' if refused == 1 else 'steps'} {', '.join(numbers)})"
+    return f" (first: {steps_of(found[0]).partition('-')[0].replace('steps', 'step')})"
+
+
+def _nothing_checked(told: dict[str, Any]) -> str:
     if not told["processes"]:
-        return "nothing was guarded: no Python process told of itself (killed, -I, -E or -S, or another Python)."
+        return "nothing was checked: no Python process loaded steadygrad (killed, -I, -E or -S, or another Python)."
     if not told["torch"]:
-        return "nothing was guarded: the program never imported torch."
+        return "nothing was checked: the program did not import torch."
+    if not told["guarded"]:
+        return "nothing was checked: torch was imported in a process that could not be guarded."
     if not told["backwards"]:
-        return "nothing was guarded: the program never trained (no backward, no optimizer step)."
+        return (
+            "nothing was checked: no optimizer step and no backward() was seen. Updates made in another way "
+            "(torch.func, torch.autograd.grad, by hand) are not checked."
+        )
     where = told["first_bad_backward"]
     seen = f"the loss of backward number {where} was not finite" if where else "every loss was finite"
     return (
-        f"nothing could be refused: {_count(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
+        f"no update was checked: {_count(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
         f"(updates by hand, or an optimizer of another kind); {seen}."
     )
 
@@ -140,11 +223,11 @@ def _line(incident: Incident) -> str:
     text = f"{incident.number}, {steps_of(incident)}: {shown(incident.headline or incident.symptom)}"
     diagnosis = incident.diagnosis
     if diagnosis is not None:
-        cause = f"{shown(diagnosis.cause.code)} {shown(diagnosis.cause.slug)}" if diagnosis.cause else ""
+        if diagnosis.cause is not None:
+            text += f"; {shown(diagnosis.cause.code)} {shown(diagnosis.cause.slug)}"
         origin = diagnosis.origin
         place = [origin.op, f"in {origin.module}" if origin.module else None, origin.source] if origin else []
-        where = " ".join(shown(part) for part in place if part)
-        text += "".join(f"; {part}" for part in (cause, where or f"born in {shown(diagnosis.phase)}") if part)
+        text += f"; origin: {' '.join(shown(part) for part in place if part) or shown(diagnosis.phase)}"
         if diagnosis.sample_ids:
             return text + f"; samples {', '.join(shown(sample) for sample in diagnosis.sample_ids[:8])}"
     if incident.batch_key:
@@ -153,7 +236,7 @@ def _line(incident: Incident) -> str:
 
 
 def _incidents(run: str) -> list[Incident]:
-    """The incidents of a run, each as told by the rank that knows most of it."""
+    """The incidents of a run, each as recorded by the rank that knows most of it."""
     try:
         found = read_incidents(run)
     except JournalError:
@@ -176,7 +259,7 @@ def _best_told(run: str, incident: Incident) -> Incident:
     told = [incident]
     first = _FIRST_RANK.search(incident.headline)
     if first is not None and first[1] != "0":
-        # Its batch is the one to name; the others' were sound.
+        # Its batch is the one to name; those of the others were finite.
         path = Path(run, "incidents", incident_name(incident.number), f"incident-rank{first[1]}.json")
         with contextlib.suppress(JournalError):
             return read_incident(path)

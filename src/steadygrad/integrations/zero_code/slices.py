@@ -3,28 +3,35 @@
 At the model's first call the stack is walked up once; at backward it is walked again, and the nearest frame that is in
 both is the loop's. Its lines between the two are cut out the first time (see `loop_slice`) and from then on the names
 they read are remembered as they are when the model is first called. Host work only: a dictionary of a few names.
+
+Where no model's call is heard (bare parameters), or the call and backward have no code in common, the places of the
+program that led to backward are noted; if the step is refused, their lines are cut out then.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...engine.rng import RngState, put_rng
+from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import tensors_in
-from ..loop_slice import LoopSlice, cut
+from ..loop_slice import LoopSlice, bind_batch, cut, loops_around
 from .calls import Call, autocast_now
+from .effects import quiet
+from .user_state import UserState, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64
+_MAX_PLACES = 6
 _KEPT_BEFORE = 2
+_MAX_LIST = 256
 
 
 @dataclass(slots=True)
@@ -42,7 +49,7 @@ class Play:
 
     @property
     def overwritten(self) -> bool:
-        """Whether somebody wrote into the tensors that were read."""
+        """Whether the tensors that were read were written to since."""
         return self.versions != _versions(self.batch)
 
     @property
@@ -50,13 +57,35 @@ class Play:
         """Of the values read, those that hold tensors and are not a model: the batch, and what goes with it."""
         return {name: value for name, value in self.taken.items() if _is_data(value)}
 
+    @property
+    def state(self) -> UserState:
+        """The program's own objects that the lines can reach, as they are now."""
+        return UserState(self.taken.values(), [self.module_globals])
+
     def again(self, batch: Mapping[str, Any]) -> Tensor:
-        """The loss by the loop's own lines, with their random numbers and precision."""
+        """The loss by the loop's own lines, with their random numbers and precision. Prints nothing, and what the lines
+        count, append or assign is undone; see `effects` for what else they could do."""
+        state = self.state
         put_rng(self.rng)
-        with ExitStack() as stack, torch.enable_grad():
-            for device, dtype in self.autocast.items():
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            return self.slice.run({**self.taken, **batch}, self.module_globals)
+        names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
+        graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
+        try:
+            with ExitStack() as stack, torch.enable_grad(), quiet():
+                for device, dtype in self.autocast.items():
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+                return self.slice.run({**graphs, **names}, self.module_globals)
+        finally:
+            state.restore()
+
+
+@dataclass(slots=True)
+class Reached:
+    """One backward whose lines are not known: the program's functions it was called from, innermost first."""
+
+    places: tuple[tuple[CodeType, int], ...]
+    rng: RngState
+    autocast: dict[str, torch.dtype]
+    loss: Tensor
 
 
 class Slices:
@@ -64,15 +93,19 @@ class Slices:
 
     def __init__(self) -> None:
         self.plays: list[Play] = []
+        self.reached: list[Reached] = []
+        """The backwards since the last update, for lines that are cut out only when they are needed."""
         self.before: list[list[Play]] = []
         """The same of the last updates before, oldest first: for following a remedy a little further."""
         self.why_not: str | None = None
         """Why the last micro-batch could not be kept, as a clause."""
         self._known: dict[tuple[CodeType, int, int], LoopSlice | str] = {}
-        self._by_owner: dict[CodeType, LoopSlice] = {}
+        self._by_start: dict[tuple[CodeType, int], list[LoopSlice]] = {}
         self._seen: dict[int, tuple[FrameType, int]] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._rng: RngState | None = None
+        self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
+        self._judged = False
 
     def called(self, call: Call) -> None:
         """A model is called. Only the first call of a micro-batch matters."""
@@ -84,19 +117,26 @@ class Slices:
             if frame is None:
                 break
             self._seen[id(frame)] = (frame, frame.f_lineno)
-            known = self._by_owner.get(frame.f_code)
-            if known is not None:
-                self._early[id(frame)] = known.take(frame)
+            for known in self._by_start.get((frame.f_code, frame.f_lineno), ()):
+                self._early.setdefault(id(frame), {}).update(known.take(frame))
+                self._rounds[id(frame)] = (frame.f_lineno, _round(known, frame))
             frame = frame.f_back
 
     def backward_begins(self, loss: Tensor) -> None:
         """Backward is called on a loss."""
         seen, early, rng = self._seen, self._early, self._rng
-        self._seen, self._early, self._rng = {}, {}, None
-        if not seen or rng is None or len(self.plays) >= _MAX_PLAYS:
+        self._start_over()
+        if len(self.reached) >= _MAX_PLAYS and not self._judged:
+            self.why_not = "backward was called too often for one update"
+            return
+        if self._judged:
+            self._roll()  # no model's call was heard since the last update
+        here, value, autocast = sys._getframe(1), loss.detach(), autocast_now()
+        self.reached.append(Reached(_places(here), rng if rng is not None else take_rng(), autocast, value))
+        if not seen or rng is None:
             self.why_not = "the model was not called before backward"
             return
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = here
         for _ in range(_MAX_DEPTH):
             if frame is None or id(frame) in seen:
                 break
@@ -106,30 +146,204 @@ class Slices:
             return
         key = (frame.f_code, seen[id(frame)][1], frame.f_lineno)
         if key not in self._known:
-            self._known[key] = cut(frame, key[1], key[2], loss)
+            made = self._known[key] = cut(frame, key[1], key[2])
+            if not isinstance(made, str):
+                self._by_start.setdefault(key[:2], []).append(made)
         found = self._known[key]
         if isinstance(found, str):
             self.why_not = found
             return
-        self._by_owner[frame.f_code] = found
-        taken = early.get(id(frame)) or found.take(frame)
-        play = Play(found, taken, frame.f_globals, rng, autocast_now(), loss.detach(), ())
+        taken = {**found.take(frame), **early.get(id(frame), {})}
+        play = Play(found, taken, frame.f_globals, rng, autocast, value, ())
         play.versions = _versions(play.batch)
         self.plays.append(play)
         self.why_not = None
 
+    def next_round(self) -> bool:
+        """Whether the model's call that is being made belongs to a new round of the loop, although no backward came
+        since the last round's call: what the loops around it count or go through has changed."""
+        if not self._rounds:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                return False
+            line, before = self._rounds.get(id(frame), (0, ()))
+            if line == frame.f_lineno:
+                known = self._by_start[(frame.f_code, line)][-1]
+                now = _round(known, frame)
+                return any(a is not b and not _same(a, b) for a, b in zip(now, before, strict=False))
+            frame = frame.f_back
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a model was called and its backward has not come yet."""
+        return bool(self._seen)
+
+    def open_frames(self) -> list[FrameType]:
+        """The program's functions that called a model whose backward has not come, innermost first. They may have
+        returned since; what they had computed is still there."""
+        return [frame for frame, _ in self._seen.values() if is_users(frame.f_code.co_filename)]
+
+    def skipped(self, loss: Tensor) -> bool:
+        """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is
+        called in other rounds. False where that is not known."""
+        for frame, line in self._seen.values():
+            for known in self._by_start.get((frame.f_code, line), ()):
+                early = self._early.get(id(frame))
+                if early is None or self._rng is None:
+                    continue
+                play = Play(known, early, frame.f_globals, self._rng, autocast_now(), loss.detach(), ())
+                play.versions = _versions(play.batch)
+                self.plays = [play]
+                self.reached = [Reached(((frame.f_code, known.last_line),), self._rng, {}, loss.detach())]
+                self._start_over()
+                return True
+        return False
+
+    def _start_over(self) -> None:
+        self._seen, self._early, self._rng, self._rounds = {}, {}, None, {}
+
+    def variants(self, handed: Any) -> Iterator[tuple[str, list[Play]]]:
+        """Further ways to run the last update's lines again, each with what is said of it: whole loop bodies, which
+        prepare the batch as well. `handed` is the batch that the loader gave last. Needs the loop's frames."""
+        if self.plays and len(self.plays) == len(self.reached):
+            for effects in (False, True):
+                longer = [self._longer(play, handed, with_effects=effects) for play in self.plays[-1:]]
+                if len(self.plays) == 1 and longer[0] is not None:
+                    yield "body", [longer[0]]
+            same = [self._with_effects(play) for play in self.plays]
+            if all(play is not None for play in same):
+                yield "effects", [play for play in same if play is not None]
+        if len(self.reached) == 1:
+            yield from (("body", [play]) for play in _tails(self.reached[0], handed))
+
+    def _longer(self, play: Play, handed: Any, *, with_effects: bool) -> Play | None:
+        """The same play from the beginning of its loop's body, on the loader's batch."""
+        frame, line = _living(play.slice.owner), play.slice.last_line
+        places = self.reached[-1].places if self.reached else ()
+        from_start = (play.slice.owner, line, True) in _up_to_loop(places)
+        found: LoopSlice | str = ""
+        if frame is not None:
+            found = cut(frame, None, line, with_effects=with_effects, from_start=from_start)
+        if frame is None or isinstance(found, str) or found.first_line >= play.slice.first_line:
+            return None
+        return _bound(replace(play, slice=found), {**found.take(frame), **play.taken}, handed)
+
+    def _with_effects(self, play: Play) -> Play | None:
+        frame = _living(play.slice.owner)
+        if frame is None:
+            return None
+        found = cut(frame, play.slice.first_line, play.slice.last_line, with_effects=True)
+        if isinstance(found, str):
+            return None
+        return replace(play, slice=found, taken={**found.take(frame), **play.taken})
+
+    def judged(self) -> None:
+        """An update was judged: what comes next is not part of it."""
+        self._judged = True
+
     def forget(self) -> None:
         """A new window begins."""
+        self._roll()
+        self._start_over()
+
+    def _roll(self) -> None:
         if self.plays:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.plays]
             self.plays = []
-        self._seen, self._early, self._rng = {}, {}, None
+        self.reached, self._judged = [], False
+
+
+def _tails(reached: Reached, handed: Any) -> Iterator[Play]:
+    """The lines that led to backward: of the innermost function with a loop around it, from the beginning of the loop's
+    body, and of the functions that this loop calls, from their beginning. Nothing further out is run again."""
+    for code, line, from_start in _up_to_loop(reached.places):
+        frame = _living(code)
+        found = cut(frame, None, line, from_start=from_start) if frame is not None else ""
+        if frame is None or isinstance(found, str):
+            continue
+        play = Play(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, ())
+        bound = _bound(play, found.take(frame), handed)
+        if bound is not None:
+            yield bound
+
+
+def _up_to_loop(places: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
+    """The functions from backward out to the first with a loop, each with whether it is run from its beginning; none if
+    there is no loop."""
+    found: list[tuple[CodeType, int, bool]] = []
+    for code, line in places:
+        if code.co_name == "<module>" and not loops_around(code, line):
+            return []
+        looped = loops_around(code, line)
+        found.append((code, line, not looped))
+        if looped:
+            return found
+    return []
+
+
+def _bound(play: Play, taken: dict[str, Any], handed: Any) -> Play | None:
+    """A play with its values, and with the names of its batch as the loader gave them."""
+    names = play.slice.batch_names
+    if names and handed is not None:
+        batch = bind_batch(names, handed)
+        if batch is not None:
+            taken = {**taken, **batch}
+    bound = replace(play, taken=taken)
+    bound.versions = _versions(bound.batch)
+    return bound
+
+
+def _places(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
+    found: list[tuple[CodeType, int]] = []
+    for _ in range(_MAX_DEPTH):
+        if frame is None or len(found) == _MAX_PLACES:
+            break
+        if is_users(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _living(code: CodeType) -> FrameType | None:
+    """The innermost frame of the stack that runs this code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
+    """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
+    return tuple(frame.f_locals.get(name) for name in known.loop_names)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
+    return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
 
 
 def _is_data(value: Any) -> bool:
     if isinstance(value, torch.nn.Module) or callable(value):
         return False
     return next(tensors_in(value), None) is not None
+
+
+def _as_leaves(value: Any) -> Any:
+    """The same value, without the graph behind it: that graph has been used and freed."""
+    if isinstance(value, Tensor):
+        return value if value.grad_fn is None else value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_as_leaves(item) for item in value))
+    if type(value) not in (list, tuple, dict) or len(value) > _MAX_LIST:
+        return value
+    if all(tensor.grad_fn is None for tensor in tensors_in(value)):
+        return value
+    if type(value) is dict:
+        return {key: _as_leaves(item) for key, item in value.items()}
+    return type(value)(_as_leaves(item) for item in value)
 
 
 def _versions(batch: Mapping[str, Any]) -> tuple[int, ...]:

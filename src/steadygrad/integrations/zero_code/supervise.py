@@ -1,7 +1,7 @@
-"""Starts a program under guard, stays out of its way, and says at the end what became of it. No torch.
+"""Starts a program under guard and waits for its end. No torch.
 
 The program is a child that has our standard streams, our terminal and our process group. Signals sent to us alone are
-passed on; how it ended is how we end, signals included, so that shells and schedulers see no difference.
+passed on (`signals.py`); how it ended is how we end, signals included, so that shells and schedulers see no difference.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from ...errors import UsageError
 from .elastic import fresh_store
 from .settings import Settings
+from .signals import Relay
 
-_PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGQUIT", "SIGINT")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -82,7 +82,8 @@ def supervise(command: Sequence[str], settings: Settings) -> Ended:
             run_dir=str(Path(settings.run_dir).resolve()), policy=settings.policy, diagnose=settings.diagnose,
             notify=settings.notify, reports=reports,
         )  # fmt: skip
-        code = _run(command, wishes.environment(os.environ) | fresh_store(command, os.environ))
+        more = {"STEADYGRAD_REPORTS": reports, **fresh_store(command, os.environ)}
+        code = _run(command, wishes.environment(os.environ) | more)
         notes = [_read(path) for path in sorted(Path(reports).iterdir())]
         return Ended(code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started)
 
@@ -108,49 +109,16 @@ def end_like(code: int) -> int:
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    try:
-        child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent())
-    except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started: {error.strerror or error}.") from error
-    before = {}
-
-    def pass_on(number: int, _frame: object) -> None:
-        # Ctrl-C reaches the whole process group by itself; sending it again would interrupt the program's clean-up.
-        if number == signal.SIGINT and sys.stdin is not None and _at_a_terminal():
-            return
-        child.send_signal(number)
-
-    for name in _PASSED_ON:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, pass_on)
-    try:
-        while True:
-            try:
-                return child.wait()
-            except InterruptedError:
-                continue
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _at_a_terminal() -> bool:
-    """Whether we are in the foreground of a terminal, whose Ctrl-C goes to everybody there."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with Relay() as relay:
+        try:
+            child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent())
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be started: {error.strerror or error}.") from error
+        return relay.wait(child)
 
 
 def _die_with_parent() -> Any:
-    """On Linux, a program whose supervisor is killed is asked to end: nobody else would know of it."""
+    """On Linux, a program whose supervisor is killed is asked to end: it would run on unnoticed."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -2,65 +2,143 @@
 
 The loop cannot be run again, so it is listened to while it runs: from the model's call to the update, every op is
 digested, and what the loss code reads is kept. It reads more and changes nothing: the numbers are the same to the bit.
+It costs at most about three times a plain step: a window that would take longer is not traced to its end, and after a
+costly one the next windows are left alone until the average is below that.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ...detect.describable import describable, has_values
 from ...diagnosis.batches import walk_batch
 from ...diagnosis.causes import name_cause
 from ...diagnosis.evidence import Evidence
-from ...diagnosis.exam import Examination, facts_of, locate
+from ...diagnosis.exam import Examination, facts_of, locate, not_followed
+from ...diagnosis.isolation import forget, in_a_line, is_out_of_memory, release_memory, spare_memory
 from ...diagnosis.origin import find_birth
-from ...diagnosis.seen import StepSeen
+from ...diagnosis.seen import StepSeen, absmaxes
 from ...diagnosis.specimen import Specimen
-from ...diagnosis.trace import Tracer
-from ...diagnosis.tracelog import Touch
+from ...diagnosis.trace import Tracer, own_work
+from ...diagnosis.tracelog import OpRecord, Touch
 from ...records import Diagnosis
 from ..desk import Desk
 from .calls import Call, inner
 
-_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+logger = logging.getLogger("steadygrad")
+
 _MAX_KEPT = 1 << 22
-"""Elements of one op's tensors past which the op is digested and not copied."""
+"""Elements that the copies of one window may hold together: the loss code's own tensors, and nothing larger."""
+_MIN_SPARE = 1 << 28
+"""On a device with fewer free bytes than this nothing is copied at all."""
+SHARE = 2.0
+"""The tracer's own time may be so many times the rest of the step."""
+FREE = 1.0
+"""Seconds of tracing in all that are not counted: small steps are over in less."""
+PATIENCE = 0.25
+"""Seconds of tracing in one window before it is asked whether it costs too much."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """What tracing has cost one optimizer's steps so far, and until when it must wait."""
+
+    spent: float = 0.0
+    wait_until: float = 0.0
+    announced: bool = False
+
+    def pay(self, own: float, rest: float) -> None:
+        """Note a traced window. Past the free seconds, wait until the average is low enough again."""
+        self.spent += own
+        if self.spent > FREE:
+            self.wait_until = time.monotonic() + max(0.0, own / SHARE - rest)
+        if own > FREE and not self.announced:
+            self.announced = True
+            logger.warning(
+                "This step took %.1f s, %.1f s of them for tracing its operations: a bad value is being located. "
+                "At most %d steps are traced.", own + rest, own, 3,
+            )  # fmt: skip
+
+
+_accounts: WeakKeyDictionary[Any, _Account] = WeakKeyDictionary()
 
 
 class _LossTracer(Tracer):
-    """A tracer that also keeps the tensors of every op that runs outside of all modules: the loss code's."""
+    """A tracer of a step that counts: it also keeps copies of what the loss code reads, and stops at its limits.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    The loss code is what runs outside of all modules, and its backward. No failure of the tracer reaches the program.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         super().__init__(model)
         self.specimens: dict[int, Specimen] = {}
+        self.stopped = ""
+        """Why the tracer stopped before the end of the window; "" if it did not."""
+        self.own = 0.0
+        self._began = time.perf_counter()
+        spare = spare_memory(device)
+        self._left = _MAX_KEPT if spare is None or spare >= _MIN_SPARE else 0
 
-    def dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if not all(type(each) in _PLAIN for each in args if isinstance(each, Tensor)):
-            return func(*args, **kwargs)  # a tensor of another kind does its own work below: not ours to look into
-        ordinal = len(self.trace.records)
-        if self.module is None and sum(t.numel() for t in args if isinstance(t, Tensor)) <= _MAX_KEPT:
-            specimen = self.specimens[ordinal] = Specimen()
-            self.watch[ordinal] = specimen.watcher()
-        return super().dispatched(func, args, kwargs)
+    @property
+    def rest(self) -> float:
+        """Seconds since the window began that were not the tracer's own."""
+        return time.perf_counter() - self._began - self.own
+
+    def stop(self, why: str) -> None:
+        """Look at nothing any more. The modes stay until the window is closed, and let everything through."""
+        self.stopped = self.stopped or why
+        self.paused = True
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            with own_work():
+                yield
+        except Exception as error:
+            self.trace.pass_over(f"tracer failed: {in_a_line(error)}")
+            if is_out_of_memory(error):
+                self.stop("out of memory")
+                self.specimens.clear()
+                forget(error)
+                release_memory()
+        self.own += time.perf_counter() - began
+        if self.own > PATIENCE and self.own > SHARE * self.rest:
+            self.stop("tracing took more than twice as long as the step itself")
+
+    def _read_inputs(self, record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        size = sum(t.numel() for t in args if isinstance(t, Tensor))
+        of_loss = record.module is None and (not record.backward or record.forward_ordinal in self.specimens)
+        if of_loss and 2 * size <= self._left:
+            self._left -= 2 * size
+            specimen = self.specimens[record.ordinal] = Specimen(light=True)
+            self.watch[record.ordinal] = specimen.watcher()
+        super()._read_inputs(record, func, args, kwargs)
 
 
 class Tracing:
     """One traced window: opened at a model's call, closed at the update."""
 
     def __init__(self, call: Call, desk: Desk) -> None:
-        self._tracer = _LossTracer(inner(call.module))
+        self._named = desk.named_parameters()
+        device = next(iter(self._named.values())).device if self._named else torch.device("cpu")
+        self._tracer = _LossTracer(inner(call.module), device)
+        self._account = _accounts.setdefault(desk, _Account())
         self._open = ExitStack()
         self._loss: Touch | None = None
         self._loss_finite = True
-        self._named = desk.named_parameters()
         self.closed = False
         trace = self._tracer.trace
         for name, parameter in self._named.items():
@@ -68,14 +146,18 @@ class Tracing:
         for name, buffer in inner(call.module).named_buffers():
             trace.name(buffer, "buffer", name)
         for name, value in walk_batch(call.batch):
-            if isinstance(value, Tensor) and not value.is_sparse:
+            if isinstance(value, Tensor):
                 trace.name(value, "batch", name)
         self._open.enter_context(self._tracer.tracing())
 
     @staticmethod
     def possible(desk: Desk) -> bool:
-        """Whether no mode of the program's own is in force that might end before ours does, and tensors are plain."""
-        if not all(type(parameter) in _PLAIN for parameter in desk.parameters):
+        """Whether no mode of the program's own is in force that might end before ours does, tensors are plain, and
+        what tracing has cost so far is paid for by plain steps since."""
+        account = _accounts.get(desk)
+        if account is not None and time.monotonic() < account.wait_until:
+            return False
+        if not all(map(describable, desk.parameters)):
             return False
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return not modes and not _get_current_dispatch_mode_stack()
@@ -83,10 +165,11 @@ class Tracing:
     def backward_begins(self, loss: Tensor) -> None:
         """What is about to be differentiated. Reads the device."""
         self._tracer.paused = True
-        value = float(loss.detach()) if loss.numel() == 1 else 0.0
-        if not math.isfinite(value) and self._loss is None:
-            self._loss, self._loss_finite = self._tracer.sink(loss), False
-        self._tracer.paused = False
+        with self._tracer._contained():
+            value = float(loss.detach()) if has_values(loss) and loss.numel() == 1 else 0.0
+            if not math.isfinite(value) and self._loss is None:
+                self._loss, self._loss_finite = self._tracer.sink(loss), False
+        self._tracer.paused = bool(self._tracer.stopped)
         self._tracer.stage = "backward"
 
     def close(self) -> None:
@@ -94,15 +177,31 @@ class Tracing:
         if not self.closed:
             self.closed = True
             self._open.close()
+            self._account.pay(self._tracer.own, self._tracer.rest)
 
     def diagnosis(self, symptom: str, step: int) -> Diagnosis | None:
         """Where the bad value of this window was born; None if the trace does not show it."""
         self.close()
+        if self._tracer.stopped:
+            return None
+        try:
+            return self._diagnosis(symptom, step)
+        except Exception as error:
+            logger.debug("the traced step was not diagnosed", exc_info=error)
+            forget(error)
+            return None
+
+    @property
+    def stopped(self) -> str:
+        """Why this window was not traced to its end; "" if it was."""
+        return self._tracer.stopped
+
+    def _diagnosis(self, symptom: str, step: int) -> Diagnosis | None:
         sinks = [self._loss] if self._loss is not None else self._bad_gradients()
         trace = self._tracer.trace
         trace.finish()
         birth = find_birth(trace, [sink for sink in sinks if sink is not None], forward_is_clean=self._loss_finite)
-        if birth is None:
+        if birth is None or not_followed(trace, birth):
             return None
         exam = Examination(StepSeen(), trace, birth=birth, record=birth.record)
         if birth.record is not None:
@@ -110,6 +209,8 @@ class Tracing:
             if birth.record.forward_ordinal is not None:
                 exam.forward = trace.records[birth.record.forward_ordinal]
                 exam.forward_specimen = self._tracer.specimens.get(exam.forward.ordinal, exam.forward_specimen)
+        exam.specimen.digest_copies()
+        exam.forward_specimen.digest_copies()
         origin = locate(exam)
         if origin is None:
             return None
@@ -128,8 +229,10 @@ class Tracing:
         )
 
     def _bad_gradients(self) -> list[Touch | None]:
-        bad = [p.grad for p in self._named.values() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
-        return [self._tracer.sink(gradient) for gradient in bad[:16] if not gradient.is_sparse]
+        gradients = [p.grad for p in self._named.values() if p.grad is not None]
+        sizes = absmaxes(gradients)
+        bad = [gradient for gradient, size in zip(gradients, sizes, strict=True) if not math.isfinite(size)]
+        return [self._tracer.sink(gradient) for gradient in bad[:16]]
 
 
 def _about(exam: Examination, evidence: Evidence) -> Evidence:

@@ -1,18 +1,18 @@
-"""Known trainers: where a program uses one, `sg.attach` is applied at full strength instead of the watch's own seam.
+"""Known trainers: where a program uses one, `sg.attach` guards it instead of the watch.
 
-Each library is met when it has been imported, by a hook of its own. A trainer whose integration is not there or that
-refuses this set-up stays with the watch, and that is said once.
+Each library is met when it has been imported. A trainer whose integration is missing or refuses this set-up stays with
+the watch, and this is reported once.
 """
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
 from ...errors import SteadyError, UsageError
 from ..patching import Patches
+from .imports import when_imported
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -29,18 +29,15 @@ _MARK = "_steadygrad_attached"
 def wait_for_trainers(watch: Watch) -> None:
     """One hook a library, run after its own import."""
     patches = Patches()
-    for module, kind, start, room in _TRAINERS:
-        _when(module, lambda found, k=kind, s=start, r=room: _meet(watch, patches, getattr(found, k, None), s, r))
-    _when("accelerate.accelerator", lambda found: _meet_accelerator(watch, patches, found))
-    _when("accelerate.optimizer", lambda found: _meet_accelerated_optimizer(watch, patches, found))
+    for module, kind, start, integration in _TRAINERS:
+        when_imported(module, functools.partial(_meet, watch, patches, kind, start, integration))
+    when_imported("accelerate.accelerator", lambda found: _meet_accelerator(watch, patches, found))
+    when_imported("accelerate.optimizer", lambda found: _meet_accelerated_optimizer(watch, patches, found))
 
 
-def _when(module: str, act: Any) -> None:
-    wrapt.when_imported(module)(act)
-
-
-def _meet(watch: Watch, patches: Patches, kind: Any, start: str, room: str) -> None:
-    if kind is None or find_spec(f"steadygrad.integrations.{room}") is None:
+def _meet(watch: Watch, patches: Patches, name: str, start: str, integration: str, module: Any) -> None:
+    kind = getattr(module, name, None)
+    if kind is None or find_spec(f"steadygrad.integrations.{integration}") is None:
         return
 
     def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +79,7 @@ def _computes_its_loss(model: Any) -> bool:
 
 
 def _meet_accelerated_optimizer(watch: Watch, patches: Patches, module: Any) -> None:
-    """Tell Accelerate in its own words that an update did not land: its schedule holds, and so does a Trainer's."""
+    """Set Accelerate's own flag for an update that was not applied: its scheduler waits, and so does a Trainer's."""
     kind = getattr(module, "AcceleratedOptimizer", None)
     if kind is None:
         return

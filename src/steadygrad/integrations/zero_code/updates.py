@@ -1,76 +1,84 @@
-"""An `optimizer.step()` under way: whose it is, what stands inside it, and what its numbers say."""
+"""Wraps `step` of every optimizer class of a program, so that an update can be withheld without calling it.
+
+A hook before the step could only hand the optimizer an empty stand-in for itself, which optimizers that read their own
+parameter groups do not survive.
+"""
 
 from __future__ import annotations
 
-import math
-import sys
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import TrainingHalted
-from ...records import Decision, Reading
-from ..desk import Desk, Letter
+from ..patching import Patches, uncounted
+from .imports import when_imported
 
-_OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
-_POISONED = frozenset({"SY105", "SY106", "SY107"})
-
-
-@dataclass(slots=True)
-class Update:
-    """An `optimizer.step()` under way. Its frame tells a step inside it from the next one after it failed."""
-
-    optimizer: Optimizer
-    frame: FrameType
-    refused: bool = False
-    desk: Desk | None = None
-    overflow: bool = False
-    step: int = 0
-    letter: Letter | None = None
-    """Its numbers, if it is made under a device flag and judged after it."""
-    loss_seen: bool = True
-
-
-def halted(decision: Decision, path: Any) -> TrainingHalted:
-    if not any(found.code in _POISONED for found in decision.findings):
-        return TrainingHalted.at(decision.step, decision.reason, path)
-    return TrainingHalted(
-        f"Training was halted at step {decision.step}: {decision.reason}. They were bad before this step, so skipping "
-        "cannot help: start again from a checkpoint that is good (steady scan finds it)."
-    )
-
-
-def step_frame() -> FrameType:
-    """The frame of torch's own wrapper around `optimizer.step`, which lives as long as the step does."""
-    frame = start = sys._getframe(1)
-    for _ in range(12):
-        if frame.f_code.co_filename == _OPTIMIZER_FILE:
-            return frame
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return start
-
-
-def is_below(frame: FrameType | None, outer: FrameType) -> bool:
-    """Whether a call stands inside another one that is still running."""
-    while frame is not None:
-        if frame is outer:
-            return True
-        frame = frame.f_back
-    return False
+if TYPE_CHECKING:
+    from .watch import Watch
 
 
 def finite(parameters: Sequence[Tensor]) -> bool:
+    """The bare check that is left where the guard itself has failed."""
     return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
 
 
-def scaler_refuses(optimizer: Optimizer, reading: Reading) -> bool:
-    """A fused optimizer under a GradScaler refuses an overflow by itself; that the loss is sound tells it apart."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0
+def _kinds(kind: type[Optimizer]) -> list[type[Optimizer]]:
+    found: list[type[Optimizer]] = []
+    below: type[Optimizer]
+    for below in type.__subclasses__(kind):
+        found += [below, *_kinds(below)]
+    return found
+
+
+class StepPatches:
+    """Patches every optimizer class there is, and those that come, once each."""
+
+    def __init__(self, watch: Watch, patches: Patches) -> None:
+        self._watch, self._patches = watch, patches
+        self._known: set[type] = set()
+        self._before_compiled: Any = None
+        for kind in _kinds(Optimizer):
+            if getattr(kind.step, "hooked", False):  # made before: torch has put its own wrapper there
+                self._learn(kind)
+        patches.also(when_imported("torch._dynamo", self._compiler_is_here))
+
+    def _compiler_is_here(self, dynamo: Any) -> None:
+        watch = self._watch
+        self._before_compiled = dynamo.disable(lambda optimizer: watch.before_compiled(optimizer))
+
+    def learn(self, optimizer: Optimizer) -> None:
+        """An optimizer was made."""
+        for kind in type(optimizer).__mro__:
+            self._learn(kind)
+
+    def _learn(self, kind: type) -> None:
+        if "step" in vars(kind) and kind is not Optimizer and kind not in self._known:
+            self._known.add(kind)
+            self._wrap(kind)
+
+    def _wrap(self, kind: type) -> None:
+        original = vars(kind)["step"]
+        if not callable(original):
+            return
+        watch = self._watch
+
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                # Loading the compiler costs seconds, so the check is marked for it when the program has loaded it.
+                if self._before_compiled is not None and not self._before_compiled(optimizer):
+                    return None
+                return original(optimizer, *args, **kwargs)
+            return watch.around_step(functools.partial(original, optimizer), optimizer, args, kwargs)
+
+        step = functools.wraps(original)(uncounted(step))
+        setattr(kind, "step", step)  # noqa: B010
+
+        def undo() -> None:
+            if vars(kind).get("step") is step:
+                setattr(kind, "step", original)  # noqa: B010
+
+        self._patches.also(undo)

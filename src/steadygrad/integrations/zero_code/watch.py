@@ -1,14 +1,11 @@
-"""The watch over one process of a guarded program: it hears of calls, backwards, clipping and updates, and judges.
+"""What one process of a program under `steady run` shows: its models, calls, backwards, clipping and updates.
 
-At each `optimizer.step()` it reads one row of numbers on the host, as `sg.attach(optimizer)` does, and where the
-update must not land it gives the optimizer nothing to do, puts back what the forward moved, and asks the clinic. An
-optimizer that can refuse on its device does so, and the row is read behind its update, so the device does not wait.
-Nothing of ours may stop the program: every entry is shielded, and where we break, a bare check for NaN remains.
+Each optimizer's updates are judged by an engine of their own (see `desk`); this is what is known of the loop around
+them. Nothing of ours may stop the program: every entry is shielded, and where we fail, a bare check for NaN remains.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import weakref
@@ -18,19 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
+from ...detect.gradients import Gradients
 from ...engine import setup
-from ...engine.gate import parameters_of
-from ...engine.policy import Capabilities, Policy
-from ...engine.readout import must_refuse
+from ...engine.parameters import parameters_of
+from ...engine.ranks_council import Alone
 from ...engine.shield import Shield
 from ...engine.training_state import TrainingState, bad_state
+from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Reading
-from ..desk import Desk, Letter
-from ..patching import Patches, shell_of
+from ..desk import Desk
+from ..patching import Patches
 from .backwards import Backwards
-from .batches import Batches, sample_key
+from .batches import Batches
 from .calls import Call, note_loss
 from .clipping import Clipping
 from .examination import Examiner
@@ -42,10 +40,7 @@ from .past import Past, WentBack
 from .ranks import RankWords
 from .settings import Settings
 from .slices import Slices
-from .updates import Update, finite, halted, is_below, scaler_refuses, step_frame
-
-_NOTHING = Capabilities(lr=False)
-"""What can be done about trouble besides skipping: the loop, its rate and its past are the program's own."""
+from .updates import finite
 
 
 class Watch:
@@ -69,11 +64,13 @@ class Watch:
         self.busy = False
         self.step = 0
         self.inside_trainer = 0
-        self._desks: weakref.WeakKeyDictionary[Optimizer, Desk] = weakref.WeakKeyDictionary()
+        self.ranks = Alone()  # ranks agree after a refusal only, by their own means: see RankWords
+        self._desks: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Desk]] = weakref.WeakKeyDictionary()
         self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
-        self._update: Update | None = None
-        self._halt: Decision | None = None
-        self._entered: Reading | None = None
+        self._making: Desk | None = None
+        self._number = 0
+        self._together = True
+        self._good: list[int] = []
         self._refused_steps: list[int] = []
         self._process = os.getpid()
         self._patches: Patches | None = None
@@ -97,6 +94,16 @@ class Watch:
         with self.shield("backward", None):
             self.backwards.read()
         return self.ledger.close(self)
+
+    def final_state(self) -> str:
+        """Whether what the optimizers that are still there leave behind is finite. One host read each."""
+        unknown = "not checked"
+        with self.shield("final_state", unknown) as answer:
+            desks = self.ledger.desks
+            bad = [str(name) for desk in desks for found in bad_state(self.state_of(desk)).values() for name in found]
+            if desks:
+                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else "finite"
+        return answer.value
 
     @property
     def alone(self) -> bool:
@@ -125,7 +132,11 @@ class Watch:
     def optimizer_of(self, model: Any) -> Optimizer | None:
         """The optimizer that trains this model, if one has stepped."""
         first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        return next((o for o, desk in self._desks.items() if any(first is p for p in desk.parameters)), None)
+        for optimizer, reference in self._desks.items():
+            desk = reference()
+            if desk is not None and any(first is p for p in desk.parameters):
+                return optimizer
+        return None
 
     def _called(self, call: Call) -> None:
         if len(self.models.calls) == 1:
@@ -151,8 +162,7 @@ class Watch:
 
     def name_of_batch(self, batch: Any) -> str:
         """How a batch is called: by its samples where a loader showed them, else by counting."""
-        found = self.batches.find(batch)
-        return sample_key(found) if found is not None else f"batch {self.batches.handed}"
+        return self.batches.name(batch)
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""
@@ -164,76 +174,69 @@ class Watch:
 
     # -- at an update
 
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Torch's hook before every `optimizer.step()`. One host read; None lets the update land."""
-        if self.away:
-            return None
-        frame = step_frame()
-        outer = self._update
-        if outer is not None and is_below(frame, outer.frame):
-            return self._inside_another(outer, optimizer, args, kwargs)
-        update = self._update = Update(optimizer, frame)
-        if setup.is_claimed(optimizer) or not any(group["params"] for group in optimizer.param_groups):
-            return None
-        if self.backwards.depth:
-            return self._in_backward(update, args, kwargs)
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if isinstance(optimizer, LBFGS):
-            self.ledger.tell(
-                "lbfgs", "LBFGS evaluates its loss several times inside step(): it is watched, not refused"
-            )
-        if closure is not None:
-            return self._with_closure(update, args, kwargs, closure)
-        if self._lands(update):
-            return None
-        return (shell_of(optimizer), *args[1:]), kwargs
+    def around_step(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read.
 
-    def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Torch's hook after every `optimizer.step()`. Raises where the budgets are spent."""
-        update = self._update
-        if self.away or update is None or update.optimizer is not optimizer:
-            return
-        self._update = None
-        if update.desk is None:
-            return
-        update.desk.end_update()
-        if update.letter is not None:
-            with self.shield("guard", None):
-                self._open(update, update.desk, update.letter)
+        A container's step calls its parts' steps: they are made with the container's, or not at all.
+        """
+        if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
+            return original(*args, **kwargs)
+        if self.backwards.depth:
+            return self._in_backward(original, optimizer, args, kwargs)
+        nothing: Desk | None = None
+        with self.shield("guard", nothing) as found:
+            found.value = self._begin(optimizer)
+        desk = found.value
+        if desk is None:
+            return original(*args, **kwargs) if not self.policy.acts or finite(parameters_of(optimizer)) else None
+        closure = kwargs.get("closure") or (args[0] if args else None)
+        self._making = desk
+        try:
+            if closure is not None:
+                rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
+                return desk.update_with_closure(
+                    lambda run: original(run, *rest, **named), self._evaluation(closure), self._number,
+                    self._numbers_of(desk),
+                )  # fmt: skip
+            loss = self.backwards.total() if self.alone else None
+            clipped = self.clipping.take(desk.parameters)
+            return desk.update(
+                lambda: original(*args, **kwargs), self._number, loss, clipped, holds=not self._only_watched(desk)
+            )
+        finally:
+            self._making = None
+            self._end(desk)
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return not setup.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)
+
+    def _begin(self, optimizer: Optimizer) -> Desk:
+        desk = self._desk(optimizer)
+        self._number, self.step = self.step, self.step + 1
+        desk.refused = False
         with self.shield("snapshots", None):
-            if not update.refused:
-                self.past.landed(optimizer, self._entered)
-        self._entered = None
-        self.followers.updated(optimizer, refused=update.refused)
+            self.past.update_begins(desk, self._number)
+        if not self.models.heard:
+            self.models.look_again(desk.parameters)
+        self.examiner.update_begins()
+        return desk
+
+    def _end(self, desk: Desk) -> None:
+        """An update was made or withheld."""
+        if desk.refused:
+            self._refused_steps.append(self._number)
+        with self.shield("snapshots", None):
+            if not desk.refused:
+                self.past.landed(desk.optimizer, desk.last)
+        desk.last = None
+        self.followers.updated(desk.optimizer, refused=desk.refused)
         self.models.stepped()
         self.backwards.judged()
-        if self._halt is not None:
-            raise halted(self._halt, self.ledger.path)
 
-    def _inside_another(self, outer: Update, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """A container's step calls its parts' steps: they land or do not land with the container's."""
-        if not outer.refused:
-            return None
-        return (shell_of(optimizer), *args[1:]), kwargs
+    def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Forward and backward happen inside `step(closure)`."""
 
-    def _in_backward(self, update: Update, args: Any, kwargs: Any) -> Any:
-        """A step for one parameter in the middle of backward: others may have landed, so only this one is refused."""
-        self.ledger.tell(
-            "in_backward",
-            "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
-            "but parameters that stepped before it in the same backward have moved",
-        )
-        if not self.policy.acts or finite(parameters_of(update.optimizer)):
-            self.ledger.in_backward += 1
-            return None
-        self.ledger.in_backward_refused += 1
-        return (shell_of(update.optimizer), *args[1:]), kwargs
-
-    def _with_closure(self, update: Update, args: Any, kwargs: Any, closure: Callable[[], Any]) -> Any:
-        """Forward and backward happen inside `step(closure)`: judge after them; without gradients nothing lands."""
-        parameters = parameters_of(update.optimizer)
-
-        def judged_closure() -> Any:
+        def evaluate() -> Any:
             if self.busy:
                 return closure()
             with self.shield("models", None):
@@ -241,161 +244,148 @@ class Watch:
             loss = closure()
             if isinstance(loss, Tensor) and not self.backwards.losses and loss.numel() == 1:
                 self.backwards.losses.append(loss.detach())
-            if not self._lands(update):
-                for parameter in parameters:
-                    parameter.grad = None
             return loss
 
-        rest = {key: value for key, value in kwargs.items() if key != "closure"}
-        return (args[0],), {**rest, "closure": judged_closure}
+        return evaluate
+
+    def _numbers_of(self, desk: Desk) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
+        def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:
+            return self.backwards.total() if self.alone else None, self.clipping.take(desk.parameters)
+
+        return numbers
+
+    def _in_backward(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """A step for one parameter in the middle of backward: others may be made already, so only this is refused."""
+        self.ledger.tell(
+            "in_backward",
+            "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
+            "but parameters that stepped before it in the same backward have moved",
+        )
+        if not self.policy.acts or finite(parameters_of(optimizer)):
+            self.ledger.in_backward += 1
+            return original(*args, **kwargs)
+        self.ledger.in_backward_refused += 1
+        return None
+
+    def before_compiled(self, optimizer: Optimizer) -> bool:
+        """A compiled `optimizer.step`: whether its update may be made. It is not looked at afterwards."""
+        if self.away or self._making is not None or not self._is_ours(optimizer):
+            return True
+        unknown: bool | None = None
+        with self.shield("guard", unknown) as answer:
+            desk = self._begin(optimizer)
+            loss = self.backwards.total() if self.alone else None
+            answer.value = desk.admit(self._number, loss, self.clipping.take(desk.parameters))
+            self._end(desk)
+        if answer.value is None:
+            return not self.policy.acts or finite(parameters_of(optimizer))
+        return answer.value
 
     def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
-        """GradScaler drops a step by not calling the optimizer, so no hook runs. Its own overflows are its business;
-        a step whose loss was bad is trouble that it only hides."""
+        """GradScaler drops a step by not calling the optimizer. Its overflows are part of a healthy run; a step whose
+        loss was bad is an incident that it only hides."""
         before = self.step
         result = original()
-        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or setup.is_claimed(optimizer):
+        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
             return result
         with self.shield("guard", None):
-            self._dropped(scaler, optimizer)
+            if scaler.is_enabled():
+                self._dropped(scaler, optimizer)
         return result
 
     def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
-        if not scaler.is_enabled():
-            return
-        desk = self._desk(optimizer)
+        desk = self._begin(optimizer)
         loss = self.backwards.total()
-        value = math.nan if loss is None else float(loss)
-        step, self.step = self.step, self.step + 1
-        if loss is None or math.isfinite(value):
-            desk.count_overflow(step)
-            desk.books.journal.event("loss_scale_overflow", step=step)
-            self.followers.updated(optimizer, refused=False)
-        else:
-            reading = Reading(step=step, loss=value, grad_norm=math.nan, lr=0.0, refused=True)
-            # By this rank's own loss: the others may not have heard of anything.
-            self._refuse(desk, reading, together=False)
-            self.followers.updated(optimizer, refused=True)
+        self._together = False  # by this rank's own loss: the others may not know of anything
+        try:
+            desk.dropped(self._number, None if loss is None else float(loss), float(scaler.get_scale()))
+        finally:
+            self._together = True
+        bad = loss is not None and not bool(torch.isfinite(loss))
+        self.followers.updated(optimizer, refused=bad)
         self.models.stepped()
         self.backwards.judged()
 
-    # -- judging
+    # -- what a desk asks
 
-    def _lands(self, update: Update) -> bool:
-        """Whether this update may land. If we break, only a finite gradient does."""
-        unknown: bool | None = None
-        with self.shield("guard", unknown) as answer:
-            answer.value = self._judge(update)
-        good = answer.value
-        if good is None:
-            good = not self.policy.acts or finite(parameters_of(update.optimizer))
-        update.refused = not good
-        return good
+    def agree(self, desk: Desk, reading: Reading) -> Reading:
+        """A loss is this rank's own, and all ranks must decide alike: what is judged is the reduced gradient."""
+        return reading
 
-    def _judge(self, update: Update) -> bool:
-        optimizer = update.optimizer
-        desk = update.desk = self._desk(optimizer)
-        step, self.step = self.step, self.step + 1
-        with self.shield("snapshots", None):
-            self.past.update_begins(desk, step)
-        if not self.models.heard:
-            self.models.look_again(desk.parameters)
-        self.examiner.update_begins()
-        loss = self.backwards.total()
-        clipped = self.clipping.take(desk.parameters)
-        alone = self.alone
-        if alone and self.policy.acts and desk.refuses_on_device():
-            desk.begin_update()
-            update.step, update.loss_seen = step, loss is not None
-            update.letter = desk.seal(loss, clipped)
-            if update.letter is not None:
-                return True
-        reading = desk.read(step, loss if alone else None, clipped)
-        refused = self.policy.acts and must_refuse(reading) and not self._only_watched(optimizer)
-        if not alone and loss is not None:
-            # A loss is this rank's own: all ranks must decide alike, so it is shown and not judged.
+    def shown(self, desk: Desk, reading: Reading) -> Reading:
+        """The reading as it is recorded: with this rank's own loss, and with norms for the first optimizer only."""
+        loss = None if self.alone else self.backwards.total()
+        if loss is not None:
             reading = replace(reading, loss=float(loss))
-        if refused and scaler_refuses(optimizer, reading):
-            desk.count_overflow(step)
-            desk.books.journal.event("loss_scale_overflow", step=step, scale=reading.loss_scale)
-            desk.begin_update()
-            return True
-        if not refused:
-            self._enter(desk, reading, loss_seen=loss is not None)
-            desk.begin_update()
-            return True
-        self._refuse(desk, reading, loss_seen=loss is not None)
-        return False
+        return reading if desk.books is self.ledger.first else replace(reading, norms=(), names=())
 
-    def _open(self, update: Update, desk: Desk, letter: Letter) -> None:
-        """Judge an update that was made under a device flag: read behind it, the device has not been kept waiting."""
-        reading = desk.open(letter, update.step)
-        if not reading.refused:
-            self._enter(desk, reading, loss_seen=update.loss_seen)
-            return
-        update.refused = True
-        self._refuse(desk, reading, loss_seen=update.loss_seen)
+    def capabilities(self, desk: Desk, reading: Reading) -> Capabilities:
+        return Capabilities(lr=False, hold=not self._only_watched(desk), rollback=bool(self._good))
 
-    def _only_watched(self, optimizer: Optimizer) -> bool:
-        """Whether an update of this optimizer cannot be refused by what this process sees of it."""
-        if isinstance(optimizer, LBFGS):
-            return True
-        if self.alone:
-            return False
-        parts = any(type(parameter).__name__ == "FlatParameter" for parameter in parameters_of(optimizer))
-        if not parts and "deepspeed" not in sys.modules:
-            return False
-        self.ledger.tell(
-            "sharded",
-            "each rank holds a part of every gradient here (DeepSpeed or FSDP1), so no rank can decide alone: it is "
-            "watched, not refused. FSDP2 (fully_shard) is guarded",
-        )
-        return True
-
-    def _enter(self, desk: Desk, reading: Reading, *, loss_seen: bool) -> None:
-        self._entered = reading
-        findings = desk.books.judge(reading)
-        decision = desk.books.decide(reading, findings, _NOTHING)
-        if desk is not self.ledger.first_desk:
-            reading = replace(reading, norms=(), names=())
-        desk.books.enter(reading, decision, applied=True, loss_seen=loss_seen)
-
-    def _refuse(self, desk: Desk, reading: Reading, *, loss_seen: bool = True, together: bool = True) -> None:
-        """Leave no trace of the step, remember it, and find out why. `together`: the other ranks refuse it too."""
+    def withhold(self, desk: Desk, reading: Reading) -> Reading:
+        """Leave no trace of the step and look closer: at its batch, at the state, at what other ranks saw."""
+        self._good = []
+        if reading.scale_to_blame:
+            return reading
         self.busy = True
         try:
             with self.shield("forward_state", None):
                 uncertain = self.models.put_back()
                 if uncertain:
                     desk.books.journal.event("unregistered_state_changed", names=uncertain)
-            state = self.state_of(desk)
-            with self.shield("clinic", None):
+            with self.shield("diagnosis", None):
                 self.examiner.look_at_batch()
+            looked = {} if reading.undone else bad_state(self.state_of(desk))
             reading = replace(
-                reading, refused=True, **bad_state(state), bad_inputs=self.examiner.bad_inputs,
-                batch_key=self.examiner.batch_key,
+                self.shown(desk, reading), norms=reading.norms, names=reading.names, **looked,
+                bad_inputs=self.examiner.bad_inputs, batch_key=self.examiner.batch_key,
             )  # fmt: skip
-            words = self.examiner.words = self._words_of(desk) if together and not self.alone else None
+            words = self.examiner.words = self._words_of(desk) if self._together and not self.alone else None
             if words is not None:
                 reading = words.agree(reading)
-            findings = desk.books.judge(reading)
-            good = self._good_states(reading, words)
-            can = Capabilities(lr=False, rollback=bool(good))
-            decision = desk.books.decide(reading, findings, can)
-            num_incidents = len(desk.books.incidents)
-            desk.books.enter(reading, decision, applied=False, loss_seen=loss_seen)
-            with self.shield("clinic", None):
-                self.examiner.examine(desk, reading, state)
-            if Action.ROLLBACK in decision.actions:
-                decision = self._go_back(desk, decision, good)
-            self._refused_steps.append(reading.step)
-            if desk.books.incidents and (words is None or words.speaks):
-                self.ledger.incident(desk.books.incidents[-1], new=len(desk.books.incidents) > num_incidents)
-            if Action.HALT in decision.actions:
-                self._halt = decision
-                desk.books.journal.event("halted", step=decision.step, reason=decision.reason)
+            self._good = self._good_states(reading, words)
         finally:
             self.busy = False
+        return reading
+
+    def diagnose(self, desk: Desk, reading: Reading, decision: Decision) -> None:
+        self.busy = True
+        try:
+            with self.shield("diagnosis", None):
+                self.examiner.examine(desk, reading, self.state_of(desk))
+        finally:
+            self.busy = False
+            self.models.go_on()
+
+    def roll_back(self, desk: Desk, decision: Decision) -> Decision:
+        """To the newest good state. What came of it stands in the incident."""
+        nothing: WentBack | None = None
+        self.busy = True
+        try:
+            with self.shield("snapshots", nothing) as answer:
+                answer.value = self.past.go_back(decision.step, self._good)
+        finally:
+            self.busy = False
+        went = answer.value
+        if went is None:
+            decision = replace(decision, actions=(*decision.actions, Action.HALT))
+            return desk.books.amend(decision, "no good state could be restored")
+        desk.books.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
+        return desk.books.amend(decision, str(went))
+
+    def _only_watched(self, desk: Desk) -> bool:
+        """Whether an update cannot be withheld by what this process sees of it: each rank holds a part only."""
+        if self.alone:
+            return False
+        parts = any(type(parameter).__name__ == "FlatParameter" for parameter in desk.parameters)
+        if not parts and "deepspeed" not in sys.modules:
+            return False
+        self.ledger.tell(
+            "sharded",
+            "each rank holds a part of every gradient here (DeepSpeed or FSDP1), so no rank can decide alone: updates "
+            "are recorded, not refused. FSDP2 (fully_shard) is guarded",
+        )
+        return True
 
     def refused_since(self, step: int) -> int:
         """How many updates were refused from this step on, before the one at hand."""
@@ -409,24 +399,6 @@ class Watch:
         with self.shield("snapshots", steps) as answer:
             answer.value = self.past.steps
         return words.in_common(answer.value) if words is not None else answer.value
-
-    def _go_back(self, desk: Desk, decision: Decision, good: list[int]) -> Decision:
-        """To the newest good state. What came of it stands in the incident."""
-        nothing: WentBack | None = None
-        with self.shield("snapshots", nothing) as answer:
-            answer.value = self.past.go_back(decision.step, good)
-        went = answer.value
-        if went is None:
-            decision = replace(decision, actions=(*decision.actions, Action.HALT))
-        said = str(went) if went is not None else "but no good state could be put back"
-        decision = replace(decision, reason=f"{decision.reason}; {said}")
-        if went is not None:
-            desk.books.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
-        if desk.books.incidents:
-            desk.books.incidents[-1] = replace(desk.books.incidents[-1], decision=decision)
-            desk.books.journal.incident(desk.books.incidents[-1])
-        desk.books.show(f"step {decision.step}: {said}", kind="rollback")
-        return decision
 
     def _words_of(self, desk: Desk) -> RankWords | None:
         """What the ranks of this optimizer tell each other, made at its first refused step."""
@@ -445,7 +417,8 @@ class Watch:
         )
 
     def _desk(self, optimizer: Optimizer) -> Desk:
-        desk = self._desks.get(optimizer)
+        reference = self._desks.get(optimizer)
+        desk = reference() if reference is not None else None
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if desk is not None and len(desk.parameters) == count:
             return desk
@@ -454,11 +427,15 @@ class Watch:
         named = self.models.names()
         number = len(self._desks)
         names = {id(p): named.get(id(p), f"optimizer{number}.{place}") for place, p in enumerate(parameters)}
-        made = Desk(optimizer, names, self.policy, self.ledger.journal(list(names.values()), optimizer), self.shield)
         if desk is not None:
-            made.books = desk.books  # parameters were added; the past is the same
-        self._desks[optimizer] = made
-        self.ledger.enter_desk(made, instead_of=desk)
+            desk.follow(names)
+            self.ledger.renamed(desk)
+            return desk
+        made = Desk(
+            optimizer, names, self.policy, self.ledger.journal(list(names.values()), optimizer), self.shield, self
+        )
+        self._desks[optimizer] = weakref.ref(made)
+        self.ledger.enter(made, first_step=self.step)
         return made
 
     # -- the end

@@ -1,0 +1,135 @@
+"""User objects as they were: replays run the user's own code again, and what it counts and collects must not show it.
+
+Lists, dicts, sets, deques, numbers, strings and references held as attributes are recorded by value, containers inside
+containers too, and restored in place: whoever else holds the same list sees the same contents as before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+_DEPTH = 4
+MAX_ENTRIES = 1_000_000
+"""A container longer than this is not copied: if it grew at its end it is cut to its length."""
+_KEPT_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules"})
+"""Tables of a module that a diagnosis restores with their tensors."""
+
+
+@contextmanager
+def preserved_attributes(objects: Iterable[Any]) -> Iterator[None]:
+    """Restore the attributes of these objects on leaving: what they refer to, and the contents of plain containers.
+
+    A module stands for all modules inside it. Objects without a `__dict__` are passed over. Tensors are not copied: an
+    attribute that referred to a tensor refers to the same one again.
+    """
+    restore = record_attributes(objects)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def record_attributes(objects: Iterable[Any]) -> Callable[[], None]:
+    """Record the attributes of these objects; the function that is returned restores them, as often as it is called."""
+    seen: set[int] = set()
+    undo: list[Callable[[], None]] = []
+    for each in objects:
+        for owner in each.modules() if isinstance(each, nn.Module) else (each,):
+            table = getattr(owner, "__dict__", None)
+            if not isinstance(table, dict) or id(owner) in seen:
+                continue
+            seen.add(id(owner))
+            undo.append(_attributes(table))
+            for name, value in table.items():
+                if name not in _KEPT_ELSEWHERE:
+                    _record(value, _DEPTH, seen, undo)
+
+    def restore() -> None:
+        for step in undo:
+            step()
+
+    return restore
+
+
+def _attributes(table: dict[str, Any]) -> Callable[[], None]:
+    then = dict(table)
+
+    def restore() -> None:
+        for name in [name for name in table if name not in then]:
+            del table[name]
+        for name, value in then.items():
+            if table.get(name, table) is not value:
+                table[name] = value
+
+    return restore
+
+
+def _record(value: Any, depth: int, seen: set[int], undo: list[Callable[[], None]]) -> None:
+    """Record a plain container and those inside it. Anything else is left alone."""
+    if not isinstance(value, list | dict | set | deque | bytearray) or id(value) in seen or depth == 0:
+        return
+    seen.add(id(value))
+    if len(value) > MAX_ENTRIES:
+        undo.append(_cut(value))
+        return
+    undo.append(_contents(value))
+    if not isinstance(value, set | bytearray):
+        for item in value.values() if isinstance(value, dict) else value:
+            _record(item, depth - 1, seen, undo)
+
+
+def _contents(value: Any) -> Callable[[], None]:
+    if isinstance(value, dict):
+        return _entries(value)
+    then = value.copy() if isinstance(value, set | bytearray) else list(value)
+
+    def restore() -> None:
+        if _same(value, then):
+            return
+        value.clear()
+        if isinstance(value, set):
+            value.update(then)
+        else:
+            value.extend(then)
+
+    return restore
+
+
+def _entries(value: dict[Any, Any]) -> Callable[[], None]:
+    then = list(value.items())
+    # Past what a subclass makes of its entries, but not past the order that an OrderedDict keeps of its own.
+    kind: type[dict[Any, Any]] = OrderedDict if isinstance(value, OrderedDict) else dict
+
+    def restore() -> None:
+        pairs = zip(kind.items(value), then, strict=False)
+        if len(value) != len(then) or not all(a is c and b is d for (a, b), (c, d) in pairs):
+            kind.clear(value)
+            for key, entry in then:
+                kind.__setitem__(value, key, entry)
+
+    return restore
+
+
+def _same(value: Any, then: Any) -> bool:
+    """Whether a container still has the same objects in it."""
+    if isinstance(value, set | bytearray):
+        return bool(value == then)
+    return len(value) == len(then) and all(a is b for a, b in zip(value, then, strict=True))
+
+
+def _cut(value: Any) -> Callable[[], None]:
+    """What can be done for a container that is too long to copy: if it grew, its newest entries are removed."""
+    length = len(value)
+
+    def restore() -> None:
+        if isinstance(value, set):
+            return
+        while len(value) > length:
+            value.popitem() if isinstance(value, dict) else value.pop()
+
+    return restore

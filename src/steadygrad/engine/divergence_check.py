@@ -1,0 +1,152 @@
+"""Whether a suspected divergence is one: batches are evaluated again, under the weights of now and of a good snapshot.
+
+A loss may rise because the weights ran away, or because the data changed: longer sequences, another phase of a
+curriculum, classes that come one after another. Data that changed leaves the training useful: on the newest batches
+the weights of now do better than those of the snapshot, even where older batches are forgotten. Weights that ran away
+do worse on both. Only that, seen twice with a pause in between and no recovery meanwhile, demonstrates a divergence.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..detect.detectors import divergence
+from ..journal import Journal
+from ..records import Finding, Reading, Severity
+from .flight import out_of_memory
+from .forward_state import ForwardState
+from .program import StepProgram, TheirFault
+from .snapshots import Snapshot
+from .tape import TapedBatch
+from .training_state import TrainingState, copy_tree
+
+ASKED = 3
+"""Older batches, and as many of the newest, that are evaluated."""
+CONFIRM_AFTER = 32
+"""Steps between the first evaluation that shows harm and the one that confirms it."""
+PAUSE = 64
+"""Steps after an evaluation that shows none before the next suspicion is looked into."""
+_NO_WORSE = "batches evaluated again are no worse under the current weights than under the last good snapshot"
+RUNAWAY = 100.0
+"""Batches that all do so many times worse, far above where the run began, need no second evaluation."""
+RECOVERING = 0.8
+"""A loss that has fallen to this share since the first evaluation is recovering by itself."""
+
+
+class DivergenceCheck:
+    """Told of every applied step (`note`); runs a few forward passes between two steps where one is `due`."""
+
+    def __init__(self, program: StepProgram, forward: ForwardState, state: TrainingState, journal: Journal) -> None:
+        self._program, self._forward, self._state, self._journal = program, forward, state, journal
+        self._suspicion: Finding | None = None
+        self._reading: Reading | None = None
+        self._losses: list[float] = []
+        self._first: list[float] = []
+        self._look_at = 0
+        self._level_at_first: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a first evaluation showed harm and waits to be confirmed; snapshots from before must be kept."""
+        return self._level_at_first is not None
+
+    def note(self, reading: Reading, findings: Sequence[Finding]) -> None:
+        """An applied step and what was found. Host only."""
+        if math.isfinite(reading.loss):
+            if len(self._first) < ASKED:
+                self._first.append(reading.loss)
+            self._losses.append(reading.loss)
+            del self._losses[:-16]
+        self._reading = reading
+        self._suspicion = next((found for found in findings if found.code == divergence.RULE.code), None)
+        if self._suspicion is None and not self.open:
+            self._look_at = min(self._look_at, reading.step + 1)
+
+    def due(self, step: int) -> bool:
+        if self.open:
+            return step >= self._look_at
+        return self._suspicion is not None and step >= self._look_at
+
+    def look(self, step: int, snapshot: Snapshot | None, taped: Sequence[TapedBatch]) -> tuple[Reading, Finding] | None:
+        """Evaluate; the divergence and its step if it is demonstrated now, else None. Ends with state bit for bit as
+        it was. Costs a dozen forward passes."""
+        suspicion, reading = self._suspicion, self._reading
+        level = statistics.median(self._losses) if self._losses else math.nan
+        self._look_at = step + PAUSE
+        if suspicion is None or reading is None or snapshot is None:
+            self._level_at_first = None
+            return None
+        harmed = self._harmed(snapshot, [t for t in taped if not t.changed()])
+        if not harmed:
+            why = "it could not be checked" if harmed is None else _NO_WORSE
+            self._journal.event("divergence_not_confirmed", step=step, detail=f"{suspicion.detail}; {why}")
+            self._level_at_first = None
+            return None
+        first, self._level_at_first = self._level_at_first, None
+        if first is None and harmed < RUNAWAY:
+            self._level_at_first, self._look_at = level, step + CONFIRM_AFTER
+            return None
+        if first is not None and level <= RECOVERING * first:
+            return None
+        return reading, replace(
+            suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True},
+            detail=f"{suspicion.detail}; older and newest batches evaluated again have at least twice the loss they "
+            f"have with the weights of step {snapshot.step}",
+        )  # fmt: skip
+
+    def _harmed(self, snapshot: Snapshot, taped: Sequence[TapedBatch]) -> float | None:
+        """How many times worse the batches do now, if most of the older and most of the newest do; None if it cannot be
+        known, 0 if they do not."""
+        older = [t for t in taped if t.step <= snapshot.step + ASKED][:ASKED]
+        newest = [t for t in taped if t not in older][-ASKED:]
+        if len(older) < ASKED or len(newest) < ASKED:
+            return None
+        entry = self._forward.take()
+        try:
+            now = [self._loss(t) for t in (*older, *newest)]
+            then = self._under(snapshot, [*older, *newest])
+        except TheirFault:
+            return None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return None
+        finally:
+            self._forward.restore(entry)
+        times = [_times_worse(a, b) for a, b in zip(now, then, strict=True)]
+        if 2 * sum(t > 0 for t in times[:ASKED]) <= ASKED or 2 * sum(t > 0 for t in times[ASKED:]) <= ASKED:
+            return 0.0
+        return min(times) if self._began_at(now) else min(times[0], 2.0)
+
+    def _began_at(self, now: Sequence[float | None]) -> bool:
+        """Whether every one of them is far above the losses that the run began with."""
+        began = max(map(abs, self._first), default=math.inf)
+        return all(loss is None or not math.isfinite(loss) or loss > 10 * began for loss in now)
+
+    def _under(self, snapshot: Snapshot, taped: Sequence[TapedBatch]) -> list[float | None]:
+        """Their losses with the weights of the snapshot."""
+        here = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
+        try:
+            self._state.restore(snapshot.tree)
+            return [self._loss(t) for t in taped]
+        finally:
+            self._state.restore(here)
+
+    def _loss(self, taped: TapedBatch) -> float | None:
+        with torch.enable_grad():
+            terms = self._program.forward(taped.fetch())
+        return None if terms is None else float(terms["loss"].detach())
+
+
+def _times_worse(now: Any, then: Any) -> float:
+    """By how many times its size a loss has grown, if by at least its own size; else 0."""
+    if now is None or then is None or not math.isfinite(then):
+        return 0.0
+    grown = (now - then) / max(abs(then), 1e-12) if math.isfinite(now) else math.inf
+    return grown if grown > 1.0 else 0.0

@@ -1,0 +1,499 @@
+"""A training loop whose batches can be run here: the adapter behind `sg.Guard` and behind trainers that can be re-run.
+
+Two speeds. Where the optimizer can refuse an update on the device, step t is committed at once under a device flag
+and judged on the host just before step t+1 commits ("late"). If t turns out bad, its update was refused, so the
+weights are still those from before t; t+1 is in flight with running statistics from after t, so those are restored and
+t+1 is run again. Everywhere else the host reads first and commits then ("now").
+
+Two drivers. `sg.Guard` hands batches to `feed`, which runs them. A trainer runs them itself the first time: it calls
+`enter` before and `leave` after each, and `commit_outside` where it would step its optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..config import GuardConfig
+from ..detect.gradients import Gradients
+from ..detect.refusal import must_refuse
+from ..policy import Capabilities
+from ..policy.escalation import Ledger
+from ..records import Decision, Outcome, Reading
+from .engine import Engine, Step, Verdict
+from .fallback import PlainLoop
+from .flight import Flight, Window, answer_for, left_over, passed_over
+from .forward_state import Entry
+from .manner import Clinic
+from .parts import Parts
+from .posted import is_fatal, muted, urgent
+from .program import Terms
+from .ranks_council import GuardLost
+from .readout import Row, reading_of
+from .recovery import Recovery
+from .rng import RngState, put_rng, take_rng
+from .silent_trouble import SilentTrouble
+from .tape import versions_of
+from .update_check import UpdateCheck
+
+_EXPLAINED_CRASHES = 3
+
+
+class OwnedLoop:
+    """Runs, commits, restores and re-runs the steps of one training, as its engine decides."""
+
+    def __init__(self, parts: Parts, config: GuardConfig, clinic: Clinic, recovery: Recovery) -> None:
+        self.parts, self.config, self.recovery = parts, config, recovery
+        self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
+        self.council = parts.council
+        self.engine = Engine(self, config.policy, parts.books, parts.shield, parts.council)
+        self._clinic, self._crashes = clinic, 0
+        self._check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
+        self._silent = SilentTrouble(self, clinic, config)
+        self.step = self.batches_seen = 0
+        self.window = Window()
+        self.pending: Flight | None = None
+        self.fallback: PlainLoop | None = None
+        self.committed = False
+        """Whether the update of the step under way has been made, so that a fault after it does not make it twice."""
+        self.settle_for_readers: Callable[[], None] = self.settle
+        """What an outcome calls when it is read; a facade puts its own, safer method here."""
+        self._before_forward: Entry | None = None
+        self._rng_after: RngState | None = None
+        """After a refusal: the random states to go on with."""
+        self._rng_now: RngState | None = None
+        """And those at the refusal."""
+        self._ran = False
+        recovery.loop = self
+
+    @property
+    def halt(self) -> Decision | None:
+        return self.engine.halt
+
+    # -- one micro-batch
+
+    def keep_state(self) -> None:
+        """Before a window's first forward: look for new parameters, take a snapshot or a checkpoint where due."""
+        if self.parts.parameters.refresh():
+            self.settle_pending()
+            self._check.forget()
+            self.recovery.parameters_changed(self.step)
+        self._silent.look()
+        recovery = self.recovery
+        divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
+        checkpoint = recovery.checkpoint_due(self.step)
+        if not (divergence or snapshot or checkpoint):
+            return
+        self.settle_pending()
+        if len(self.window) or self.halt is not None:
+            return  # the step in flight was bad and left good micro-batches: wait for their window to end
+        if divergence:
+            recovery.check_divergence(self.engine, self.step)
+        if snapshot:
+            recovery.take_snapshot(self.step)
+        if checkpoint:
+            recovery.save_checkpoint(self.step, self.batches_seen - 1)
+
+    def feed(
+        self, batch: Any, key: str, *, late: bool, original: Any = None, attempt: int = 0, last: bool | None = None
+    ) -> Outcome:
+        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time.
+
+        `last` says that it does or does not fill the window, where counting cannot tell.
+        """
+        entry = self.enter()
+        fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
+        tell = self.council.before_backward(self.step, self.batches_seen, self.window) if fills else None
+        versions = versions_of(batch)
+        self._ran = True
+        terms = self.program.micro(batch, original=original, before_backward=tell)
+        if versions != versions_of(batch):
+            self.program.writes_batches = True
+            self.books.tell_batch_written(key)
+        if terms is None:
+            self.council.needs_a_loss()
+            self.forward.notice()
+            self.parts.clerk.after_forward(self.step, self.forward)
+            self.forward.restore(entry)
+            return passed_over(self.step)
+        self.leave(batch, key, terms, entry)
+        if not fills:
+            return Outcome(step=self.step, accumulating=True)
+        outcome = Outcome(step=self.step, settle=self.settle_for_readers)
+        if self.pending is not None and self.settle_pending(self.window.fed, outcome):
+            return outcome  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
+        gradients, row = self.measure(in_place=late)
+        step = Step(self.step, self.window, outcome, attempt)
+        if late:
+            self._commit_late(step, gradients, row)
+        else:
+            self._commit_now(step, gradients, row)
+        return outcome
+
+    def enter(self) -> Entry:
+        """Before a micro-batch's forward: take what it may move. Does not sync."""
+        if not len(self.window) and not self.config.outside:
+            self.window.left_over = left_over(self.program.parameters)
+        self._before_forward = entry = self.forward.take()
+        self.parts.clerk.before_forward(self.step)
+        return entry
+
+    def leave(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
+        """After a micro-batch's backward: it is part of the window. Does not sync."""
+        self.forward.notice()
+        self.forward.left()
+        self.parts.clerk.after_forward(self.step, self.forward)
+        self.window.add(batch, key, terms, entry)
+
+    def note_mode(self) -> None:
+        """Remember which modules are training, in case what is open must be run again under other modes."""
+        if self.pending is not None or len(self.window):
+            self.parts.mode.note()
+
+    def measure(self, *, in_place: bool = False) -> tuple[Gradients | None, Row]:
+        """The window's numbers, unscaled and unclipped, still on the device. Does not sync."""
+        scale = self.program.scaler._scale if self.program.scaler is not None else None
+        if not self.config.outside:
+            self.program.unscale()
+        gradients = self.parts.probe.measure()
+        if gradients is not None and self.config.outside and not self.program.unscaled:
+            # The loop unscales in its own time; doing it here would make it fail there.
+            factor = self.program.inverse_scale()
+            gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
+        return gradients, self.parts.readout.pack(gradients, self.window.terms, scale, in_place=in_place)
+
+    # -- commit
+
+    def commit_outside(self, gradients: Gradients | None, row: Row, update: Callable[[], Any]) -> Outcome:
+        """A trainer would step its optimizer here; `update` does so. One host read."""
+        step = Step(self.step, self.window, Outcome(step=self.step))
+        self._commit_now(step, gradients, row, update)
+        return step.outcome
+
+    def _commit_late(self, step: Step, gradients: Gradients | None, row: Row) -> None:
+        """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
+        parts, force = self.parts, self.books.ledger
+        limits = self.books.limits(parts.updater.max_grad_norm)
+        lr = parts.updater.rate(force)
+        rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
+        sealed = parts.sealer.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
+        self._update(gradients, sealed.flag, force, factor=sealed.factor)
+        self.program.update_scale()
+        self.program.zero_grad()
+        self.window = Window()
+        self.pending = Flight(step, sealed.seat, row.layout, limits, lr, parts.gate.take_fresh())
+        self.step += 1
+
+    def _commit_now(
+        self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
+    ) -> None:
+        """Read first, commit then. One host read."""
+        values, limits = row.numbers().tolist(), self.books.limits(self.parts.updater.max_grad_norm)
+        lr = self.parts.updater.rate(self.books.ledger)
+        reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
+        try:
+            reading = self.council.agree(reading, self.step, self.batches_seen, step.window, gradients)
+        except GuardLost as lost:
+            self.shield.note("guard", lost)
+            self.fallback, self.window = self._plain_loop(), Window()
+            self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
+            return
+        self.window = Window()
+        self.step += 1
+        force = self.books.ledger  # a remedy that this step ends is in force until the next, as when late
+        step.gradients = gradients
+        verdict = self.engine.judge(step, reading)
+        if not verdict.applies:
+            return
+        fed = gradients.indices if gradients is not None else ()
+        undo = self._check.before(fed, may_copy=self._may_undo())
+        self._update(gradients, None, force, update)
+        bad = self._check.after(fed, undo) if self.config.policy.acts else None
+        if bad is not None:
+            self._undo_update(step, verdict.reading, bad, undo)
+            return
+        if update is None:
+            self.program.update_scale()
+            self.program.zero_grad()
+            self.parts.followers.advance(self.window.entry)
+        self.engine.conclude(step, verdict)
+
+    def _may_undo(self) -> bool:
+        """Whether an update may be copied beforehand and undone: not where several ranks would have to agree."""
+        return self.council.size == 1 and self.config.policy.acts
+
+    def _undo_update(self, step: Step, reading: Reading, bad: dict[str, Any], undo: Any) -> None:
+        """The update made something non-finite out of finite gradients: undo it to the bit, or roll back."""
+        if undo is not None:
+            self.parts.state.restore(undo)
+        step.gradients = None
+        self.engine.refuse(step, replace(reading, **bad))
+
+    def _update(
+        self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger,
+        update: Callable[[], Any] | None = None, factor: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.recovery.before_update()
+        self.parts.clerk.before_update()
+        if update is None:
+            self.parts.updater(gradients, flag, force, factor)
+        else:
+            self.parts.updater.outside(update, force)
+        self._before_forward, self.committed = None, True
+        self.parts.clerk.after_update()
+
+    # -- settlement
+
+    def settle(self) -> None:
+        """Wait for the last step's answer and act on it; leave no bad micro-batch in an unfinished window."""
+        if self.pending is not None or len(self.window):
+            with self.parts.mode.again():
+                if self.pending is not None:
+                    self.settle_pending(self.window.fed)
+                if len(self.window) and not self.config.outside and self.council.size == 1:
+                    self._tidy_window()  # not with several ranks: one of them alone may be asking
+        self._silent.look()
+
+    def _tidy_window(self) -> None:
+        """The model is about to be looked at with a window unfinished: a bad micro-batch in it must not show."""
+        window = self.window
+        kept = self.recovery.good_part(window)
+        if len(kept) < len(window):
+            self.window = Window()
+            out = window.without({key for _, key in kept})
+            reading, decision = self.books.leave_out(self.step, out)
+            self.diagnose(Step(self.step, out, Outcome(step=self.step)), reading, decision)
+            self.books.announce()
+            self.run_again(kept)
+
+    def settle_pending(self, behind: Sequence[tuple[Any, str]] = (), outcome: Outcome | None = None) -> bool:
+        """Judge the step in flight, if there is one. True if it was bad: then all `behind` it has been run again."""
+        flight, self.pending = self.pending, None
+        if flight is None:
+            return False
+        step, values = flight.step, flight.seat.values()
+        reading = reading_of(
+            values, flight.layout, step=step.number, lr=flight.lr, batch_key=step.window.key, limits=flight.limits,
+            refused=values[-1] != 0.0,
+        )  # fmt: skip
+        step.behind, step.next_outcome = behind, outcome
+        if reading.refused:
+            step.after = self.window.entry
+            self.parts.gate.forget_fresh(flight.fresh)
+            self.program.zero_grad()
+            self.window = Window()
+        verdict = self.engine.judge(step, reading, made=True)
+        if not verdict.applies:
+            return True
+        self.parts.followers.advance(self.window.entry)
+        self.engine.conclude(step, verdict)
+        return False
+
+    # -- what the engine asks
+
+    def capabilities(self, reading: Reading) -> Capabilities:
+        return self.recovery.capabilities()
+
+    def withhold(self, step: Step, reading: Reading) -> Reading:
+        """Restore what the refused window moved, and look closer: what was bad, and which micro-batches were good."""
+        self.parts.clerk.after_refusal()
+        assert step.window.entry is not None
+        self._rng_after = self.forward.rng_without(step.window.entry.place)
+        after = step.after or self.forward.take()
+        self._rng_now = take_rng()
+        with muted():
+            reading, step.kept = self.recovery.second_look.at(reading, step.window, step.gradients)
+            step.gradients = None
+            if reading.scale_to_blame:
+                # An overflow of the loss scale is part of a healthy run: all else is as the plain loop has it.
+                self._rng_after = after.rng
+                self.recovery.second_look.leave_as(after)
+            ours = self.council.size == 1 and not self.config.outside and self.config.policy.acts
+            other_numbers = self.parts.noise.at_fault(reading, step.window) if ours else None
+        if other_numbers is not None:
+            step.kept, step.again, self._rng_after = step.window.fed, True, other_numbers
+        return reading
+
+    def quarantine(self, step: Step, reading: Reading) -> None:
+        self.recovery.quarantine(reading, step.window, step.kept)
+
+    def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
+        """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
+        window = step.window
+        if not window.can_run_again or not len(window):
+            return
+        if self.books.capsule_due(self._clinic.capsule, reading):
+            with self.shield("diagnosis", None):
+                self._clinic.keep_capsule(window, decision.findings)
+        if is_fatal(reading.posted) and not must_refuse(reading):
+            return  # it was generation that went wrong, and this step cannot show how
+        depth = self.books.diagnosis_due(self.config.diagnose, caught=reading.undone)
+        if depth is not None:
+            with self.shield("diagnosis", None), muted():
+                others = self.recovery.recent_good(window)
+                past = self.recovery.past(window, self.parts.followers.scheduler)
+                found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth, past=past)
+                self.books.enter_diagnosis(found)
+
+    def roll_back(self, step: Step, decision: Decision) -> Decision:
+        again = not self.recovery.is_quarantined(step.window.keys)  # then it is run again with the others
+        rng = (self._rng_now if again else self._rng_after) or take_rng()
+        if step.window.entry is not None:
+            self.forward.forget_since(step.window.entry.place)
+        to, decision = self.recovery.roll_back(decision, step.next_outcome)
+        step.outcome.rolled_back_to = to
+        if to is not None and not self.recovery.rolling_back:
+            put_rng(rng)
+        return decision
+
+    def proceed(self, step: Step) -> None:
+        """Run again what is good of a refused step, and what came behind it."""
+        assert step.window.entry is not None
+        self.forward.forget_since(step.window.entry.place)
+        if self._rng_after is not None:
+            put_rng(self._rng_after)
+        self._rng_after = self._rng_now = None
+        if step.again:
+            self.run_again(step.kept, step.outcome)  # its batch is applied after all, and its outcome says so
+            self.run_again(step.behind, step.next_outcome)
+        else:
+            self.run_again([*step.kept, *step.behind], step.next_outcome)
+
+    def applied(self, step: Step, verdict: Verdict) -> None:
+        self.parts.clerk.after_step(verdict.reading)
+        self.recovery.apply(verdict.decision)
+        self.recovery.note(verdict.reading, verdict.decision)
+        if step.window.entry is not None:
+            self.forward.release(step.window.entry)
+
+    def halting(self, step: Step) -> None:
+        if self._rng_after is not None:
+            put_rng(self._rng_after)
+        self.recovery.save_before_halt(self.step, self.batches_seen - len(step.behind))
+
+    # -- small things
+
+    def explain_crash(self, error: BaseException, batch: Any, key: str) -> None:
+        """The user's code raised in forward: if a NaN of this step is the cause, keep an incident that names it.
+
+        Looks only where a bad tensor is near, and then runs the forward again. The exception is raised as it was.
+        """
+        entry = self.window.entry or self._before_forward
+        depth = {"auto": "full", "origin": "origin"}.get(self.config.diagnose)
+        if depth is None or entry is None or self.council.size > 1 or self._crashes >= _EXPLAINED_CRASHES:
+            return
+        with self.shield("diagnosis", None):
+            window = Window()
+            for each, name in [*self.window.fed, (batch, key)]:
+                window.add(each, name, {}, entry)
+            found = self._clinic.explain(window, self.step, error, depth=depth)
+            if found is not None:
+                self._crashes += 1
+                self.books.enter_crash(self.step, key, error)
+                self.books.enter_diagnosis(found)
+
+    def run_again(
+        self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
+    ) -> None:
+        """Feed batches again, each judged before it is applied; the last one's outcome answers for `outcome`.
+
+        In a trainer's loop they are one whole window. `rngs` are the random states they begin with, where known.
+        """
+        answer = None
+        for number, (batch, key) in enumerate(batches):
+            if self.halt is not None:
+                break
+            if number < len(rngs) and (rng := rngs[number]) is not None:
+                put_rng(rng)
+            last = number == len(batches) - 1 if self.config.outside else None
+            answer = self.feed(batch, key, late=False, attempt=1, last=last)
+        if outcome is not None and answer is not None:
+            answer_for(outcome, answer)
+
+    def look_around(self) -> None:
+        """Look once at model and optimizers before the first step, and report what looks wrong."""
+        self.parts.clerk.inspect_setup()
+
+    def clips_to(self, max_grad_norm: float | None) -> None:
+        """A trainer clips to this; learned when it first does."""
+        if max_grad_norm != self.parts.updater.max_grad_norm:
+            self.parts.updater.max_grad_norm = self._clinic.max_grad_norm = max_grad_norm
+            self.recovery.can_clip = max_grad_norm is not None
+
+    def begin(self) -> None:
+        """A step begins: nothing of it has been applied and nothing has to be restored."""
+        self._before_forward, self.committed, self._ran = None, False, False
+        self._rng_after = self._rng_now = None
+
+    def reset_to(self, step: int) -> None:
+        """A rollback has restored the state before this step."""
+        self.step, self.window, self.pending = step, Window(), None
+
+    def late(self) -> bool:
+        """Whether the next commit can be settled one step late."""
+        settle = self.config.settle
+        careful = self._check.careful or (self.council.size == 1 and self._check.wants_host)
+        if settle == "now" or urgent() or careful or self.config.outside or self.council.size > 1:
+            return False  # several ranks judge together before any of them commits
+        if settle == "auto" and self.program.device.type == "cpu":
+            return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
+        return self.parts.updater.refuses_on_device()
+
+    def be_careful(self, steps: int) -> None:
+        """Check every one of the next updates and be able to undo it, as after a rollback from poisoned weights."""
+        self._check.be_careful(steps)
+
+    def final_state(self) -> str:
+        """Whether everything that training leaves behind is finite: "finite", or the names of what is not."""
+        return self.recovery.final_state()
+
+    def close(self) -> None:
+        """Wait a little for messages under way and close the journal."""
+        self.books.close()
+
+    def abandon_window(self) -> None:
+        """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
+        window, self.window = self.window, Window()
+        self.council.abandon()
+        with self.shield("forward_state", None):
+            entry = window.entry or self._before_forward
+            rng = self.forward.rng_without(entry.place) if entry is not None else None
+            self.program.forget()
+            if entry is not None and rng is not None:
+                self.forward.restore(entry)
+                put_rng(rng)
+
+    def _plain_loop(self) -> PlainLoop:
+        return PlainLoop(
+            self.program, self.parts.updater.max_grad_norm, self.parts.followers, self.council,
+            lambda: (self.step, self.batches_seen),
+        )  # fmt: skip
+
+    def stand_down(self, fault: Exception) -> PlainLoop:
+        """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it.
+
+        With several ranks all of them do, or all of them stop: see `Council.broken`.
+        """
+        self.shield.note("guard", fault)
+        self.council.broken(fault, early=not self._ran and not len(self.window) and not self.config.outside)
+        self.fallback = self._plain_loop()
+        flight, self.pending = self.pending, None
+        window, self.window = self.window, Window()
+        entry = window.entry or self._before_forward
+        rng = self.forward.rng_without(entry.place) if entry is not None else None
+        self.program.forget()
+        with self.shield("standing_down", None):
+            if flight is not None and flight.seat.values()[-1] != 0.0:
+                self.parts.gate.forget_fresh(flight.fresh)
+                entry = flight.step.window.entry
+            elif flight is not None:
+                self.parts.followers.advance(window.entry or self._before_forward)
+        with self.shield("standing_down", None):
+            if entry is not None:
+                self.forward.restore(entry)
+                if rng is not None:
+                    put_rng(rng)
+        return self.fallback

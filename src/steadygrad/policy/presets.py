@@ -1,0 +1,184 @@
+"""The numbers a policy holds, the presets a user can name, and what a run makes possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+from ..errors import UsageError
+from ..records import Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggested:
+    """Starting points for a distillation run under a preset. Recipes read them; the guard applies none of them."""
+
+    learning_rate: float
+    temperature: float
+    kd_weight: float
+    ce_weight: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Every number the guard judges and decides with. Change one with `dataclasses.replace` or `Policy.but`."""
+
+    name: str = "balanced"
+    acts: bool = True
+    """False: nothing in training is changed and nothing refused (`observe`)."""
+
+    # Budgets
+    skip_streak_halt: int = 10
+    """Halt at this many bad steps in a row."""
+    skips_per_window: tuple[int, int] = (200, 200)
+    """Halt when more than the first number of the last second-number steps were skipped; (200, 200) never does."""
+    success_notice: float = 0.90
+    success_alarm: float = 0.85
+    success_window: int = 200
+    success_min_steps: int = 50
+
+    # Spikes: a norm or a loss that is finite and above all of these at once
+    refuse_spikes: bool = False
+    """Refuse spikes. By default they are recorded, plotted and counted, and the update is applied: a finite value is
+    no proof of harm."""
+    spike_sigmas: float = 10.0
+    """Robust standard deviations (of the logarithm, for norms) above the window's median."""
+    spike_ratio: float = 10.0
+    """Times the window's median."""
+    spike_over_max: float = 2.0
+    """Times the largest value the window has accepted."""
+    spike_min_samples: int = 8
+    spike_patience: int = 5
+    """With `refuse_spikes`: so many in a row are not spikes but a new level, and are applied."""
+    spike_tail_share: float = 0.10
+    """With `refuse_spikes`: nor are they spikes if more than this share of the recent steps are."""
+    judge_loss_level: bool = True
+    """False: how high the loss stands says nothing, as where it is zero by construction (advantages that are centred
+    in their group). Spikes and divergence are then seen in the gradients alone."""
+    max_norm_to_apply: float | None = None
+    """Refuse every gradient norm above this, whatever the history says."""
+
+    # Divergence: suspected by the level of the loss against its best, acted on only once batches that are evaluated
+    # again show that training since the last good snapshot made the weights worse
+    divergence_min_steps: int = 64
+    divergence_sigmas: float = 10.0
+    divergence_lost_progress: float = 0.9
+    runaway_ratio: float = 10.0
+    divergence_cooldown: int = 32
+
+    # Loss scale and stalls
+    min_loss_scale: float = 1.0
+    overflow_patience: int = 10
+    stall_steps: int = 25
+
+    # Escalation
+    escalation: tuple[tuple[int, Action], ...] = (
+        (6, Action.ROLLBACK),
+        (7, Action.DROP_TERM),
+        (8, Action.WIDEN_PRECISION),
+    )
+    """At this bad step in a row, or refused spike within `recovery_steps`, do this besides skipping. A rollback comes
+    with a smaller learning rate, because the same batches at the same rate would lead to the same weights. What is
+    changed is restored after `recovery_steps` healthy steps."""
+    clip_ladder: tuple[float, ...] = (1.0, 0.5, 0.3)
+    lr_factor: float = 0.5
+    min_lr_factor: float = 1 / 16
+    drop_term_after: int = 3
+    recovery_steps: int = 100
+    max_rollbacks: int = 3
+
+    # How often
+    snapshot_every: int = 100
+    checkpoint_every: int = 1000
+    vitals_every: int = 200
+    vitals_sample: int = 512
+
+    suggested: Suggested = field(
+        default=Suggested(learning_rate=1e-5, temperature=2.0, kd_weight=0.1, ce_weight=0.9, max_grad_norm=0.5)
+    )
+
+    def __post_init__(self) -> None:
+        count, window = self.skips_per_window
+        checks = (
+            (self.skip_streak_halt >= 1, "skip_streak_halt must be at least 1"),
+            (count >= 0 and window >= 1, "skips_per_window is (skips, window), for example (60, 200)"),
+            (
+                0 <= self.success_alarm <= self.success_notice <= 1,
+                "success_alarm <= success_notice, both within 0 and 1",
+            ),
+            (0 < self.lr_factor < 1, "lr_factor must lie between 0 and 1, for example 0.5"),
+            (0 < self.min_lr_factor <= 1, "min_lr_factor must lie above 0 and not above 1"),
+            (self.clip_ladder[:1] == (1.0,), "clip_ladder must start with 1.0, the clip the user asked for"),
+            (list(self.clip_ladder) == sorted(self.clip_ladder, reverse=True), "clip_ladder must fall"),
+            (all(clip > 0 for clip in self.clip_ladder), "clip_ladder must stay above 0"),
+            (self.recovery_steps >= 1, "recovery_steps must be at least 1"),
+            (self.spike_min_samples >= 2, "spike_min_samples must be at least 2"),
+            (
+                self.max_norm_to_apply is None or self.max_norm_to_apply > 0,
+                "max_norm_to_apply must be above 0, or None",
+            ),
+            (self.vitals_every >= 1 and self.vitals_sample >= 1, "vitals_every and vitals_sample must be at least 1"),
+        )
+        for holds, sentence in checks:
+            if not holds:
+                raise UsageError(f"Policy {self.name!r} cannot work: {sentence}.")
+
+    def but(self, **changes: object) -> Policy:
+        """This policy with some numbers changed: `Policy.named("balanced").but(skip_streak_halt=3)`."""
+        known = {entry.name for entry in fields(self)}
+        if unknown := sorted(set(changes) - known):
+            raise UsageError(f"A policy has no {', '.join(unknown)}. It has: {', '.join(sorted(known))}.")
+        return replace(self, **changes)  # type: ignore[arg-type]  # the names were checked above, the values below
+
+    @staticmethod
+    def named(policy: str | Policy) -> Policy:
+        """The preset of that name; a Policy is returned as it is."""
+        if isinstance(policy, Policy):
+            return policy
+        if isinstance(policy, str) and policy in PRESETS:
+            return PRESETS[policy]
+        raise UsageError(f"There is no policy {policy!r}. Pass one of {', '.join(sorted(PRESETS))}, or a Policy.")
+
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Policy(name="observe", acts=False),
+        Policy(name="balanced"),
+        Policy(
+            name="ultra_conservative",
+            skips_per_window=(30, 200),
+            refuse_spikes=True,
+            max_norm_to_apply=2.0,
+            escalation=(
+                (3, Action.TIGHTEN_CLIP),
+                (4, Action.TIGHTEN_CLIP),
+                (5, Action.SCALE_LR),
+                (6, Action.ROLLBACK),
+                (7, Action.DROP_TERM),
+                (8, Action.WIDEN_PRECISION),
+            ),
+            recovery_steps=200,
+            snapshot_every=50,
+            vitals_every=100,
+            suggested=Suggested(learning_rate=5e-6, temperature=1.5, kd_weight=0.05, ce_weight=0.95, max_grad_norm=0.5),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Which remedies are possible in this run. What is not possible is passed over, and skipping goes on."""
+
+    hold: bool = True
+    """An update can be withheld. Where it cannot, steps are judged and recorded only."""
+    clip: bool = False
+    """The user gave a max_grad_norm that can be tightened."""
+    lr: bool = True
+    rollback: bool = False
+    """There is a good snapshot to go back to."""
+    terms: tuple[str, ...] = ()
+    """Loss terms that can be left out while others remain."""
+    widen: bool = False
+    """The run is in half precision and can be run wider."""

@@ -1,0 +1,32 @@
+"""Whether a step is being run again: a replay of a diagnosis, a trial of a remedy, a rerun of the engine.
+
+Code that counts training passes asks `rerunning()` and leaves reruns out. It is a number of the process and not of the
+thread: autograd runs hooks on threads of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+_lock = Lock()
+_open = 0
+
+
+@contextmanager
+def rerun() -> Iterator[None]:
+    """Around every pass that is not a training pass of the user's own loop. May be nested."""
+    global _open
+    with _lock:
+        _open += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+
+
+def rerunning() -> bool:
+    """Whether a pass that is made now is a rerun."""
+    return _open > 0

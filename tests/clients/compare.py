@@ -34,6 +34,7 @@ UNFINISHED = "not finished"
 GOOD = ("passed", "skipped", "xfailed")
 # A number, an address or a word for one: what may differ between two runs of the same test.
 NUMBER = r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b"
+COLOUR = r"\x1b\[[\d;]*m"
 VARIABLE = re.compile(NUMBER + r"|pytest-of-\S+|tmp\w{6,}", re.IGNORECASE)
 # Where Python and the packages are installed.
 INSTALLED = re.compile(r"/[^\s'\"`:]*?/(site-packages|lib/python3\.\d+)/(site-packages/)?")
@@ -88,7 +89,7 @@ class Suite:
     args: tuple[str, ...] = ()
 
 
-def run_suite(suite: Suite, checkout: Path, python: str, *, under: Sequence[str] = (), limit_s: float = 1800) -> Run:
+def run_suite(suite: Suite, checkout: Path, python: str, *, under: Sequence[str] = (), limit_s: float = 3600) -> Run:
     """Run the suite in a process of its own, behind the words of `under` (none: plain)."""
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         lines = Path(folder) / "outcomes.jsonl"
@@ -235,7 +236,7 @@ def _instability(name: str, plain: Run, again: Run, guarded: Run) -> dict[str, A
 
 
 def _constant(text: str) -> str:
-    return VARIABLE.sub("#", text).strip()
+    return VARIABLE.sub("#", re.sub(COLOUR, "", text)).strip()
 
 
 def _lines(text: str) -> dict[str, str]:
@@ -409,7 +410,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkout", type=Path, required=True, help="the project's checkout")
     parser.add_argument("--python", default=sys.executable, help="interpreter with the project's requirements")
     parser.add_argument("--under", default=None, help="command to run the suite under (default: steady run)")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds after which a run is ended")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds after which a run is ended")
     parser.add_argument("--keep", type=Path, default=None, help="folder for full tracebacks and output")
     parser.add_argument("--reuse-plain", action="store_true", help="take the plain runs that --keep kept last time")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/clients-*")
@@ -445,7 +446,8 @@ def main(words: Sequence[str] | None = None) -> int:
     result = {"suite": suite.name, "version": suite.version, **_versions(asked.python)}
     result |= compare(plain, again, guarded)
     venvs = dict.fromkeys([str(Path(asked.python).parent.parent), sys.prefix], "<venv>")
-    result = without_paths(result, {str(checkout): "<checkout>", runs: "<tmp>", str(ROOT): "<steadygrad>", **venvs})
+    folders = {str(run_dir): "<run>", str(checkout): "<checkout>", runs: "<tmp>", str(ROOT): "<steadygrad>", **venvs}
+    result = without_paths(result, folders)
     print(describe(result))
     if asked.keep:
         keep(asked.keep, plain, again, guarded)

@@ -1,4 +1,4 @@
-"""A case of the zoo as a patient of the clinic, and the plain loop that drives it.
+"""A case of the zoo as a replayable step, and the plain loop that drives it.
 
 The verbs are the reference loop of `protocol.train`, taken apart: what the case's owner does between steps, forward,
 backward, and everything after it. Nothing here reads what the case knows about itself (its truth, its repairs).
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from steadygrad.detect.observed_run import ObservedRun, Suspicion
 from steadygrad.diagnosis.bedside import select_rows
 from steadygrad.diagnosis.diagnose import diagnose
 from steadygrad.diagnosis.patient import StepFacts
 from steadygrad.diagnosis.replay import Change, hides_a_nan, replay
-from steadygrad.diagnosis.seen import StepSeen
+from steadygrad.diagnosis.seen import StepSeen, complete
 from steadygrad.diagnosis.usage import parameters_read
-from steadygrad.diagnosis.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol
@@ -34,7 +34,7 @@ HANDLED_IN_A_ROW = 3
 
 
 def _take(batch: Any, rows: Sequence[int]) -> Any:
-    """The protocol's way to choose rows; of batches it cannot open, the clinic's."""
+    """The protocol's way to choose rows; of batches it cannot open, that of a diagnosis."""
     opened = any(True for _ in protocol.tensors(batch))
     return protocol.take(batch, rows) if opened else select_rows(batch, rows)
 
@@ -227,12 +227,8 @@ class _Run:
         return CasePatient(case, index, self.snapshots, facts, self.prepared)
 
     def go(self, *, depth: str) -> Sighting:
-        vigil = Vigil(
-            trusts=self._overflow_is_the_scalers,
-            reads=self._parameters_read,
-            loss_now=self._loss_now,
-            hides=hides_a_nan,
-        )
+        answers = _Answers(self)
+        run = ObservedRun(answers)
         suspicion: Suspicion | None = None
         latent: Suspicion | None = None
         handled: list[Suspicion] = []
@@ -242,7 +238,9 @@ class _Run:
             patient = self.patient(index)
             seen = replay(patient, restore=False, prepare=self._first_preparation(patient))
             self.history.append(_record(index, seen, self.case))
-            suspicion = vigil.look(index, seen, patient)
+            answers.patient = patient
+            run.add(complete(seen, patient, index, run.last if run.steps else None))
+            suspicion = run.suspect()
             if suspicion is not None and self._refused(seen, index) and len(handled) < HANDLED_IN_A_ROW:
                 # The loop's own policy refused the batch and nothing was harmed: told only if it goes on and on.
                 handled.append(suspicion)
@@ -256,7 +254,7 @@ class _Run:
                 suspicion = handled[0] if handled and self._refused(seen, index) else suspicion
                 break
             handled.clear()
-        suspicion = suspicion or (None if latent else vigil.conclude())
+        suspicion = suspicion or (None if latent else run.conclude())
         if suspicion is None and latent is None:
             return Sighting()
         from_start = latent is not None and latent.step == 0
@@ -287,26 +285,32 @@ class _Run:
             return False
         return not seen.bad_before and (index + 1) % self.case.accumulation == 0
 
-    def _parameters_read(self, patient: Any) -> frozenset[str]:
-        with patient.examining():
-            return parameters_read(patient)
 
-    def _loss_now(self, patient: Any, step: int) -> float | None:
+class _Answers:
+    """What the owner of the steps can be asked about the last one; each answer is a replay."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+        self.patient: Any = None
+
+    def parameters_read(self) -> frozenset[str]:
+        with self.patient.examining():
+            return parameters_read(self.patient)
+
+    def hides_a_nan(self) -> bool:
+        return hides_a_nan(self.patient)
+
+    def loss_now(self, step: int) -> float | None:
         """The loss of an earlier batch with everything as it is now."""
-        with patient.examining():
+        batches = [self.run.case.batches[step]]
+        with self.patient.examining():
             try:
-                seen = replay(
-                    patient,
-                    restore=False,
-                    prepare=lambda: None,
-                    until="forward",
-                    batches=[self.case.batches[step]],
-                )
+                seen = replay(self.patient, restore=False, prepare=lambda: None, until="forward", batches=batches)
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
                 return None
         return seen.loss
 
-    def _overflow_is_the_scalers(self, patient: Any) -> bool:
+    def overflow_is_the_scalers(self) -> bool:
         """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""
 
         class WithoutScale(Change):
@@ -316,11 +320,11 @@ class _Run:
                     parameter.grad = None
 
             def terms(self, terms: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-                scale = patient.facts.loss_scale or 1.0
                 return {name: term / scale for name, term in terms.items()}
 
-        with patient.examining():
-            return not replay(patient, change=WithoutScale(), until="backward").bad_gradients
+        scale = self.patient.facts.loss_scale or 1.0
+        with self.patient.examining():
+            return not replay(self.patient, change=WithoutScale(), until="backward").bad_gradients
 
 
 def _only_lurks(seen: StepSeen) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..detect.patterns.gradient_scaled_wrongly import SIZE_MISMATCH
+from ..detect.patterns.loss_jumps_and_stays import LONG_STRIDE
 from ..records import Remedy, Trial
 from .patient import Patient
 from .replay import CANNOT_RUN, Change, replay
@@ -20,7 +22,6 @@ from .rows import num_rows
 from .seen import StepSeen, absmax, trainable
 from .surgery.batch import MAX_SKIPS, Clip, DropRows, SkipBatch
 from .surgery.precision import Precision
-from .vigil import LONG_STRIDE, SIZE_MISMATCH
 from .ward import Proposal, Ward
 
 FOLLOW_STEPS = 6

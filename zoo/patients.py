@@ -77,7 +77,7 @@ class CasePatient:
         self.model.train()
         if self.case.before_step:
             self.case.before_step(self.case, self._now)
-            # A hook may do its work only once (load a checkpoint, say): what it left the first time is put back.
+            # A hook may do its work only once (load a checkpoint, say): what it left the first time is restored.
             if self._now == self.index and self.index in self._prepared:
                 self._prepared[self.index].restore(self.case)
 
@@ -166,7 +166,7 @@ class CasePatient:
 
 @dataclass(slots=True)
 class Sighting:
-    """What a run of a case came to: the first suspicion, if any, and the clinic's answer."""
+    """What a run of a case came to: the first suspicion, if any, and its diagnosis."""
 
     suspicion: Suspicion | None = None
     diagnosis: Diagnosis | None = None
@@ -247,7 +247,7 @@ class _Run:
                 suspicion = None
                 continue
             if suspicion is not None and _only_lurks(seen):
-                # Told at once; but what it does can only be seen in the step in which somebody reads it.
+                # Reported at once; but what it does can only be seen in the step that reads it.
                 latent, suspicion = latent or suspicion, None
                 continue
             if suspicion is not None:
@@ -258,7 +258,7 @@ class _Run:
         if suspicion is None and latent is None:
             return Sighting()
         from_start = latent is not None and latent.step == 0
-        # What nobody had filled when the run began is told when somebody reads it; what went bad on the way, at once.
+        # What was not filled when the run began is reported when something reads it; what went bad on the way, at once.
         told, seen_at = (suspicion if from_start else None) or latent or suspicion, suspicion or latent
         assert told is not None
         assert seen_at is not None
@@ -267,7 +267,7 @@ class _Run:
         try:
             return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
         except Exception as error:  # an alarm without an explanation is still an alarm, as behind a guard
-            because = f"the clinic failed: {type(error).__name__}: {error}"[:200]
+            because = f"the diagnosis failed: {type(error).__name__}: {error}"[:200]
             return Sighting(told, Diagnosis(symptom=seen_at.symptom, phase="none", because=because))
 
     def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
@@ -329,8 +329,8 @@ class _Answers:
 
 def _only_lurks(seen: StepSeen) -> bool:
     """Whether a weight or buffer was bad before the step and nothing in the step has read it yet."""
-    sound = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
-    return sound and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
+    finite = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
+    return finite and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
 
 
 def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:

@@ -2,7 +2,7 @@
 
 What it sees
     In three samplings in a row no sampled element with a gradient changed, though the learning rate is above zero,
-    the gradient is no rounding noise, and the precision is not to blame.
+    the gradient is no rounding noise, and the precision is not the reason.
 
 Why it hurts
     Something undoes or ignores the update: a hook, a weight that is overwritten each step, an optimizer that steps

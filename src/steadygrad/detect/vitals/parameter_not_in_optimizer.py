@@ -4,7 +4,7 @@ What it sees
     It requires a gradient, but no optimizer the guard was given holds it.
 
 Why it hurts
-    Backward computes its gradient every step and nobody uses it. The usual cause is a layer added or replaced after
+    Backward computes its gradient every step and nothing uses it. The usual cause is a layer added or replaced after
     the optimizer was built.
 
 Smallest example

@@ -17,7 +17,7 @@ What to do
 
 Safety
     It changes nothing. Frozen parameters are not looked at. Where the module that owns it was not even called, as
-    a pooler nobody asks or an expert without tokens, it is a note.
+    a pooler that is never asked or an expert without tokens, it is a note.
 
 References
     https://github.com/huggingface/transformers/issues/42489

@@ -16,8 +16,10 @@ from . import protocol
 from .trainers import needs_trainer
 from .truth import Subject
 
+BATCH_LINE = "batch {} at {}"
+"""What the script prints when it begins with a batch: its index and the time."""
 UPDATE_LINE = "update after batch {}"
-"""What the script prints at each call of the optimizer's step."""
+"""What it prints at each call of the optimizer's step."""
 _HOME = Path(__file__).parent
 
 
@@ -26,6 +28,7 @@ def script_of(subject: Subject) -> str:
     case = subject.case
     head = [
         "import sys",
+        "import time",
         "",
         "import torch",
         "",
@@ -44,7 +47,8 @@ def script_of(subject: Subject) -> str:
 def _loop(case: Any, *, graph_may_be_missing: bool) -> list[str]:
     lines = ["model, optimizer, scaler, scheduler = case.model, case.optimizer, case.scaler, case.scheduler"]
     lines += ["model.train()", "for index, batch in enumerate(case.batches):"]
-    body = ["case.before_step(case, index)"] if case.before_step else []
+    body = [f'print(f"{BATCH_LINE.format("{index}", "{time.time()}")}", flush=True)']
+    body += ["case.before_step(case, index)"] if case.before_step else []
     if case.autocast:
         body += ['with torch.autocast("cpu", dtype=case.autocast):', "    loss = case.loss_fn(model, batch)"]
     else:

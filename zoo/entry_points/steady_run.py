@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..loop_script import UPDATE_LINE, script_of
+from ..loop_script import BATCH_LINE, UPDATE_LINE, script_of
 from ..truth import Answer, Subject
 from .told import answer_of_incident, answer_of_warning
 
@@ -38,7 +39,7 @@ def steady_run(subject: Subject) -> Answer:
         told = last_json_line(errors)
         if told is None:
             return Answer(error=f"steady run said nothing that can be read: {errors.strip()[-200:]}")
-        return _answer(told, _batches_by_update(output), subject.case.accumulation)
+        return _answer(told, _Timeline.of(output))
 
 
 def run_program(command: list[str], folder: str | Path, limit: float) -> tuple[int, str, str]:
@@ -68,12 +69,29 @@ def last_json_line(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _batches_by_update(output: str) -> list[int]:
-    """For each call of the optimizer's step, the batch after which the script made it."""
-    return [int(found) for found in re.findall(UPDATE_LINE.format(r"(\d+)"), output)]
+@dataclass(frozen=True, slots=True)
+class _Timeline:
+    """When the script began with each batch, and after which batches it made its updates."""
+
+    began: list[float]
+    updates: list[int]
+
+    @classmethod
+    def of(cls, output: str) -> _Timeline:
+        began = re.findall(BATCH_LINE.format(r"\d+", r"([0-9.]+)"), output)
+        updates = re.findall(UPDATE_LINE.format(r"(\d+)"), output)
+        return cls([float(time) for time in began], [int(batch) for batch in updates])
+
+    def batch_of(self, update: int, time: float) -> int:
+        """The batch that a report is about: the one at work when it was written, or an earlier one if its number says
+        so. The number alone does not do: updates of other trainings in the process count too, and a batch that the
+        loop skips has none. Of a trainer, which prints no batches, the number is all there is."""
+        at_work = sum(began <= time for began in self.began) - 1
+        named = self.updates[update] if update < len(self.updates) else update
+        return min(named, at_work) if at_work >= 0 else named
 
 
-def _answer(told: dict[str, Any], batches: list[int], accumulation: int) -> Answer:
+def _answer(told: dict[str, Any], timeline: _Timeline) -> Answer:
     """The first incident, else the first warning that the run wrote down; steps are those of the loop's batches."""
     from steadygrad.journal import read_events, read_incidents
 
@@ -81,18 +99,15 @@ def _answer(told: dict[str, Any], batches: list[int], accumulation: int) -> Answ
     incidents = [incident for run in runs for incident in read_incidents(run)]
     if incidents:
         first = min(incidents, key=lambda incident: incident.first_step)
-        return answer_of_incident(first, _batch_of(first.first_step, batches, accumulation))
+        return answer_of_incident(first, timeline.batch_of(first.first_step, first.time))
     warned = [
-        event.data
+        event
         for run in runs
         for event in read_events(run)
         if event.kind == "vitals" and event.data.get("severity") != "note"
     ]
     if warned:
-        found = SimpleNamespace(code=warned[0]["code"], detail=warned[0]["detail"])
-        return answer_of_warning(found, _batch_of(int(warned[0]["step"]), batches, accumulation))
+        data = warned[0].data
+        found = SimpleNamespace(code=data["code"], detail=data["detail"])
+        return answer_of_warning(found, timeline.batch_of(int(data["step"]), warned[0].time))
     return Answer(because="; ".join(told.get("crashes") or told.get("notices") or ()))
-
-
-def _batch_of(update: int, batches: list[int], accumulation: int) -> int:
-    return batches[update] if update < len(batches) else (update + 1) * accumulation - 1

@@ -12,6 +12,7 @@ if str(ROOT) not in sys.path:  # the zoo is not installed with the package
     sys.path.insert(0, str(ROOT))
 guard = importlib.import_module("zoo.entry_points.guard")
 attach = importlib.import_module("zoo.entry_points.attach")
+steady_run = importlib.import_module("zoo.entry_points.steady_run")
 loop_script = importlib.import_module("zoo.loop_script")
 truth = importlib.import_module("zoo.truth")
 protocol = importlib.import_module("zoo.protocol")
@@ -147,3 +148,13 @@ LOOPS = (
 def test_the_script_of_a_case_trains_as_the_reference_loop_does(name: str, capsys: pytest.CaptureFixture[str]):
     expected = [record.loss for record in protocol.train(subject(name).case)]
     assert losses_of_the_script(subject(name), capsys) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+
+
+def test_a_report_is_about_the_batch_at_work_or_the_earlier_one_that_it_names():
+    said = "batch 0 at 10.0\nupdate after batch 0\nbatch 1 at 20.0\nbatch 2 at 30.0\nupdate after batch 2\n"
+    timeline = steady_run._Timeline.of(said)
+    assert timeline.batch_of(update=1, time=31.0) == 2
+    assert timeline.batch_of(update=1, time=25.0) == 1, "the loop skipped batch 1: it made no update"
+    assert timeline.batch_of(update=40, time=25.0) == 1, "updates of other trainings in the process are counted too"
+    assert timeline.batch_of(update=0, time=25.0) == 0, "it went back and caught the update before"
+    assert steady_run._Timeline.of("").batch_of(update=3, time=25.0) == 3

@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write every answer and every field here")
     parser.add_argument("--tools", default=",".join(TOOLS), help="comma-separated; known: " + ", ".join(TOOLS))
     parser.add_argument("--only", default="*", help="globs over file names, comma-separated: '0*.py,21*'")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case, as a sample")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="where the sample begins")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
@@ -53,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     patterns = [pattern.strip() for pattern in options.only.split(",")]
     found = {path for pattern in patterns for path in options.cases.glob(pattern)}
     paths = sorted(path for path in found if path.suffix == ".py" and path.stem != "__init__")
+    paths = paths[options.first :: max(options.every, 1)]
     if not paths:
         parser.error(f"no case matches {options.only!r} in {options.cases}")
     torch.set_num_threads(1)

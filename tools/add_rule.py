@@ -46,20 +46,20 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, about
+from .sampling import StepObservation, about
 
 RULE = Rule("{code}", "{slug}", "{summary}")
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     raise NotImplementedError("say when {code} is seen: return about(RULE, samplings[-1], Severity.WARNING, ...)")
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     raise NotImplementedError("samplings that must trigger {code}")
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     raise NotImplementedError("samplings that look like it and must not")
 """
 

@@ -1,4 +1,4 @@
-"""A case of the zoo as a patient of the clinic, and the plain loop that drives it.
+"""A case of the zoo as a replayable step, and the plain loop that drives it.
 
 The verbs are the reference loop of `protocol.train`, taken apart: what the case's owner does between steps, forward,
 backward, and everything after it. Nothing here reads what the case knows about itself (its truth, its repairs).
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from steadygrad.detect.observed_run import ObservedRun, Suspicion
 from steadygrad.diagnosis.bedside import select_rows
 from steadygrad.diagnosis.diagnose import diagnose
 from steadygrad.diagnosis.patient import StepFacts
 from steadygrad.diagnosis.replay import Change, hides_a_nan, replay
-from steadygrad.diagnosis.seen import StepSeen
+from steadygrad.diagnosis.seen import StepSeen, complete
 from steadygrad.diagnosis.usage import parameters_read
-from steadygrad.diagnosis.vigil import Suspicion, Vigil
 from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol
@@ -34,7 +34,7 @@ HANDLED_IN_A_ROW = 3
 
 
 def _take(batch: Any, rows: Sequence[int]) -> Any:
-    """The protocol's way to choose rows; of batches it cannot open, the clinic's."""
+    """The protocol's way to choose rows; of batches it cannot open, that of a diagnosis."""
     opened = any(True for _ in protocol.tensors(batch))
     return protocol.take(batch, rows) if opened else select_rows(batch, rows)
 
@@ -77,7 +77,7 @@ class CasePatient:
         self.model.train()
         if self.case.before_step:
             self.case.before_step(self.case, self._now)
-            # A hook may do its work only once (load a checkpoint, say): what it left the first time is put back.
+            # A hook may do its work only once (load a checkpoint, say): what it left the first time is restored.
             if self._now == self.index and self.index in self._prepared:
                 self._prepared[self.index].restore(self.case)
 
@@ -169,7 +169,7 @@ class CasePatient:
 
 @dataclass(slots=True)
 class Sighting:
-    """What a run of a case came to: the first suspicion, if any, and the clinic's answer."""
+    """What a run of a case came to: the first suspicion, if any, and its diagnosis."""
 
     suspicion: Suspicion | None = None
     diagnosis: Diagnosis | None = None
@@ -230,12 +230,8 @@ class _Run:
         return CasePatient(case, index, self.snapshots, facts, self.prepared)
 
     def go(self, *, depth: str) -> Sighting:
-        vigil = Vigil(
-            trusts=self._overflow_is_the_scalers,
-            reads=self._parameters_read,
-            loss_now=self._loss_now,
-            hides=hides_a_nan,
-        )
+        answers = _Answers(self)
+        run = ObservedRun(answers)
         suspicion: Suspicion | None = None
         latent: Suspicion | None = None
         handled: list[Suspicion] = []
@@ -245,25 +241,27 @@ class _Run:
             patient = self.patient(index)
             seen = replay(patient, restore=False, prepare=self._first_preparation(patient))
             self.history.append(_record(index, seen, self.case))
-            suspicion = vigil.look(index, seen, patient)
+            answers.patient = patient
+            run.add(complete(seen, patient, index, run.last if run.steps else None))
+            suspicion = run.suspect()
             if suspicion is not None and self._refused(seen, index) and len(handled) < HANDLED_IN_A_ROW:
                 # The loop's own policy refused the batch and nothing was harmed: told only if it goes on and on.
                 handled.append(suspicion)
                 suspicion = None
                 continue
             if suspicion is not None and _only_lurks(seen):
-                # Told at once; but what it does can only be seen in the step in which somebody reads it.
+                # Reported at once; but what it does can only be seen in the step that reads it.
                 latent, suspicion = latent or suspicion, None
                 continue
             if suspicion is not None:
                 suspicion = handled[0] if handled and self._refused(seen, index) else suspicion
                 break
             handled.clear()
-        suspicion = suspicion or (None if latent else vigil.conclude())
+        suspicion = suspicion or (None if latent else run.conclude())
         if suspicion is None and latent is None:
             return Sighting()
         from_start = latent is not None and latent.step == 0
-        # What nobody had filled when the run began is told when somebody reads it; what went bad on the way, at once.
+        # What was not filled when the run began is reported when something reads it; what went bad on the way, at once.
         told, seen_at = (suspicion if from_start else None) or latent or suspicion, suspicion or latent
         assert told is not None
         assert seen_at is not None
@@ -272,7 +270,7 @@ class _Run:
         try:
             return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
         except Exception as error:  # an alarm without an explanation is still an alarm, as behind a guard
-            because = f"the clinic failed: {type(error).__name__}: {error}"[:200]
+            because = f"the diagnosis failed: {type(error).__name__}: {error}"[:200]
             return Sighting(told, Diagnosis(symptom=seen_at.symptom, phase="none", because=because))
 
     def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
@@ -290,26 +288,32 @@ class _Run:
             return False
         return not seen.bad_before and (index + 1) % self.case.accumulation == 0
 
-    def _parameters_read(self, patient: Any) -> frozenset[str]:
-        with patient.examining():
-            return parameters_read(patient)
 
-    def _loss_now(self, patient: Any, step: int) -> float | None:
+class _Answers:
+    """What the owner of the steps can be asked about the last one; each answer is a replay."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+        self.patient: Any = None
+
+    def parameters_read(self) -> frozenset[str]:
+        with self.patient.examining():
+            return parameters_read(self.patient)
+
+    def hides_a_nan(self) -> bool:
+        return hides_a_nan(self.patient)
+
+    def loss_now(self, step: int) -> float | None:
         """The loss of an earlier batch with everything as it is now."""
-        with patient.examining():
+        batches = [self.run.case.batches[step]]
+        with self.patient.examining():
             try:
-                seen = replay(
-                    patient,
-                    restore=False,
-                    prepare=lambda: None,
-                    until="forward",
-                    batches=[self.case.batches[step]],
-                )
+                seen = replay(self.patient, restore=False, prepare=lambda: None, until="forward", batches=batches)
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
                 return None
         return seen.loss
 
-    def _overflow_is_the_scalers(self, patient: Any) -> bool:
+    def overflow_is_the_scalers(self) -> bool:
         """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""
 
         class WithoutScale(Change):
@@ -319,17 +323,17 @@ class _Run:
                     parameter.grad = None
 
             def terms(self, terms: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-                scale = patient.facts.loss_scale or 1.0
                 return {name: term / scale for name, term in terms.items()}
 
-        with patient.examining():
-            return not replay(patient, change=WithoutScale(), until="backward").bad_gradients
+        scale = self.patient.facts.loss_scale or 1.0
+        with self.patient.examining():
+            return not replay(self.patient, change=WithoutScale(), until="backward").bad_gradients
 
 
 def _only_lurks(seen: StepSeen) -> bool:
     """Whether a weight or buffer was bad before the step and nothing in the step has read it yet."""
-    sound = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
-    return sound and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
+    finite = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
+    return finite and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
 
 
 def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:

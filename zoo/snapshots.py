@@ -1,4 +1,4 @@
-"""Everything a case's step can change, saved and put back bit for bit: tensors, structure, optimizer, scaler, RNG."""
+"""Everything a case's step can change, saved and restored bit for bit: tensors, structure, optimizer, scaler, RNG."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Snapshot:
             for key, value in plain.items():
                 setattr(module, key, _clone(value))
         for tensor, storage, value, requires_grad, grad in self._tensors.values():
-            if not tensor.is_leaf:  # somebody wrote it with a graph behind it
+            if not tensor.is_leaf:  # it was written with a graph behind it
                 tensor.detach_()
             with torch.no_grad():
                 if tensor.data.data_ptr() != storage.data_ptr() or tensor.dtype != storage.dtype:

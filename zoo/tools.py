@@ -1,4 +1,4 @@
-"""The tools under test: steadygrad and the two best-known others. Each takes a fresh case and gives an answer."""
+"""The tools under test: steadygrad through its entry points, and the two best-known others."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from . import protocol
-from .through_guard import answer_of, guard
-from .truth import Answer
+from .entry_points import ENTRY_POINTS, UPPER_BOUND
+from .truth import Answer, Subject
 
 
-def steadygrad(case: Any) -> Answer:
-    """The loop watched and the first trouble diagnosed in full."""
-    from .patients import run_case
-
-    sighting = run_case(case)
-    if sighting.suspicion is None:
-        return Answer()
-    suspicion, diagnosis = sighting.suspicion, sighting.diagnosis
-    assert diagnosis is not None
-    return answer_of(diagnosis, suspicion.step)
-
-
-def detect_anomaly(case: Any) -> Answer:
+def detect_anomaly(subject: Subject) -> Answer:
     """torch.autograd.detect_anomaly around forward and backward of the plain loop."""
     now = {"step": -1}
 
@@ -44,7 +31,7 @@ def detect_anomaly(case: Any) -> Answer:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            protocol.train(case, wrap=wrap)
+            protocol.train(subject.case, wrap=wrap)
         except RuntimeError as error:
             found = re.search(r"Function '(\w+?)Backward\d*' returned nan", str(error))
             if found is None:
@@ -60,7 +47,7 @@ def detect_anomaly(case: Any) -> Answer:
     return Answer()
 
 
-def debug_underflow_overflow(case: Any) -> Answer:
+def debug_underflow_overflow(subject: Subject) -> Answer:
     """transformers' DebugUnderflowOverflow on the plain loop."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
@@ -73,9 +60,9 @@ def debug_underflow_overflow(case: Any) -> Answer:
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        DebugUnderflowOverflow(case.model)
+        DebugUnderflowOverflow(subject.case.model)
         try:
-            protocol.train(case, wrap=wrap)
+            protocol.train(subject.case, wrap=wrap)
         except ValueError as error:
             if "DebugUnderflowOverflow" not in str(error) and "inf/nan" not in str(error):
                 raise
@@ -84,11 +71,12 @@ def debug_underflow_overflow(case: Any) -> Answer:
     return Answer()
 
 
-TOOLS: dict[str, Callable[[Any], Answer]] = {
-    "steadygrad": steadygrad,
+TOOLS: dict[str, Callable[[Subject], Answer]] = {
+    **ENTRY_POINTS,
+    **UPPER_BOUND,
     "detect_anomaly": detect_anomaly,
     "debug_underflow_overflow": debug_underflow_overflow,
-    "guard": guard,
 }
-SIDE_BY_SIDE = ("steadygrad", "detect_anomaly", "debug_underflow_overflow")
-"""What is compared when nothing else is asked for; `guard` is steadygrad again, through its front door."""
+MAY_NOT_DIAGNOSE = frozenset({"attach"})
+"""Entry points that may be unable to run a batch again: where none of their answers has a diagnosis, the fields of a
+diagnosis are not asked of them."""

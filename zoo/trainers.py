@@ -1,8 +1,8 @@
 """A trainer's run as a plain case: its model, its batches in its order, its loss and its optimizer.
 
-The clinic replays steps part by part, and a trainer does not let itself be taken apart. What can be taken from it
+A replay runs a step part by part, and a trainer does not let itself be taken apart. What can be taken from it
 without running it is enough for a loop of the same arithmetic. A trainer of which nothing can be taken (Lightning, a
-loop of somebody's own, one that starts several ranks) is run as it is, under the watch that `steady run` puts on a
+loop written by hand, one that starts several ranks) is run as it is, under the watch that `steady run` puts on a
 program, and what that wrote down is the answer.
 """
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FIELDS = ("detected", "phase", "op", "module", "line", "rows", "cause", "remedy", "honest")
-"""`honest` is lost when a remedy is called verified that is known not to work."""
+FIELDS = ("detected", "phase", "operation", "module", "line", "rows", "cause", "remedy")
+"""What is asked of a failing case. Beside them two things are counted that must not happen: a remedy called verified
+that is known not to work, and an alarm in a healthy control."""
 
-LEFT_OUT = "not for a guard:"
+FINITE = ("silent", "spike")
+"""Symptoms in which nothing needs to be non-finite."""
+
+LEFT_OUT = "left out:"
 """How an answer's error begins when the tool was never made for this kind of loop: it is not asked then."""
 
 # What a case calls its own repair, and the generic remedies that do the same to the arithmetic.
@@ -62,6 +66,15 @@ class Answer:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a tool is given: a fresh case, the file it was made from, and the seconds it has. Never the truth."""
+
+    case: Any
+    path: Path
+    limit: float = 60.0
+
+
 def bare(op: str | None) -> str | None:
     return op.strip("_") if op else op
 
@@ -83,36 +96,44 @@ def case_line(answer: Answer, path: Path) -> int | None:
     return None
 
 
-def on_time(step: int | None, truth: dict[str, Any]) -> bool:
+def on_time(step: int | None, truth: dict[str, Any], accumulation: int = 1) -> bool:
+    """Whether the alarm came when the failure began. Micro-batches of one update are judged together, at its end."""
     if step is None:
         return False
     first = truth["first_bad_step"]
     earliest = truth.get("latent_from", first)
-    slack = 3 if truth["symptom"] in ("silent", "spike") else 0
-    return min(earliest, first) - (1 if truth["symptom"] == "spike" else 0) <= step <= first + slack
+    last = first - first % accumulation + accumulation - 1 + (3 if truth["symptom"] in FINITE else 0)
+    return min(earliest, first) - (1 if truth["symptom"] == "spike" else 0) <= step <= last
 
 
-def judge(answer: Answer, truth: dict[str, Any], path: Path) -> dict[str, bool | None]:
+def judge(answer: Answer, truth: dict[str, Any], path: Path, accumulation: int = 1) -> dict[str, bool | None]:
     """True, False or None (not asked) for every field of a failure."""
-    works = set(truth["fixes_that_work"])
-    works |= {slug for name in works for slug in SAME_ARITHMETIC.get(name, ())}
-    fails = set(truth["fixes_that_do_not"])
+    works = remedies_that_work(truth)
     ops = {bare(op) for op in [truth["op"], *truth.get("op_also", [])] if op}
     modules = [truth["module"], *truth.get("module_also", [])]
     line = marked_line(path, truth["line_marker"])
-    verified = set(answer.verified)
     if answer.alarm_step is None:
-        # Saying nothing is no answer to anything, even where the truth is that there is nothing to name.
-        asked = {"op": bool(truth["op"]), "line": line is not None, "remedy": bool(works)}
-        return {name: False if asked.get(name, True) else None for name in FIELDS} | {"honest": True}
+        # No report is no answer to anything, even where the truth is that there is nothing to name.
+        asked = {"operation": bool(truth["op"]), "line": line is not None, "remedy": bool(works)}
+        return {name: False if asked.get(name, True) else None for name in FIELDS}
     return {
-        "detected": on_time(answer.alarm_step, truth),
+        "detected": on_time(answer.alarm_step, truth, accumulation),
         "phase": answer.phase == truth["phase"],
-        "op": bare(answer.op) in ops if truth["op"] else None,
+        "operation": bare(answer.op) in ops if truth["op"] else None,
         "module": answer.module in modules,
         "line": case_line(answer, path) == line if line is not None else None,
         "rows": answer.rows == truth["bad_rows"],
         "cause": answer.cause == truth["cause"],
-        "remedy": bool(verified & works) if works else None,
-        "honest": not verified & (fails - works),
+        "remedy": bool(set(answer.verified) & works) if works else None,
     }
+
+
+def remedies_that_work(truth: dict[str, Any]) -> set[str]:
+    """The remedies that are known to work, with the generic ones that do the same to the arithmetic."""
+    works = set(truth["fixes_that_work"])
+    return works | {slug for name in works for slug in SAME_ARITHMETIC.get(name, ())}
+
+
+def wrongly_verified(answer: Answer, truth: dict[str, Any]) -> list[str]:
+    """Remedies that the answer calls verified and that are known not to work."""
+    return sorted(set(answer.verified) & (set(truth["fixes_that_do_not"]) - remedies_that_work(truth)))

@@ -19,8 +19,8 @@ from .errors import UsageError
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
-    "detect/detectors", "detect/vitals", "diagnosis/causes", "diagnosis/remedies", "checkup/rules",
-    "checkup/scanning/rules",
+    "detect/detectors", "detect/vitals", "detect/patterns", "diagnosis/causes", "diagnosis/remedies",
+    "checkup/rules", "checkup/scanning/rules",
     "numerics/rules",
 )  # fmt: skip
 CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")

@@ -3,5 +3,5 @@
 patient     whoever owns the step, replayable          trace, origin, exam   where the first bad value was born
 replay      the step again, part by part               gather, causes/       why, as pure functions of the evidence
 surgery/    one change inside a replay                 remedies/, trial      what helps, tried on the step itself
-vigil       when a run deserves the clinic             diagnose              all of it, as one answer
+confirm     a sampled finding, looked for again        diagnose              all of it, as one answer
 """

@@ -1,8 +1,8 @@
-"""Silent trouble that the guard's sampled checks reported, looked for again by the clinic with its own eyes.
+"""A silent problem that the sampled checks reported, looked for again in a replay of a few steps.
 
-A sampled check reads a slice of every tensor at a few steps. Before the clinic names a cause it runs a few steps over
-good batches from just before, under the same vigil that watches any other patient. What it does not see there itself
-stays what it was: a finding without a diagnosis.
+A sampled check reads a slice of every tensor at a few steps. Before a cause is named, a few steps over good batches
+from just before are replayed, observed completely and judged by the same rules. What they do not show there stays what
+it was: a finding without a diagnosis.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
+from ..detect.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ..detect.patterns.loss_jumps_and_stays import RISEN, strides_too_long
+from ..detect.vitals.parameter_never_changes import standing_apart, standing_still
 from ..records import Diagnosis, Finding
 from .diagnose import diagnose
 from .patient import FollowedPatient
 from .replay import replay
+from .seen import StepSeen, complete
 from .usage import parameters_read
-from .vigil import PATIENCE, RISEN, Suspicion, Vigil
 
 EXPLAINS = {
     "zero_gradient": frozenset({"SY401", "SY404"}),
@@ -25,7 +27,7 @@ EXPLAINS = {
     "outside_optimizer": frozenset({"SY405"}),
     "spike": frozenset({"SY407"}),
 }
-"""Which findings of the vitals are the same trouble as what a vigil calls by this name."""
+"""Which findings of the sampled checks are the same problem as what a suspicion calls by this name."""
 ENOUGH_STEPS = PATIENCE
 """Steps needed to see that something never happens."""
 
@@ -63,26 +65,37 @@ def _risen(patient: FollowedPatient) -> bool:
     return len(losses) >= ENOUGH_STEPS and min(losses[1:]) > RISEN * losses[0] > 0
 
 
+class _Replayed(NotAsked):
+    """Answers about steps that are replayed one after another: what forward uses can be looked up."""
+
+    def __init__(self, patient: FollowedPatient) -> None:
+        self._patient = patient
+
+    def parameters_read(self) -> frozenset[str]:
+        return parameters_read(self._patient)
+
+
 def confirm(patient: FollowedPatient, codes: Collection[str]) -> Suspicion | None:
-    """What a vigil over this step and those after it suspects. Only inside an examination."""
+    """What the rules suspect of this step and those after it. Only inside an examination."""
+    run = ObservedRun(_Replayed(patient))
 
-    def reads(_patient: Any) -> frozenset[str]:
-        return parameters_read(patient)
+    def look(step: int, seen: StepSeen) -> Suspicion | None:
+        run.add(complete(seen, patient, step, run.last if run.steps else None))
+        return run.suspect()
 
-    vigil = Vigil(trusts=lambda _patient: True, reads=reads)
-    suspicion = vigil.look(0, replay(patient), patient)
+    suspicion = look(0, replay(patient))
     ahead = 0
     while suspicion is None and (batches := patient.following(ahead := ahead + 1)) is not None:
 
         def prepare(ahead: int = ahead) -> None:
             patient.prepare_following(ahead)
 
-        suspicion = vigil.look(ahead, replay(patient, restore=False, batches=batches, prepare=prepare), patient)
+        suspicion = look(ahead, replay(patient, restore=False, batches=batches, prepare=prepare))
     if suspicion is None and set(codes) & EXPLAINS["unmoved"]:
-        # Where the rest learns only a part of its own is worth a word: a temperature, the weights of some losses.
-        still = vigil.standing_apart() if _learning(patient) else vigil.standing_still()
+        # Where the rest learns only a separate part is reported: a temperature, the weights of some losses.
+        still = standing_apart(run) if _learning(patient) else standing_still(run)
         suspicion = Suspicion(symptom="silent", step=0, kind="unmoved", names=still) if still else None
     told = suspicion is not None and set(codes) & EXPLAINS.get(suspicion.kind, frozenset())
-    if not told and set(codes) & EXPLAINS["spike"] and (vigil.strides_too_long() or _risen(patient)):
+    if not told and set(codes) & EXPLAINS["spike"] and (strides_too_long(run) or _risen(patient)):
         suspicion = Suspicion(symptom="spike", step=0, kind="spike")
     return suspicion

@@ -15,6 +15,7 @@ from types import TracebackType
 import torch
 
 from ..detect.describable import has_values
+from ..detect.observed_run import Suspicion
 from ..records import Diagnosis, Origin
 from .diagnose import Case
 from .evidence import Evidence
@@ -27,7 +28,6 @@ from .rows import Rows, num_rows, read_rows
 from .seen import StepSeen
 from .trace import Tracer
 from .tracelog import Touch, Trace
-from .vigil import Suspicion
 
 EXPLAINED = (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError)
 LAST_OPERATIONS = 6

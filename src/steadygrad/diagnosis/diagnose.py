@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ..detect.observed_run import Suspicion
+from ..detect.patterns.gradient_changed_after_backward import grown_gradients
 from ..errors import UsageError
 from ..records import Diagnosis, Origin
 from .causes import name_cause
@@ -18,9 +20,7 @@ from .remedies import propose
 from .replay import replay
 from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
 from .seen import unread_state
-from .sightings import grown_gradients
 from .trial import try_all
-from .vigil import Suspicion
 from .ward import Ward
 
 REPLAYS_FOR_DOUBT = 2

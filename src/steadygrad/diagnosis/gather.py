@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..detect.observed_run import Suspicion
 from ..detect.strays import plain_tensors
 from ..records import Origin
 from .between import changes_between_steps
@@ -28,7 +29,6 @@ from .silent import (
 )
 from .surgery.precision import Precision
 from .surgery.scale import Scale
-from .vigil import Suspicion
 
 
 def gather(patient: Patient, exam: Examination, suspicion: Suspicion | None) -> tuple[Evidence, Origin | None]:

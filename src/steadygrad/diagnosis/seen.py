@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ..detect.describable import has_values, once, values_of, why_not_read
+from ..detect.observation import Gradient as Gradient
+from ..detect.observation import StepObservation, written_between
 from ..detect.shards import is_sharded, local_of
+from ..detect.strays import stray_parameters
 from .batches import walk_batch as walk_batch
 from .patient import Patient
 from .tracelog import Touch
@@ -18,41 +21,11 @@ Tensor = torch.Tensor
 SAMPLED = 32
 
 
-@dataclass(slots=True)
-class Gradient:
-    """One parameter's gradient after backward: None, zero, finite or not, and its norm."""
+@dataclass(slots=True, kw_only=True)
+class StepSeen(StepObservation):
+    """The observation of a step that was replayed, with the places in its trace where bad values came out."""
 
-    name: str
-    present: bool
-    norm: float = 0.0
-    absmax: float = 0.0
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.absmax)
-
-
-@dataclass(slots=True)
-class StepSeen:
-    """What one replay showed. `bad_*` are names of tensors holding a NaN or an infinity."""
-
-    terms: dict[str, float] = field(default_factory=dict)
-    gradients: dict[str, Gradient] = field(default_factory=dict)
-    entering: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, float] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    stepped: bool = False
     guilty_batch: int | None = None
-    loss_scale: float | None = None
-    weight_norm: float = 0.0
-    largest: dict[str, float] = field(default_factory=dict)
-    """The largest magnitude of each parameter before the step."""
-    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """A few entries of each parameter before the step, by which it is seen that somebody wrote it between two steps."""
-    samples_after: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    backward_ran: bool = True
-    bad_before: list[tuple[str, str]] = field(default_factory=list)
-    bad_after: list[tuple[str, str]] = field(default_factory=list)
     sinks: dict[tuple[str, str], Touch] = field(default_factory=dict)
 
     def see_batch(self, index: int, patient: Patient | None = None) -> None:
@@ -62,37 +35,46 @@ class StepSeen:
             if not self.loss_finite or not all(map(math.isfinite, absmaxes(grads))):
                 self.guilty_batch = index
 
-    @property
-    def loss(self) -> float:
-        return self.terms.get("loss", next(iter(self.terms.values()), 0.0))
 
-    @property
-    def loss_finite(self) -> bool:
-        return all(math.isfinite(value) for value in self.terms.values())
+def complete(seen: StepSeen, patient: Patient, step: int, before: StepObservation | None) -> StepSeen:
+    """Fill in what is known of a replayed step beside its values: its number, what holds and rates its parameters, the
+    sizes of its batch, what was written since the step `before` it. A host read for each entry of the batch."""
+    names = parameter_names(patient)
+    groups = [group for optimizer in patient.optimizers for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    entries = [(k, v) for batch in patient.batches for k, v in walk_batch(batch) if isinstance(v, Tensor)]
+    strays = [(name, p.grad) for name, p in stray_parameters(patient.model) if id(p) not in held]
+    seen.step = step
+    seen.rate = max((float(group["lr"]) for group in groups), default=0.0)
+    seen.rated = frozenset(names.get(id(p), "?") for group in groups if group["lr"] > 0 for p in group["params"])
+    seen.dynamic_scale, seen.accumulation = patient.facts.dynamic_scale, patient.facts.accumulation
+    seen.max_grad_norm = patient.facts.max_grad_norm
+    seen.has_optimizer = bool(patient.optimizers)
+    seen.trainable = tuple(name for name, _ in trainable(patient))
+    seen.held = frozenset(name for name, parameter in trainable(patient) if id(parameter) in held)
+    # What the model itself does not know gathers gradient from step to step, because nothing clears it.
+    seen.strays = tuple(name for name, grad in strays if grad is not None and bool((grad != 0).any()))
+    seen.entry_sizes = {key: value.numel() for key, value in entries}
+    seen.entry_peaks = {key: absmax(value) for key, value in entries}
+    seen.written = written_between(before, seen) if before is not None else frozenset()
+    seen.followers = _followers(patient, before.followers if before is not None else {})
+    return seen
 
-    @property
-    def bad_gradients(self) -> list[str]:
-        return [name for name, gradient in self.gradients.items() if gradient.present and not gradient.finite]
 
-    @property
-    def bad_entering(self) -> list[str]:
-        """Gradients that were sound after backward and not when the optimizer took them."""
-        if self.bad_gradients:
-            return []
-        return [name for name, norm in self.entering.items() if not math.isfinite(norm)]
-
-    @property
-    def update_norm(self) -> float:
-        return math.hypot(*self.updates.values())
-
-    @property
-    def finite(self) -> bool:
-        """Loss, gradients and everything after the step."""
-        return self.loss_finite and not self.bad_gradients and not self.bad_entering and not self.bad_after
-
-    @property
-    def grad_norm(self) -> float:
-        return math.hypot(*(gradient.norm for gradient in self.gradients.values() if gradient.present))
+def _followers(patient: Patient, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Half-precision weights without gradient: version and checksum. Values are read only of those that were written
+    since."""
+    found = {}
+    for name, weight in patient.model.named_parameters():
+        if weight.requires_grad or not weight.numel() or weight.dtype not in (torch.float16, torch.bfloat16):
+            continue
+        known = before.get(name)
+        if known is not None and known[0] == weight._version:
+            found[name] = known
+        else:
+            bits = weight.detach().contiguous().view(torch.int16).to(torch.int64).sum()
+            found[name] = (weight._version, int(bits))
+    return found
 
 
 def absmax(tensor: Tensor) -> float:

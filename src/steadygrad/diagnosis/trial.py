@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..detect.patterns.gradient_scaled_wrongly import SIZE_MISMATCH
+from ..detect.patterns.loss_jumps_and_stays import LONG_STRIDE
 from ..records import Remedy, Trial
 from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
 from .patient import Patient
@@ -21,7 +23,6 @@ from .rows import num_rows
 from .seen import StepSeen, absmax, trainable
 from .surgery.batch import MAX_SKIPS, Clip, DropRows, SkipBatch
 from .surgery.precision import Precision
-from .vigil import LONG_STRIDE, SIZE_MISMATCH
 from .ward import Proposal, Ward
 
 FOLLOW_STEPS = 6

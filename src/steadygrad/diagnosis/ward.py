@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..detect.observed_run import Suspicion
 from ..records import Origin
 from .evidence import Evidence
 from .exam import Examination
@@ -12,7 +13,6 @@ from .patient import Patient
 from .replay import Change
 from .rows import Rows
 from .surgery.calls import CallSurgery, Operate
-from .vigil import Suspicion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

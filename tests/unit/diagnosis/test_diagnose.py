@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from steadygrad.detect.observed_run import Suspicion
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.diagnosis.vigil import Suspicion
 from steadygrad.errors import UsageError
 
 

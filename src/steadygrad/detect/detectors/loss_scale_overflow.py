@@ -5,7 +5,7 @@ What it sees
 
 Why it hurts
     It does not: a dynamic loss scale finds its level by overflowing now and then. The step is refused, the scale
-    halved, the next one lands.
+    halved, the next one is applied.
 
 Smallest example
     scaler = torch.amp.GradScaler(init_scale=65536.0)   # the first steps overflow

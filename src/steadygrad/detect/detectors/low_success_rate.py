@@ -1,11 +1,11 @@
-"""Too few batches land.
+"""Too few updates are applied.
 
 What it sees
     Of the last 200 steps, leaving out those the loss scale refused, fewer than 90 % (a note) or 85 % (a warning)
     were applied. Judged once there are 50.
 
 Why it hurts
-    A tenth of the data lost is a bias nobody chose, and the sign of a cause that will not go away by itself.
+    A tenth of the data lost is a bias that was not chosen, and the sign of a cause that will not go away by itself.
 
 Smallest example
     applied, skipped, applied, applied, skipped, ...
@@ -28,25 +28,25 @@ from ...rules import Rule
 from ..finding import finding
 from ..history import History
 
-RULE = Rule("SY303", "low_success_rate", "Too few batches land.")
+RULE = Rule("SY303", "low_success_rate", "Too few updates are applied.")
 
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; one pass over at most a few hundred booleans, and only right after a skip, when the rate falls."""
     if history.steps_without_update != 1:
         return None
-    landed, counted = history.success(policy.success_window)
-    if counted < policy.success_min_steps or landed >= policy.success_notice * counted:
+    applied, counted = history.success(policy.success_window)
+    if counted < policy.success_min_steps or applied >= policy.success_notice * counted:
         return None
-    severity = Severity.WARNING if landed < policy.success_alarm * counted else Severity.NOTE
-    rate = landed / counted
+    severity = Severity.WARNING if applied < policy.success_alarm * counted else Severity.NOTE
+    rate = applied / counted
     return finding(
         RULE,
         reading,
         severity,
-        f"only {rate:.1%} of the last {counted} steps landed",
+        f"only {rate:.1%} of the last {counted} steps were applied",
         success_rate=rate,
-        num_applied=landed,
+        num_applied=applied,
         num_steps=counted,
     )
 
@@ -64,5 +64,5 @@ def SPECIMEN() -> tuple[Reading, History]:
 
 
 def NEAR_MISS() -> tuple[Reading, History]:
-    """One in twenty is skipped: 95 % landed."""
+    """One in twenty is skipped: 95 % were applied."""
     return _every(20)

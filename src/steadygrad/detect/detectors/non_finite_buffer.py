@@ -1,7 +1,7 @@
 """A buffer, such as running statistics, is NaN or infinite.
 
 What it sees
-    A scan of the module's buffers found floating point values that are not finite after the step was put back.
+    A scan of the module's buffers found floating point values that are not finite after the step was undone.
 
 Why it hurts
     Running statistics are written in forward, before anybody knows that the batch is bad. Training looks healthy,
@@ -43,5 +43,5 @@ def SPECIMEN() -> tuple[Reading, History]:
 
 
 def NEAR_MISS() -> tuple[Reading, History]:
-    """The batch held a NaN, and the buffers were put back with the skipped step."""
+    """The batch held a NaN, and the buffers were restored with the skipped step."""
     return Reading(step=9, loss=1.0, grad_norm=1.0, bad_inputs=("pixels",)), History()

@@ -5,7 +5,7 @@ What it sees
     holds them.
 
 Why it hurts
-    No op is to blame and no precision will help: the value came with the data.
+    No operation is the cause and no precision will help: the value came with the data.
 
 Smallest example
     batch["pixels"] = (image - image.min()) / (image.max() - image.min())   # a constant image
@@ -16,7 +16,7 @@ What to do
 
 Safety
     A NaN that the model masks out does no harm: if loss and gradient are finite this is a note, and the update
-    lands.
+    is applied.
 
 References
     https://docs.pytorch.org/docs/stable/data.html

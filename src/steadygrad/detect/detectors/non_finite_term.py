@@ -62,5 +62,5 @@ def SPECIMEN() -> tuple[Reading, History]:
 
 
 def NEAR_MISS() -> tuple[Reading, History]:
-    """The total overflowed although every term is finite: no term is to blame."""
+    """The total overflowed although every term is finite: no term is the cause."""
     return Reading(step=3, loss=math.inf, terms={"ce": 3e38, "kd": 3e38, "loss": math.inf}), History()

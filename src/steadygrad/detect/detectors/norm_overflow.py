@@ -72,5 +72,5 @@ def SPECIMEN() -> tuple[Reading, History]:
 
 
 def NEAR_MISS() -> tuple[Reading, History]:
-    """A tensor's norm is infinite and nobody has looked at its values: that is SY103."""
+    """A tensor's norm is infinite and its values were not looked at: that is SY103."""
     return Reading(step=5, loss=1.0, grad_norm=math.inf, norms=(1.0, math.inf), names=("embed", "head")), History()

@@ -1,4 +1,4 @@
-"""No update has landed for a while.
+"""No useful update has been made for a while.
 
 What it sees
     So many steps in a row changed no weight: each was refused, or had a gradient of exactly zero.
@@ -28,7 +28,7 @@ from ...rules import Rule
 from ..finding import finding
 from ..history import History
 
-RULE = Rule("SY302", "stalled_run", "No update has landed for a while.")
+RULE = Rule("SY302", "stalled_run", "No useful update has been made for a while.")
 
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
@@ -43,7 +43,7 @@ def detect(reading: Reading, history: History, policy: Policy) -> Finding | None
         RULE,
         reading,
         Severity.WARNING,
-        f"no update has landed for {streak} steps: {why}",
+        f"no useful update for {streak} steps: {why}",
         refused_in_a_row=refused,
         zero_gradients_in_a_row=zero,
     )

@@ -30,14 +30,14 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import ActivationVitals, Sampling, about
+from .sampling import ActivationVitals, StepObservation, about
 
 RULE = Rule("SY408", "activation_range", "A module's output comes near the end of its precision's range.")
 _LIMITS = {"float16": 0.25 * 65504.0}
 _WIDE_LIMIT = 1e15
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at the last sampling only."""
     near = [seen for seen in samplings[-1].activations if _is_near(seen)]
     if not near:
@@ -58,14 +58,14 @@ def _is_near(seen: ActivationVitals) -> bool:
     return math.isfinite(seen.absmax) and seen.absmax > _LIMITS.get(seen.dtype, _WIDE_LIMIT)
 
 
-def _output(absmax: float, dtype: str) -> list[Sampling]:
-    return [Sampling(step=1, activations=(ActivationVitals(module="ffn.wo", dtype=dtype, absmax=absmax),))]
+def _output(absmax: float, dtype: str) -> list[StepObservation]:
+    return [StepObservation(step=1, activations=(ActivationVitals(module="ffn.wo", dtype=dtype, absmax=absmax),))]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _output(4e4, "float16")
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """The same number is nothing to bfloat16."""
     return _output(4e4, "bfloat16")

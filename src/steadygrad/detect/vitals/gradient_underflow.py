@@ -30,14 +30,14 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about, in_all
+from .sampling import StepObservation, TensorVitals, about, in_all
 
 RULE = Rule("SY401", "gradient_underflow", "Gradients vanish into float16's zero.")
 _SAMPLINGS = 3
 _SMALLEST_NORMAL = 2.0**-14
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
     starved = in_all(samplings, _SAMPLINGS, _is_starved)
     if not starved:
@@ -54,7 +54,7 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     )
 
 
-def _is_starved(tensor: TensorVitals, sampling: Sampling) -> bool:
+def _is_starved(tensor: TensorVitals, sampling: StepObservation) -> bool:
     if not (sampling.uses_fp16 and tensor.trainable and tensor.has_gradient and tensor.num_sampled):
         return False
     if sampling.loudest == 0.0 and not sampling.loss:
@@ -64,10 +64,10 @@ def _is_starved(tensor: TensorVitals, sampling: Sampling) -> bool:
     return tensor.zero_share >= 0.5 and tensor.grad_absmax * (sampling.loss_scale or 1.0) < _SMALLEST_NORMAL
 
 
-def _run(*absmaxes: float) -> list[Sampling]:
+def _run(*absmaxes: float) -> list[StepObservation]:
     head = TensorVitals(name="head", dtype="float16", grad_absmax=0.1, num_sampled=64, num_live=64)
     return [
-        Sampling(
+        StepObservation(
             step=step,
             tensors=(head, TensorVitals(name="rays", grad_absmax=absmax, num_sampled=64, num_live=64 * (absmax > 0))),
         )
@@ -75,10 +75,10 @@ def _run(*absmaxes: float) -> list[Sampling]:
     ]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _run(0.0, 0.0, 0.0)
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """An adapter whose other half starts at zero has no gradient at the first step only."""
     return _run(0.0, 1e-3, 1e-3)

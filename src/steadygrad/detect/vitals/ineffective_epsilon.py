@@ -29,13 +29,13 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about
+from .sampling import StepObservation, TensorVitals, about
 
 RULE = Rule("SY403", "ineffective_epsilon", "The optimizer's epsilon is zero in the precision it is added in.")
 _ROUNDS_TO_ZERO = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at the last sampling only, measured or not."""
     bad = [tensor for tensor in samplings[-1].tensors if _vanishes(tensor)]
     if not bad:
@@ -62,15 +62,15 @@ def _vanishes(tensor: TensorVitals) -> bool:
     return 0.0 < tensor.eps <= _ROUNDS_TO_ZERO.get(_narrowest(tensor), 0.0)
 
 
-def _weight(**fields: object) -> list[Sampling]:
+def _weight(**fields: object) -> list[StepObservation]:
     tensor = TensorVitals(name="head.weight", **fields)  # type: ignore[arg-type]  # plain literals below
-    return [Sampling(step=0, tensors=(tensor,), measured=False)]
+    return [StepObservation(step=0, tensors=(tensor,), measured=False)]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _weight(dtype="float16", eps=1e-8)
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """bfloat16 is coarse, but 1e-8 is well within its range."""
     return _weight(dtype="bfloat16", eps=1e-8)

@@ -17,7 +17,7 @@ from . import (
     parameter_without_gradient,
     update_ratio_out_of_range,
 )
-from .sampling import Sampling
+from .sampling import StepObservation
 
 OF_THE_SETUP: tuple[ModuleType, ...] = (ineffective_epsilon, parameter_not_in_optimizer)
 """Known before the first step."""
@@ -34,7 +34,7 @@ OF_SAMPLED_STEPS: tuple[ModuleType, ...] = (
 ALL = OF_THE_SETUP + OF_SAMPLED_STEPS
 
 
-def judge_samplings(samplings: Sequence[Sampling], policy: Policy) -> tuple[Finding, ...]:
+def judge_samplings(samplings: Sequence[StepObservation], policy: Policy) -> tuple[Finding, ...]:
     """What the samplings so far show, by code. Pure; only the set-up is judged by a sampling that was not measured."""
     if not samplings:
         return ()

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import HALF, Sampling, TensorVitals, about, in_all, warming_up
+from .sampling import HALF, StepObservation, TensorVitals, about, in_all, warming_up
 
 RULE = Rule("SY402", "lost_update", "Updates are lost below half a unit in the last place.")
 _SAMPLINGS = 2
@@ -43,7 +43,7 @@ _ENOUGH = 16
 _QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention has none in exact arithmetic
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
     lost = in_all(samplings, _SAMPLINGS, _is_lost) + in_all(samplings, _SAMPLINGS_OF_FEW, _is_stuck)
     lost = [tensor for tensor in lost if not _is_gain(tensor)] or lost
@@ -62,7 +62,7 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     )
 
 
-def _is_lost(tensor: TensorVitals, sampling: Sampling) -> bool:
+def _is_lost(tensor: TensorVitals, sampling: StepObservation) -> bool:
     return (
         _could_move(tensor, sampling)
         and tensor.num_live >= _ENOUGH
@@ -70,11 +70,11 @@ def _is_lost(tensor: TensorVitals, sampling: Sampling) -> bool:
     )
 
 
-def _is_stuck(tensor: TensorVitals, sampling: Sampling) -> bool:
+def _is_stuck(tensor: TensorVitals, sampling: StepObservation) -> bool:
     return _could_move(tensor, sampling) and 0 < tensor.num_live < _ENOUGH and tensor.num_moved == 0
 
 
-def _could_move(tensor: TensorVitals, sampling: Sampling) -> bool:
+def _could_move(tensor: TensorVitals, sampling: StepObservation) -> bool:
     if tensor.dtype not in HALF or tensor.has_master or tensor.lr <= 0.0 or not tensor.in_optimizer:
         return False
     return tensor.grad_absmax > _QUIET * sampling.loudest
@@ -85,17 +85,17 @@ def _is_gain(tensor: TensorVitals) -> bool:
     return tensor.ndim <= 1 and abs(usual - 1.0) < _NEAR_ONE and tensor.num_moved > 0
 
 
-def _run(num_moved: int, dtype: str) -> list[Sampling]:
+def _run(num_moved: int, dtype: str) -> list[StepObservation]:
     weight = TensorVitals(
         name="norm.weight", dtype=dtype, lr=1e-4, grad_absmax=0.01, num_sampled=64, num_live=64, num_moved=num_moved
     )
-    return [Sampling(step=step, tensors=(weight,)) for step in (1, 2)]
+    return [StepObservation(step=step, tensors=(weight,)) for step in (1, 2)]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _run(0, "bfloat16")
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """Stochastic rounding moves a fifth of the elements at each step, and all of them over many."""
     return _run(13, "bfloat16")

@@ -4,7 +4,7 @@ What it sees
     It requires a gradient, but no optimizer the guard was given holds it.
 
 Why it hurts
-    Backward computes its gradient every step and nobody uses it. The usual cause is a layer added or replaced after
+    Backward computes its gradient every step and nothing uses it. The usual cause is a layer added or replaced after
     the optimizer was built.
 
 Smallest example
@@ -28,12 +28,13 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about
+from ..observed_run import ObservedRun, Suspicion
+from .sampling import StepObservation, TensorVitals, about
 
 RULE = Rule("SY405", "parameter_not_in_optimizer", "A trainable parameter is in no optimizer.")
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at the last sampling only, measured or not."""
     orphans = _orphans(samplings[-1])
     if not orphans:
@@ -48,20 +49,37 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     )
 
 
-def _orphans(sampling: Sampling) -> list[TensorVitals]:
+def suspect(run: ObservedRun) -> Suspicion | None:
+    """Over steps in a row: it had a gradient in each of the last three, and nothing else moves it."""
+    last = run.recent()
+    if not last or not run.last.has_optimizer:
+        return None
+    outside = sorted(set(run.last.trainable) - run.last.held)
+    starved = [name for name in outside if all(observed.gradient_norm(name) > 0 for observed in last)]
+    # One that moves between the steps is trained by another: a second optimizer, an average.
+    starved = [name for name in starved if not any(name in observed.written for observed in run.steps)]
+    starved += run.last.strays
+    if not starved:
+        return None
+    return Suspicion(
+        symptom="silent", step=last[0].step, kind="outside_optimizer", names=tuple(starved), code=RULE.code
+    )
+
+
+def _orphans(sampling: StepObservation) -> list[TensorVitals]:
     return [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
 
 
-def _setup(trainable: bool) -> list[Sampling]:
+def _setup(trainable: bool) -> list[StepObservation]:
     head = TensorVitals(name="head")
     backbone = TensorVitals(name="backbone", trainable=trainable, in_optimizer=False)
-    return [Sampling(step=0, tensors=(head, backbone), measured=False)]
+    return [StepObservation(step=0, tensors=(head, backbone), measured=False)]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _setup(trainable=True)
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """Frozen, and left out of the optimizer, as it should be."""
     return _setup(trainable=False)

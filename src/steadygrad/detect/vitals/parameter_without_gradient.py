@@ -17,7 +17,7 @@ What to do
 
 Safety
     It changes nothing. Frozen parameters are not looked at. Where the module that owns it was not even called, as
-    a pooler nobody asks or an expert without tokens, it is a note.
+    a pooler that is never asked or an expert without tokens, it is a note.
 
 References
     https://github.com/huggingface/transformers/issues/42489
@@ -30,13 +30,15 @@ from collections.abc import Sequence
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about, in_all
+from ..observation import owner
+from ..observed_run import PATIENCE, ObservedRun, Suspicion
+from .sampling import StepObservation, TensorVitals, about, in_all
 
 RULE = Rule("SY404", "parameter_without_gradient", "A trainable parameter in the optimizer never receives a gradient.")
 _SAMPLINGS = 3
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; a parameter that ever had a gradient is never named."""
     reached = {tensor.name for sampling in samplings for tensor in sampling.tensors if tensor.has_gradient}
     missed = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_missed) if tensor.name not in reached]
@@ -60,20 +62,40 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     )
 
 
-def _is_missed(tensor: TensorVitals, sampling: Sampling) -> bool:
+def suspect(run: ObservedRun) -> Suspicion | None:
+    """Over steps in a row: held by an optimizer, used by forward, and no step so far brought it any gradient."""
+    # A loss of exactly zero (a satisfied margin) asks for no gradient.
+    steps = [observed for observed in run.steps if observed.backward_ran and observed.loss != 0]
+    if len(run.steps) < PATIENCE or not any(observed.loss != 0 for observed in run.steps):
+        return None
+    names = [name for name in run.last.trainable if name in run.last.held]
+    starved = [name for name in names if all(observed.gradient_norm(name) == 0.0 for observed in steps)]
+    # A bias alone may cancel for good reasons (a difference of two outputs, a softmax over keys): a module that learns
+    # nothing at all is another matter.
+    learning = {owner(name) for name in names if name not in starved}
+    starved = [name for name in starved if owner(name) not in learning]
+    starved = [name for name in starved if name in run.used()]
+    if not starved:
+        return None
+    return Suspicion(
+        symptom="silent", step=run.steps[0].step, kind="zero_gradient", names=tuple(starved), code=RULE.code
+    )
+
+
+def _is_missed(tensor: TensorVitals, sampling: StepObservation) -> bool:
     return tensor.trainable and tensor.in_optimizer and not tensor.has_gradient
 
 
-def _run(trainable: bool) -> list[Sampling]:
+def _run(trainable: bool) -> list[StepObservation]:
     head = TensorVitals(name="head", grad_absmax=1.0)
     adapter = TensorVitals(name="block.lora_A", has_gradient=False, trainable=trainable)
-    return [Sampling(step=step, tensors=(head, adapter)) for step in (1, 2, 5)]
+    return [StepObservation(step=step, tensors=(head, adapter)) for step in (1, 2, 5)]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _run(trainable=True)
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """A frozen backbone has no gradient by intention."""
     return _run(trainable=False)

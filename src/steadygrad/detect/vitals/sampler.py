@@ -31,7 +31,7 @@ from .activations import ActivationProbe, Seen
 from .judges import judge_samplings
 from .measure import Measured, Measurement
 from .readback import Readback
-from .sampling import Sampling, TensorVitals
+from .sampling import StepObservation, TensorVitals
 
 _EARLY = frozenset({0, 1, 2, 5, 10})
 _KEPT = 4
@@ -66,7 +66,7 @@ class Vitals:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
         self._model, self._optimizers, self._policy = model, tuple(optimizers), policy
         self._activations = ActivationProbe(model)
-        self._samplings: deque[Sampling] = deque(maxlen=_KEPT)
+        self._samplings: deque[StepObservation] = deque(maxlen=_KEPT)
         self._starts_at_zero: set[int] = set()
         self._had_gradient: set[int] = set()
         self._strays: list[tuple[str, Tensor]] | None = None
@@ -81,7 +81,7 @@ class Vitals:
     def inspect_setup(self) -> tuple[Finding, ...]:
         """What can be said before the first step. Host only: looks at dtypes and membership, not at values."""
         tensors = tuple(self._describe(entry, None) for entry in self._watch())
-        return self._new(judge_samplings([Sampling(step=0, tensors=tensors, measured=False)], self._policy))
+        return self._new(judge_samplings([StepObservation(step=0, tensors=tensors, measured=False)], self._policy))
 
     def before_forward(self) -> None:
         """Attach the hooks that measure activations; `after_update` takes them off. Does not synchronise."""
@@ -136,12 +136,12 @@ class Vitals:
         self._remember(waiting, measured)
         seen = waiting.seen
         ran = None if seen is None else frozenset(seen.ran)
-        sampling = Sampling(
+        sampling = StepObservation(
             step=step,
             tensors=tuple(self._describe(entry, measured.get(i), ran) for i, entry in enumerate(waiting.watched)),
             activations=() if seen is None else seen.vitals(values[num_tables:]),
             loss_scale=loss_scale,
-            loss=loss,
+            terms={} if loss is None else {"loss": loss},
         )
         self._samplings.append(sampling)
         return self._new(judge_samplings(tuple(self._samplings), self._policy))

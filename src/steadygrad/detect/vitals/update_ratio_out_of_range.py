@@ -30,13 +30,13 @@ from statistics import median
 from ...policy import Policy
 from ...records import Finding, Severity
 from ...rules import Rule
-from .sampling import Sampling, TensorVitals, about, warming_up
+from .sampling import StepObservation, TensorVitals, about, warming_up
 
 RULE = Rule("SY407", "update_ratio_out_of_range", "Updates are far too large, or far too small, for the weights.")
 _TOO_LARGE, _TOO_SMALL = 0.5, 1e-8
 
 
-def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
     ratios = [_ratios(sampling) for sampling in samplings if sampling.measured]
     large, small = ratios[-2:], ratios[-3:]
@@ -48,7 +48,7 @@ def judge(samplings: Sequence[Sampling], policy: Policy) -> Finding | None:
     return None
 
 
-def _say(sampling: Sampling, ratios: dict[str, float], ratio: float, size: str) -> Finding:
+def _say(sampling: StepObservation, ratios: dict[str, float], ratio: float, size: str) -> Finding:
     return about(
         RULE,
         sampling,
@@ -60,7 +60,7 @@ def _say(sampling: Sampling, ratios: dict[str, float], ratio: float, size: str) 
     )
 
 
-def _ratios(sampling: Sampling) -> dict[str, float]:
+def _ratios(sampling: StepObservation) -> dict[str, float]:
     return {
         tensor.name: tensor.update_norm / tensor.weight_norm
         for tensor in sampling.tensors
@@ -73,7 +73,7 @@ def _ratios(sampling: Sampling) -> dict[str, float]:
     }
 
 
-def _run(update_norm: float, starts_at_zero: bool = False) -> list[Sampling]:
+def _run(update_norm: float, starts_at_zero: bool = False) -> list[StepObservation]:
     tensor = TensorVitals(
         name="head.weight",
         lr=1e-3,
@@ -84,13 +84,13 @@ def _run(update_norm: float, starts_at_zero: bool = False) -> list[Sampling]:
         update_norm=update_norm,
         starts_at_zero=starts_at_zero,
     )
-    return [Sampling(step=step, tensors=(tensor,)) for step in (1, 2)]
+    return [StepObservation(step=step, tensors=(tensor,)) for step in (1, 2)]
 
 
-def SPECIMEN() -> list[Sampling]:
+def SPECIMEN() -> list[StepObservation]:
     return _run(update_norm=2.0)
 
 
-def NEAR_MISS() -> list[Sampling]:
+def NEAR_MISS() -> list[StepObservation]:
     """An adapter that starts at zero at first doubles with each step."""
     return _run(update_norm=2.0, starts_at_zero=True)

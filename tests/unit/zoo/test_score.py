@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+if str(ROOT) not in sys.path:  # the zoo is not installed with the package
+    sys.path.insert(0, str(ROOT))
 
 TRUTH: dict[str, Any] = {
     "symptom": "nan_loss",
@@ -83,11 +88,21 @@ def test_an_alarm_before_or_after_its_time_is_not_on_time(truth: Any) -> None:
     assert truth.on_time(9, TRUTH | {"symptom": "silent"})
 
 
-def test_a_remedy_known_not_to_work_costs_honesty(truth: Any, tmp_path: Path) -> None:
+def test_an_alarm_at_the_end_of_the_window_of_the_bad_micro_batch_is_on_time(truth: Any) -> None:
+    assert truth.on_time(7, TRUTH | {"first_bad_step": 4}, 4)
+    assert not truth.on_time(8, TRUTH | {"first_bad_step": 4}, 4)
+    assert not truth.on_time(7, TRUTH | {"first_bad_step": 4})
+
+
+def test_a_remedy_known_not_to_work_is_named_as_wrongly_verified(truth: Any, tmp_path: Path) -> None:
     answer = truth.Answer(alarm_step=7, verified=["skip_batch", "clip"])
-    fields = truth.judge(answer, TRUTH, case_file(tmp_path))
-    assert fields["remedy"] is True
-    assert fields["honest"] is False
+    assert truth.judge(answer, TRUTH, case_file(tmp_path))["remedy"] is True
+    assert truth.wrongly_verified(answer, TRUTH) == ["clip"]
+
+
+def test_a_remedy_of_the_same_arithmetic_is_not_wrongly_verified(truth: Any) -> None:
+    answer = truth.Answer(alarm_step=7, verified=["eps"])
+    assert truth.wrongly_verified(answer, TRUTH | {"fixes_that_do_not": ["clip", "eps"]}) == []
 
 
 def test_a_line_outside_the_case_is_no_answer(truth: Any, tmp_path: Path) -> None:
@@ -103,19 +118,53 @@ def test_a_folder_is_scored_and_a_crash_counts_against_the_tool(score: Any, tmp_
         CASE.format(name="901_crash", symptom="inf_loss", body="raise RuntimeError('no')")
     )
     out = tmp_path / "scores.json"
-    assert score.main(["--cases", str(folder), "--json", str(out), "--tools", "steadygrad", "--jobs", "1"]) == 0
+    assert score.main(["--cases", str(folder), "--json", str(out), "--tools", "upper_bound", "--jobs", "1"]) == 0
     report = json.loads(out.read_text())
     by_case = {row["case"]: row for row in report["cases"]}
     assert set(by_case["900_sick"]["fields"].values()) == {True}
     assert by_case["901_crash"]["fields"]["detected"] is False
     assert "RuntimeError: no" in by_case["901_crash"]["answer"]["error"]
-    assert report["totals"]["steadygrad"]["detected"] == "1/2"
+    assert report["totals"]["upper_bound"]["detected"] == "1/2"
 
 
 def test_an_unknown_tool_is_refused_with_the_known_ones(score: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         score.main(["--tools", "crystal_ball"])
     assert "detect_anomaly" in capsys.readouterr().err
+
+
+def test_every_entry_point_is_scored_in_one_table_and_fields_it_cannot_answer_are_not_asked(
+    score: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    (folder / "900_sick.py").write_text(CASE.format(name="900_sick", symptom="inf_loss", body=SICK))
+    out = tmp_path / "scores.json"
+    options = ["--tools", "guard,attach,run", "--jobs", "1", "--limit", "300"]
+    assert score.main(["--cases", str(folder), "--json", str(out), *options]) == 0
+    report = json.loads(out.read_text())
+    assert {name: line["detected"] for name, line in report["totals"].items()} == {
+        "guard": "1/1",
+        "attach": "1/1",
+        "run": "1/1",
+    }
+    assert report["totals"]["attach"]["line"] == "n/a"
+    assert report["totals"]["run"]["line"] == "1/1"
+    assert report["totals"]["run"]["operation"] == "1/1"
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[-3:]] == ["guard", "attach", "run"]
+
+
+def test_a_loop_that_the_tool_was_not_made_for_is_left_out_and_counted(score: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    text = CASE.format(name="900_sick", symptom="inf_loss", body=SICK)
+    (folder / "900_sick.py").write_text(text.replace("B.adam(model))", "B.adam(model), skip_nonfinite='loss')"))
+    out = tmp_path / "scores.json"
+    assert score.main(["--cases", str(folder), "--json", str(out), "--tools", "guard", "--jobs", "1"]) == 0
+    totals = json.loads(out.read_text())["totals"]["guard"]
+    assert totals["left_out"] == "1"
+    assert totals["detected"] == "0/0"
 
 
 OPAQUE = """
@@ -155,7 +204,7 @@ def test_a_trainer_that_cannot_be_taken_apart_is_watched_from_outside(score: Any
     (folder / "902_closed.py").write_text(OPAQUE.format(name="902_closed", symptom="inf_loss", value="0.0"))
     (folder / "903_control.py").write_text(OPAQUE.format(name="903_control", symptom="none", value="2.0"))
     out = tmp_path / "scores.json"
-    options = ["--tools", "steadygrad", "--jobs", "1", "--limit", "300"]
+    options = ["--tools", "upper_bound", "--jobs", "1", "--limit", "300"]
     assert score.main(["--cases", str(folder), "--json", str(out), *options]) == 0
     sick, control = json.loads(out.read_text())["cases"]
     assert sick["answer"]["error"] == ""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from steadygrad.detect.patterns.gradient_changed_after_backward import grown_gradients
 from steadygrad.diagnosis.seen import Gradient, StepSeen
-from steadygrad.diagnosis.vigil import grown_gradients
 
 
 def regression(steps: int, *, rows: int = 6) -> list[dict[str, torch.Tensor]]:

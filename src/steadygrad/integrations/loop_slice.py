@@ -140,7 +140,9 @@ def cut(
     if between is None:
         return "the model's call and backward are not in one block of the loop"
     before, endings = between
-    last = endings[-1]
+    last = next((each for each in endings if _calls_backward(each)), endings[-1])
+    if _calls_backward(last):  # of several statements on one line, those before it are lines like any other
+        before, endings = [*before, *endings[: endings.index(last)]], [last]
     kept: list[ast.stmt] = []
     made = set(_flat(batch_names))
     for statement in before:
@@ -466,12 +468,17 @@ def _may_matter(value: ast.expr) -> bool:
     return name not in _LEFT_OUT
 
 
+def _calls_backward(statement: ast.stmt) -> bool:
+    """Whether a statement is a call of something named backward, not only of a function that calls it."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "backward"
+
+
 def _unscaled(statement: ast.stmt) -> ast.expr | None:
     """`X` of a statement `scaler.scale(X).backward()`."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "backward"):
+    if not _calls_backward(statement):
         return None
-    made = value.func.value
+    made = statement.value.func.value  # type: ignore[attr-defined]
     if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "scale" and made.args:
         return made.args[0]
     return None

@@ -88,10 +88,23 @@ def test_a_poisoned_batch_leaves_no_trace(accumulate: int, loss_from: str) -> No
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     (incident,) = guard.incidents
     assert guard.summary()["guard_faults"] == {}
-    if loss_from == "the loop":
-        assert incident.diagnosis is None  # only the loop could run it again
-    else:
-        assert (incident.diagnosis.cause.slug, incident.diagnosis.rows) == ("bad_input", (2,))
+    # A loss that is only multiplied by a constant in the loop is still the model's own.
+    assert (incident.diagnosis.cause.slug, incident.diagnosis.rows) == ("bad_input", (2,))
+
+
+def test_a_loss_with_a_term_of_the_loops_own_is_refused_and_not_diagnosed() -> None:
+    inputs, targets = data()
+    inputs[4 * 5 + 2, 3] = math.nan
+    accelerator, model, optimizer, _, loader = prepared(inputs, targets, 1)
+    guard = sg.attach(accelerator, policy="balanced")
+    for batch in loader:
+        accelerator.backward(model(*batch)["loss"] + model.first.weight.square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    (incident,) = guard.incidents
+    assert incident.diagnosis is None  # only the loop could run it again
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
 def test_after_close_the_accelerator_is_as_it_was() -> None:

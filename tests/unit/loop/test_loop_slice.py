@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from steadygrad.integrations.loop_slice import LoopSlice, cut
+from steadygrad.integrations.loop_slice import LoopSlice, bind_batch, cut
 
 
 class Watcher:
@@ -25,6 +25,7 @@ class Watcher:
         self.taken: dict[str, Any] = {}
         self.early: dict[str, Any] = {}
         self.loss: torch.Tensor | None = None
+        self.frame: FrameType | None = None
         self.globals: dict[str, Any] = {}
         self.weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
 
@@ -46,8 +47,8 @@ class Watcher:
         while frame is not None:
             called = next((line for noted, line in self.lines if noted is frame), None)
             if called is not None:
-                self.found = cut(frame, called, frame.f_lineno, loss)
-                self.loss, self.globals = loss.detach().clone(), frame.f_globals
+                self.found = cut(frame, called, frame.f_lineno)
+                self.loss, self.globals, self.frame = loss.detach().clone(), frame.f_globals, frame
                 if isinstance(self.found, LoopSlice):
                     self.taken = self.early or self.found.take(frame)
                 self.lines, self.early = [], {}
@@ -134,6 +135,57 @@ LOOPS = {
                 continue
             loss.backward()
         """,
+    "the loss in an attribute, next to something else": """
+        class Trainer:
+            def fit(self, data):
+                for x in data:
+                    out, self.loss = model(x), model(x).square().sum()
+                    self.loss.backward()
+        Trainer().fit([torch.ones(3)])
+        """,
+    "the loss in an entry of a dictionary that was there before": """
+        terms = {}
+        for x in [torch.ones(3)]:
+            terms["mean"] = model(x).mean()
+            terms["all"] = terms["mean"] * 2
+            terms["all"].backward()
+        """,
+    "terms gathered in a list": """
+        for x in [torch.ones(3)]:
+            terms = []
+            for scale in (1.0, 2.0):
+                terms.append(model(x * scale).sum())
+            sum(terms).backward()
+        """,
+    "several statements on one line": """
+        for x in [torch.ones(3)]:
+            said.append(1); loss = model(x).sum(); said.append(2); loss.backward()
+        """,
+    "backward called by another function, on a divided loss": """
+        class Accelerator:
+            def backward(self, loss):
+                (loss / 4).backward()
+        accelerator = Accelerator()
+        for x in [torch.ones(3)]:
+            loss = model(x).sum()
+            accelerator.backward(loss)
+        """,
+    "a handler around the forward": """
+        for x in [torch.ones(3)]:
+            try:
+                out = model(x)
+            except RuntimeError:
+                continue
+            loss = out.sum()
+            loss.backward()
+        """,
+    "a running total that is written to in place": """
+        total = torch.zeros(())
+        for x in [torch.ones(3)]:
+            loss = model(x).sum()
+            total += loss.detach()
+            loss.backward()
+        """,
     "a carried value that the slice updates": """
         state = torch.zeros(3)
         for x in [torch.ones(3)] * 2:
@@ -185,47 +237,58 @@ def test_the_lines_keep_their_numbers_and_their_file(run_loop: Callable[[str], W
     [
         (
             """
-            store = [None]
-            for x in [torch.ones(3)]:
+            stream = iter([torch.ones(3)] * 4)
+            for x in stream:
                 out = model(x)
-                store[0] = out
-                loss = store[0].sum()
+                y = next(stream)
+                loss = (out - y).sum()
                 loss.backward()
             """,
-            "writes into something that was there before",
+            "takes the next item of an iterator",
         ),
         (
             """
-            def forward(x):
-                global out
-                out = model(x)
-            def back():
+            for out in [model(torch.ones(3))]:
                 out.sum().backward()
-            for x in [torch.ones(3)]:
-                try:
-                    forward(x)
-                    back()
-                finally:
-                    pass
             """,
-            "the loss",
-        ),
-        (
-            """
-            for x in [torch.ones(3)]:
-                try:
-                    out = model(x)
-                finally:
-                    pass
-                loss = out.sum()
-                loss.backward()
-            """,
-            "cannot be run on its own",
+            "not in one block",
         ),
     ],
-    ids=["writes outside", "loss without a name", "try"],
+    ids=["takes from an iterator", "called in the head of the loop"],
 )
 def test_what_cannot_be_cut_is_not_cut_and_says_why(source: str, why: str, run_loop: Callable[[str], Watcher]) -> None:
     watcher = run_loop(source)
     assert isinstance(watcher.found, str)
     assert why in watcher.found
+
+
+def test_a_slice_of_the_whole_body_begins_with_the_loaders_batch(run_loop: Callable[[str], Watcher]) -> None:
+    watcher = run_loop(
+        """
+        for step, (x, y) in enumerate([(torch.ones(3), torch.zeros(3))]):
+            x = x * 2
+            loss = (model(x) - y).sum()
+            loss.backward()
+        """
+    )
+    frame = watcher.frame
+    assert frame is not None
+    whole = cut(frame, None, 5)
+    assert isinstance(whole, LoopSlice)
+    assert whole.first_line == 3
+    given = bind_batch(whole.batch_names, [torch.full((3,), 3.0), torch.zeros(3)])
+    assert given is not None
+    doubled = whole.run({**whole.take(frame), **given}, watcher.globals)
+    assert doubled.item() == pytest.approx(6.0 * watcher.weight.sum().item())
+
+
+def test_a_script_without_a_loop_is_never_run_from_its_beginning(run_loop: Callable[[str], Watcher]) -> None:
+    watcher = run_loop(
+        """
+        x = torch.ones(3)
+        loss = model(x).sum()
+        loss.backward()
+        """
+    )
+    assert watcher.frame is not None
+    assert cut(watcher.frame, None, 4) == "backward is not called in a loop here"

@@ -34,7 +34,6 @@ class Handed:
 
     indices: tuple[Any, ...]
     number: int
-    storages: frozenset[int]
     tensors: list[weakref.ref[Tensor]]
     prints: frozenset[Any]
     heads: frozenset[Any]
@@ -90,7 +89,6 @@ class Batches:
             Handed(
                 indices,
                 number,
-                frozenset(tensor.untyped_storage().data_ptr() for tensor in on_host),
                 [weakref.ref(tensor) for tensor in tensors],
                 frozenset(fingerprint(tensor) for tensor in on_host),
                 frozenset(heads(tensor) for tensor in on_host if tensor.dim()),
@@ -134,13 +132,12 @@ class Batches:
         """The batch that these tensors are of, and how it was recognised."""
         newest = list(reversed(self.ring))
         for handed in newest:
-            alive = {id(tensor) for reference in handed.tensors if (tensor := reference()) is not None}
-            if any(id(tensor) in alive for tensor in tensors):
+            alive = [tensor for reference in handed.tensors if (tensor := reference()) is not None]
+            if any(tensor is living for tensor in tensors for living in alive):
                 return handed, "same tensors"
-            if alive and any(
-                tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in handed.storages
-                for tensor in tensors
-            ):
+            # Only memory that is still in use tells anything: a freed address may belong to another batch by now.
+            storages = {_address(tensor) for tensor in alive if tensor.device.type == "cpu" and tensor.numel()}
+            if any(tensor.device.type == "cpu" and _address(tensor) in storages for tensor in tensors):
                 return handed, "same tensors"
         host = [tensor.detach().cpu() for tensor in tensors]
         prints = {fingerprint(tensor) for tensor in host}
@@ -150,6 +147,10 @@ class Batches:
         starts = {heads(tensor) for tensor in host if tensor.dim()}
         alike = [handed for handed in newest if starts & handed.heads]
         return (alike[0], "same values") if len(alike) == 1 else (None, "")
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def fingerprint(tensor: Tensor) -> tuple[Any, ...]:

@@ -117,7 +117,7 @@ def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
     state.freeze()
     sys.setprofile(watch.called)
     try:
-        with _NoForeignWrites(restored):
+        with _NoForeignWrites(restored, watch):
             yield
     finally:
         sys.setprofile(None)
@@ -134,11 +134,16 @@ class _Supervisor:
         self._kept: list[types.FrameType] = []
         self._iterators = state.has_iterators
         self._thread = threading.get_ident()
+        self.importing = 0
 
     def called(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """Python's profile function."""
+        """Python's profile function. An import is never ended in the middle: half a module would be left behind."""
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib"):
+            self.importing += (event == "call") - (event == "return")
+        if self.importing:
+            return
         if event == "call":
-            code = frame.f_code
             if code not in self._verdicts:
                 self._verdicts[code] = _verdict(code)
             why = self._verdicts[code]
@@ -182,7 +187,7 @@ class _Supervisor:
         """`open` for reading only."""
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == self._thread and set(mode) & set("wax+"):
+            if threading.get_ident() == self._thread and not self.importing and set(mode) & set("wax+"):
                 raise HasEffect(f"it opens {file!r} for writing")
             return original(file, mode, *args, **kwargs)
 
@@ -210,15 +215,16 @@ def _verdict(code: types.CodeType) -> str | None:
 class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writing into a tensor is allowed where the tensor was made inside, or is restored by its owner."""
 
-    def __init__(self, restored: Iterable[Tensor]) -> None:
+    def __init__(self, restored: Iterable[Tensor], supervisor: _Supervisor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._supervisor = supervisor
         self._made: set[int] = set()
         self._restored = {storage for tensor in restored if (storage := _storage(tensor)) is not None}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         schema = func._schema
-        if schema.is_mutable:
+        if schema.is_mutable and not self._supervisor.importing:
             for place, argument in enumerate(schema.arguments):
                 if argument.alias_info is None or not argument.alias_info.is_write:
                     continue

@@ -161,18 +161,22 @@ class Slices:
 
     def next_round(self) -> bool:
         """Whether the model's call that is being made belongs to a new round of the loop, although no backward came
-        since the last round's call: what the loops around it count or go through has changed."""
+        since the last round's call: what the loops around it count or go through has changed, or the function that
+        makes a step was called again."""
         if not self._rounds:
             return False
+        begun = {(self._seen[key][0].f_code, line): key for key, (line, _) in self._rounds.items()}
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_MAX_DEPTH):
             if frame is None:
                 return False
-            line, before = self._rounds.get(id(frame), (0, ()))
-            if line == frame.f_lineno:
-                known = self._by_start[(frame.f_code, line)][-1]
-                now = _round(known, frame)
-                return any(a is not b and not _same(a, b) for a, b in zip(now, before, strict=False))
+            key = begun.get((frame.f_code, frame.f_lineno))
+            if key is not None and key != id(frame):
+                return True  # the function that makes a step was called again
+            if key is not None:
+                known = self._by_start[(frame.f_code, frame.f_lineno)][-1]
+                pairs = zip(_round(known, frame), self._rounds[key][1], strict=False)
+                return any(a is not b and not _same(a, b) for a, b in pairs)
             frame = frame.f_back
         return False
 

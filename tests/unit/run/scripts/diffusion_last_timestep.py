@@ -1,5 +1,5 @@
 """A small diffusion model that predicts x0; the schedule reaches zero at the last time step."""
-# truth: op=div cause=DX201 samples=*
+# truth: op=div cause=DX201 samples=row
 
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,5 @@
 """Batches are dataclasses; the variance penalty of a group with a single member is NaN."""
-# truth: op=var cause=DX202 samples=*
+# truth: op=var cause=DX202 samples=any
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 """A learning rate a thousand times too high: the loss grows until it overflows."""
-# truth: op=* cause=DX501 samples=any line=any
+# truth: op=* cause=DX501 samples=any remedy=none line=any
 
 import torch
 from torch import nn

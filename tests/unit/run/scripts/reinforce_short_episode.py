@@ -1,6 +1,6 @@
 """Policy gradient: an episode of one step has no standard deviation."""
 # ruff: noqa: B007, B905
-# truth: op=std cause=DX202 samples=
+# truth: op=std cause=DX202 samples=any remedy=none
 
 import random
 

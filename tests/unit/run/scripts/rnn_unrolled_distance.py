@@ -1,5 +1,5 @@
 """A recurrent cell unrolled in the loop; the distance of a state to its target has no slope at zero."""
-# truth: op=sqrt cause=DX301 samples=30
+# truth: op=sqrt cause=DX301 samples=row
 
 import torch
 from torch import nn

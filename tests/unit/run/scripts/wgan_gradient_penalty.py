@@ -1,5 +1,5 @@
 """WGAN with a gradient penalty; where the critic is flat, the norm of its gradient has no slope."""
-# truth: op=sqrt|norm|pow cause=DX301 samples=*
+# truth: op=sqrt|norm|pow cause=DX301 samples=any
 
 import torch
 from torch import autograd, nn, optim

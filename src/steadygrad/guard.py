@@ -143,12 +143,12 @@ class Guard:
         try:
             self.settle()
             with self._loop.shield("final_state", None):
-                self._final_state = self._loop.final_state()
+                self._final_state = self._loop.recovery.final_state()
         finally:
             self._closed = True
             self._loop.council.closing(self._loop.batches_seen)
             setup.release(self.optimizers)
-            self._loop.close()
+            self._loop.books.close()
 
     def __enter__(self) -> Guard:
         return self

@@ -20,7 +20,6 @@ _EARLY = 3
 _RECENT = 16
 _QUARTILES = 1.349  # the quartiles of a normal distribution are so many sigmas apart
 _FEW = 24.0
-_FOR_LOSSES = 4
 _OUTCOMES = 256
 
 
@@ -49,7 +48,6 @@ class History:
         self.best_step: int | None = None
         self.best_spread = 0.0
         self.loss_level: float | None = None
-        self.expected_loss = 0.0
         self.steps_without_update = 0
         self.steps_with_zero_gradient = 0
         self.overflow_streak = 0
@@ -174,22 +172,12 @@ class History:
             highest + policy.spike_over_max * widening * (highest - middle),
             began + policy.spike_over_max * abs(began),
         )
-        limit = max(limit, policy.spike_over_max * self.expected_loss)
         if (lowest := level.lowest()) < 0:
             # A loss that crosses zero has no size but its reach to both sides.
             limit = max(limit, highest + policy.spike_over_max * widening * (highest - lowest))
         if (new_level := level.accepted(policy)) is not None:
             limit = max(limit, new_level + policy.spike_over_max * abs(new_level))
         return limit
-
-    def is_young(self, policy: Policy) -> bool:
-        """Whether so little of the data was seen that a high loss may only mean a hard batch."""
-        return len(self.loss) < _FOR_LOSSES * policy.spike_min_samples
-
-    def expect_loss(self, loss: float) -> None:
-        """A loss as high as this one is in order, whatever the window says."""
-        self._cached = None
-        self.expected_loss = max(self.expected_loss, loss)
 
     def success(self, window: int) -> tuple[int, int]:
         """How many of the last `window` steps landed, and of how many; those the loss scale refused are left out."""

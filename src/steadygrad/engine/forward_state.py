@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..detect.describable import has_values
 from .rng import RngState, put_rng, rewound, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -102,9 +103,8 @@ class ForwardState:
             for slot in self._slots.values()
             if slot.cold is not None
             and (slot.cold.is_floating_point() or slot.cold.is_complex())
-            and slot.cold.layout is torch.strided
-            and not slot.cold.is_nested
-            and not bool(torch.isfinite(slot.cold).all())
+            and has_values(slot.cold)
+            and not bool(torch.isfinite(slot.cold.float() if slot.cold.element_size() == 1 else slot.cold).all())
         )
 
     def take(self) -> Entry:

@@ -452,14 +452,6 @@ class OwnedLoop:
         """Check every one of the next updates and be able to undo it, as after a rollback from poisoned weights."""
         self._check.be_careful(steps)
 
-    def final_state(self) -> str:
-        """Whether everything that training leaves behind is finite: "finite", or the names of what is not."""
-        return self.recovery.final_state()
-
-    def close(self) -> None:
-        """Wait a little for messages under way and close the journal."""
-        self.books.close()
-
     def abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
         window, self.window = self.window, Window()

@@ -214,9 +214,9 @@ class LoopGuard:
         if not self._closed:
             self._closed = True
             with self._engine.shield("final_state", None):
-                self._final_state = self._engine.final_state()
+                self._final_state = self._engine.recovery.final_state()
             setup.release(self.optimizers)
-            self._engine.close()
+            self._engine.books.close()
 
     def __enter__(self) -> Self:
         return self

@@ -59,8 +59,11 @@ class LoopEvents:
     """Listens to one loop. `on_skipped(event)` is called at the moment at which the loop shows that it went on."""
 
     def __init__(
-        self, slices: Slices, batches: Batches, calls: Callable[[], list[Call]], on_skipped: Callable[[Skipped], None]
-    ) -> None:
+        self, slices: Slices, batches: Batches, calls: Callable[[], list[Call]], on_skipped: Callable[[Skipped], None],
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """While `away()` is true what happens is not the program's doing: we run its code ourselves."""
+        self._away = away
         self._slices, self._batches, self._calls, self._on_skipped = slices, batches, calls, on_skipped
         self._handed: int | None = None
         self._last: weakref.ref[Tensor] | None = None
@@ -77,7 +80,7 @@ class LoopEvents:
         """Hear of gradients that are scrubbed. Only functions that a healthy loop does not call are patched."""
 
         def scrub(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
+            if isinstance(tensor, Tensor) and not torch.compiler.is_compiling() and not self._away():
                 self.scrubbing(tensor)
             return original(tensor, *args, **kwargs)
 

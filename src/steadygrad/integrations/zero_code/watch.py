@@ -63,7 +63,9 @@ class Watch:
             on_return=self._returned,
         )  # fmt: skip
         self.slices = Slices()
-        self.events = LoopEvents(self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program)
+        self.events = LoopEvents(
+            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away
+        )
         self.examiner = Examiner(self)
         self.busy = False
         self.step = 0
@@ -168,7 +170,8 @@ class Watch:
         """Gradients were cleared."""
         if not self.away:
             with self.shield("loop_events", None):
-                self.events.zeroed()
+                if self._making is None:  # a closure clears them before each of its evaluations
+                    self.events.zeroed()
             self.models.zeroed()
             self.backwards.zeroed()
 
@@ -343,6 +346,7 @@ class Watch:
             desk.dropped(self._number, None if loss is None else float(loss), float(scaler.get_scale()))
         finally:
             self._together = True
+        self.events.stepped()
         bad = loss is not None and not bool(torch.isfinite(loss))
         self.followers.updated(optimizer, refused=bad)
         self.models.stepped()

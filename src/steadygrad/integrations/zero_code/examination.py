@@ -256,6 +256,7 @@ class Examiner:
                 found = self._attempt(patient, plays, reading, symptom, depth)
             finally:
                 patient.release()
+            rerun.made_before = rerun.made_before or patient.forward_only
             if found is None or (kept is not None and not _explains(found)):
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():

@@ -22,6 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .loop_names import batch_names_of, drawn_names, flat_names, is_next
+from .patching import shell_of
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
 _NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
@@ -68,10 +72,11 @@ class LoopSlice:
         return {name: here[name] if name in here else everywhere[name]
                 for name in self.reads if name in here or name in everywhere}  # fmt: skip
 
-    def run(self, taken: Mapping[str, Any], module_globals: Mapping[str, Any]) -> Tensor:
-        """The loss, computed again by the loop's own lines. Raises what they raise."""
+    def run(self, taken: Mapping[str, Any], module_globals: Mapping[str, Any], passes: int = 0) -> Tensor:
+        """The loss, computed again by the loop's own lines. Raises what they raise. So many `passes` of backward come
+        before: they and the updates after them are passed over."""
         names = {**module_globals, **taken}
-        with _stopped_at_backward():
+        with _stopped_at_backward(passes):
             try:
                 exec(self.code, names)
             except BackwardReached as reached:
@@ -83,27 +88,33 @@ class LoopSlice:
 
 
 @contextlib.contextmanager
-def _stopped_at_backward() -> Iterator[None]:
-    """Inside, the first backward of this thread ends the run."""
-    thread = threading.get_ident()
+def _stopped_at_backward(passes: int) -> Iterator[None]:
+    """Inside, a backward of this thread ends the run, after so many that do nothing; no optimizer makes an update."""
+    thread, left = threading.get_ident(), [passes]
     tensors_own: Any = Tensor.backward
     functional: Any = torch.autograd.backward
 
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            raise BackwardReached(self)
-        return tensors_own(self, *args, **kwargs)
+        return reached(self) if threading.get_ident() == thread else tensors_own(self, *args, **kwargs)
 
     def backward_of(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         one = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
-        if threading.get_ident() == thread:
-            raise BackwardReached(one)
-        return functional(tensors, *args, **kwargs)
+        return reached(one) if threading.get_ident() == thread else functional(tensors, *args, **kwargs)
+
+    def reached(loss: Tensor) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise BackwardReached(loss)
+
+    def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return ((shell_of(optimizer), *args[1:]), kwargs) if threading.get_ident() == thread else None
 
     Tensor.backward, torch.autograd.backward = backward, backward_of  # type: ignore[method-assign]
+    no_update = register_optimizer_step_pre_hook(step)
     try:
         yield
     finally:
+        no_update.remove()
         Tensor.backward, torch.autograd.backward = tensors_own, functional  # type: ignore[method-assign]
 
 
@@ -144,7 +155,7 @@ def cut(
     if _calls_backward(last):  # of several statements on one line, those before it are lines like any other
         before, endings = [*before, *endings[: endings.index(last)]], [last]
     kept: list[ast.stmt] = []
-    made = set(_flat(batch_names))
+    made = set(flat_names(batch_names))
     for statement in before:
         pure = _computing(statement, made, with_effects)
         if isinstance(pure, str):
@@ -158,7 +169,7 @@ def cut(
     if not with_effects:
         kept = _used(kept, endings)
     module = ast.fix_missing_locations(ast.Module([*kept, *(s for each in endings for s in _statements(each))], []))
-    reads = tuple(sorted(_reads([*kept, *endings]) | set(_flat(batch_names))))
+    reads = tuple(sorted(_reads([*kept, *endings]) | set(flat_names(batch_names))))
     try:
         code = compile(module, filename, "exec")
     except SyntaxError:
@@ -250,13 +261,13 @@ def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tu
         names: tuple[Any, ...] = ()
         if isinstance(statement, ast.For | ast.While) and any(_holds(each, line) for each in statement.body):
             inner = statement.body
-            names = _batch_names(statement) if isinstance(statement, ast.For) else ()
+            names = batch_names_of(statement) if isinstance(statement, ast.For) else ()
         for block in _blocks(statement):
             if any(_holds(each, line) for each in block):
                 found, more = _innermost_loop(block, line)
                 if found is not block:
                     return found, more
-        return inner, names or _drawn_names(inner, line)
+        return inner, names or drawn_names(inner, line)
     return body, ()
 
 
@@ -270,63 +281,6 @@ def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
                 if isinstance(statement, ast.For) and block is statement.body:
                     yield from (leaf.id for leaf in _leaves(statement.target) if isinstance(leaf, ast.Name))
                 yield from _loop_names(block, first, last)
-
-
-def _batch_names(loop: ast.For) -> tuple[Any, ...]:
-    """`x, y` of `for x, y in loader` and of `for i, (x, y) in enumerate(tqdm(loader))`, as nested names."""
-    target = loop.target
-    counted = any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "enumerate"
-        for node in ast.walk(loop.iter)
-    )
-    if counted and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-        target = target.elts[1]
-    return _nested(target)
-
-
-def _drawn_names(body: list[ast.stmt], line: int) -> tuple[Any, ...]:
-    """`x, y` of a line `x, y = next(batches)` before this line."""
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Assign) and _is_next(node.value) and node.lineno < line:
-                return _nested(node.targets[0])
-    return ()
-
-
-def _is_next(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "next"
-
-
-def _nested(target: ast.expr) -> tuple[Any, ...]:
-    """The names of a target in the shape in which they unpack; () where something else than names is assigned to."""
-    if isinstance(target, ast.Name):
-        return (target.id,)
-    if isinstance(target, ast.Tuple | ast.List):
-        parts = [_nested(part) for part in target.elts]
-        return (tuple(part[0] if len(part) == 1 and isinstance(part[0], str) else part for part in parts), "unpacked") \
-            if all(parts) else ()  # fmt: skip
-    return ()
-
-
-def _flat(names: Any) -> list[str]:
-    if isinstance(names, str):
-        return [] if names == "unpacked" else [names]
-    return [name for part in names for name in _flat(part)]
-
-
-def bind_batch(names: tuple[Any, ...], batch: Any) -> dict[str, Any] | None:
-    """What each name of the loop's target is for this batch of its loader; None where the shapes differ."""
-    if len(names) == 1 and isinstance(names[0], str):
-        return {names[0]: batch}
-    if len(names) == 2 and names[1] == "unpacked" and isinstance(batch, list | tuple) and len(names[0]) == len(batch):
-        bound: dict[str, Any] = {}
-        for part, value in zip(names[0], batch, strict=True):
-            inner = bind_batch((part,) if isinstance(part, str) else part, value)
-            if inner is None:
-                return None
-            bound |= inner
-        return bound
-    return None
 
 
 def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
@@ -388,7 +342,7 @@ def _assignment(statement: ast.Assign | ast.AnnAssign | ast.AugAssign, made: set
     """Assignments are kept, also to attributes and entries: whoever runs the slice undoes what they change."""
     if isinstance(statement, ast.AnnAssign) and statement.value is None:
         return []
-    if statement.value is not None and _is_next(statement.value):
+    if statement.value is not None and is_next(statement.value):
         drawn = [leaf for target in getattr(statement, "targets", []) for leaf in _leaves(target)]
         names = {leaf.id for leaf in drawn if isinstance(leaf, ast.Name)}
         if names and names <= made:

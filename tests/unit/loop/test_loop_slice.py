@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from steadygrad.integrations.loop_slice import LoopSlice, bind_batch, cut
+from steadygrad.integrations.loop_names import bind_batch
+from steadygrad.integrations.loop_slice import LoopSlice, cut
 
 
 class Watcher:

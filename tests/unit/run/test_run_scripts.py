@@ -75,8 +75,6 @@ def test_the_script_survives_and_its_first_incident_is_diagnosed_rightly(script:
     assert incidents
     diagnosis = incidents[0].diagnosis
     assert diagnosis is not None
-    if truth.get("known_miss"):
-        pytest.xfail("the gradient flows through a call from before another model's update")
     origin = diagnosis.origin
     if truth["op"] != "*":
         assert (origin.op or "") in truth["op"].split("|")
@@ -85,7 +83,8 @@ def test_the_script_survives_and_its_first_incident_is_diagnosed_rightly(script:
     if truth["cause"]:
         assert diagnosis.cause.code in truth["cause"].split("|")
     assert set(truth["samples"].split("|")) & named(diagnosis, incidents[0].batch_key)
-    assert bool(diagnosis.remedies) is (truth.get("remedy") != "none")
+    if truth.get("remedy") != "any":
+        assert bool(diagnosis.remedies) is (truth.get("remedy") != "none")
 
 
 def test_a_function_that_counts_and_logs_leaves_no_trace_of_being_run_again(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ..desk import Desk
 from .batches import Found, indices_of, sample_key
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
-from .play_patient import PlayPatient
+from .play_patient import MADE_BEFORE, PlayPatient
 from .ranks import RankWords, on_its_own
 from .rerun import Rerun
 from .roots import runs_alone
@@ -227,7 +227,10 @@ class Examiner:
             if not math.isfinite(reading.loss) or not sound:
                 return None  # the loss code, or what it sent back
         found = diagnose(patient, depth=depth if inside else "origin")
-        if found.reproduced[1] and not found.reproduced[0] and found.origin is not None and found.origin.op is None:
+        sound_again = found.reproduced[1] and not found.reproduced[0]
+        if sound_again and self._why_not_lines is not None and MADE_BEFORE in self._why_not_lines:
+            return None  # these calls are only a part of what the gradient came from
+        if sound_again and found.origin is not None and found.origin.op is None:
             notes = (*found.notes, "the model's calls were replayed from the same bits; nothing bad came out of them")
             return replace(found, notes=notes)
         how = "the model's call was replayed, forward and backward; its loss is the model's own"
@@ -253,6 +256,7 @@ class Examiner:
                 found = self._attempt(patient, plays, reading, symptom, depth)
             finally:
                 patient.release()
+            rerun.made_before = rerun.made_before or patient.forward_only
             if found is None or (kept is not None and not _explains(found)):
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():

@@ -25,7 +25,7 @@ from .effects import HasEffect, quiet, supervised
 from .patient import CallsPatient
 from .slices import Play
 
-_MADE_BEFORE = "the gradient flows through calls that were made before these lines"
+MADE_BEFORE = "the gradient flows through calls that were made before these lines"
 _MAX_NODES = 200_000
 
 
@@ -93,7 +93,7 @@ class PlayPatient(CallsPatient):
                     return f"the loop's lines give a loss of {float(loss):.6g} when run again, not {float(had):.6g}"
                 self.forward_only = self.forward_only or _made_before(terms["loss"], begun)
                 if self.forward_only and bool(torch.isfinite(loss)):
-                    return _MADE_BEFORE
+                    return MADE_BEFORE
                 self.backward(terms)
         return None
 

@@ -29,6 +29,9 @@ class Rerun:
     def __init__(self, watch: Watch, desk: Desk, reading: Reading, state: TrainingState, symptom: str) -> None:
         self._watch, self._desk, self._reading, self._state, self._symptom = watch, desk, reading, state, symptom
 
+        self.made_before = False
+        """Whether the lines of the first attempt hang on calls that were made before them."""
+
     def attempts(self) -> Iterator[list[Play]]:
         """The lines from the model's call first, then longer parts of the loop on the batches of its loader."""
         slices = self._watch.slices
@@ -37,6 +40,8 @@ class Rerun:
             count += 1
             if not any(play.overwritten for play in slices.plays):
                 yield list(slices.plays)
+        if self.made_before:
+            yield from ([play] for play in slices.from_earlier_call())
         tried: set[tuple[Any, ...]] = set()
         for handed in [*reversed(self._watch.batches.recent), None]:
             for _, plays in slices.variants(handed):

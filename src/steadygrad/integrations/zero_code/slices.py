@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import tensors_in
-from ..loop_slice import LoopSlice, bind_batch, cut, loops_around
+from ..loop_names import bind_batch
+from ..loop_slice import LoopSlice, cut, loops_around
 from .calls import Call, autocast_now
 from .effects import quiet
 from .user_state import UserState, is_users
@@ -46,6 +47,8 @@ class Play:
     loss: Tensor
     """What backward was called on, without its graph."""
     versions: tuple[int, ...]
+    passes: int = 0
+    """How many backwards of another loss these lines make before theirs."""
 
     @property
     def overwritten(self) -> bool:
@@ -73,7 +76,7 @@ class Play:
             with ExitStack() as stack, torch.enable_grad(), quiet():
                 for device, dtype in self.autocast.items():
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                return self.slice.run({**graphs, **names}, self.module_globals)
+                return self.slice.run({**graphs, **names}, self.module_globals, self.passes)
         finally:
             state.restore()
 
@@ -222,6 +225,24 @@ class Slices:
                 yield "effects", [play for play in same if play is not None]
         if len(self.reached) == 1:
             yield from (("body", [play]) for play in _tails(self.reached[0], handed))
+
+    def from_earlier_call(self) -> Iterator[Play]:
+        """The last backward's lines from the first call of the window before: a generator's output is made for the
+        discriminator's update, and used again after it."""
+        if len(self.reached) != 1 or not self.before:
+            return
+        earlier, places = self.before[-1], dict(reversed(self.reached[0].places))
+        first = earlier[0]
+        frame, line = _living(first.slice.owner), places.get(first.slice.owner)
+        if frame is None or line is None or first.overwritten:
+            return
+        found = cut(frame, first.slice.first_line, line, with_effects=True)
+        if isinstance(found, str):
+            return
+        play = replace(first, slice=found, taken={**found.take(frame), **first.taken}, loss=self.reached[0].loss)
+        play.versions = _versions(play.batch)
+        for passes in sorted({0, len(earlier)}):
+            yield replace(play, passes=passes)
 
     def _longer(self, play: Play, handed: Any, *, with_effects: bool) -> Play | None:
         """The same play from the beginning of its loop's body, on the loader's batch."""

@@ -1,7 +1,7 @@
 """Generator and discriminator in a class that keeps everything in attributes; a distance of zero."""
 
 # ruff: noqa: B007
-# truth: op=sqrt cause=DX301 known_miss=1 samples=any
+# truth: op=sqrt cause=DX301 samples=any remedy=any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .loop_names import batch_names_of, drawn_names, flat_names, is_next
-from .patching import shell_of
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
 _NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
@@ -87,6 +86,14 @@ class LoopSlice:
         return loss
 
 
+def _without_parameters(optimizer: Any) -> Any:
+    """The same optimizer with nothing to update. An optimizer that cannot do without raises, which ends the run."""
+    same = object.__new__(type(optimizer))
+    groups = [{**group, "params": []} for group in optimizer.param_groups]
+    same.__dict__ = {**optimizer.__dict__, "param_groups": groups, "state": dict(optimizer.state)}
+    return same
+
+
 @contextlib.contextmanager
 def _stopped_at_backward(passes: int) -> Iterator[None]:
     """Inside, a backward of this thread ends the run, after so many that do nothing; no optimizer makes an update."""
@@ -107,7 +114,7 @@ def _stopped_at_backward(passes: int) -> Iterator[None]:
             raise BackwardReached(loss)
 
     def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        return ((shell_of(optimizer), *args[1:]), kwargs) if threading.get_ident() == thread else None
+        return ((_without_parameters(optimizer), *args[1:]), kwargs) if threading.get_ident() == thread else None
 
     Tensor.backward, torch.autograd.backward = backward, backward_of  # type: ignore[method-assign]
     no_update = register_optimizer_step_pre_hook(step)

@@ -56,7 +56,7 @@ class Guard:
         self._closed = self._inside = False
         self._final_state = "not checked"
         setup.claim(self.optimizers, weakref.ref(self))
-        setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
+        self._hooks = setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
         loop.look_around()
 
     # -- what a user calls
@@ -69,7 +69,7 @@ class Guard:
         if self._closed:
             raise ClosedError("This guard is closed, so the batch was not trained on. Make a new Guard to go on.")
         loop = self._loop
-        if loop.halt is not None:
+        if loop.engine.halt is not None:
             raise loop.engine.halted()
         key = self._name_of(batch, loop.batches_seen)
         loop.batches_seen += 1
@@ -130,7 +130,7 @@ class Guard:
         self.settle()
         return {
             **self._books.summary(),
-            "halted": self._loop.halt is not None,
+            "halted": self._loop.engine.halt is not None,
             "standing_down": self._loop.fallback is not None,
             "settles": "late" if self._loop.late() else "now",
             "final_state": self._final_state,
@@ -148,6 +148,9 @@ class Guard:
             self._closed = True
             self._loop.council.closing(self._loop.batches_seen)
             setup.release(self.optimizers)
+            for hook in self._hooks:
+                hook.remove()
+            self._loop.release()
             self._loop.books.close()
 
     def __enter__(self) -> Guard:
@@ -169,7 +172,7 @@ class Guard:
                 loop.settle_pending(loop.window.fed)
             if not len(loop.window):
                 loop.keep_state()
-            if loop.halt is None:
+            if loop.engine.halt is None:
                 kept = pristine(batch, clone=loop.program.writes_batches)
                 loop.recovery.tape(loop.step, kept, key, take_rng())
                 outcome = loop.feed(kept, key, late=late, original=batch)
@@ -182,7 +185,7 @@ class Guard:
         except Exception as fault:
             plain = loop.stand_down(fault)
             return plain.committed(loop.step - 1) if loop.committed else plain.step(kept, loop.step)
-        if loop.halt is not None:
+        if loop.engine.halt is not None:
             raise loop.engine.halted()
         return outcome
 

@@ -354,6 +354,12 @@ class Books:
         self.tell_vital(found)
         self.show(f"{rule.code} {rule.slug}: {detail}", kind=rule.code)
 
+    def show_once(self, sentence: str) -> None:
+        """Say something about this run once."""
+        if not self._quiet and sentence not in self._shown:
+            self._shown[sentence] = 1
+            logger.warning("%s", sentence)
+
     def show(self, sentence: str, *, kind: str) -> None:
         """Tell the user, the first few times for each kind; the journal has all. Of several ranks one speaks."""
         if self._quiet:

@@ -73,8 +73,12 @@ class DeviceGate:
         self._fresh: list[tuple[Optimizer, list[Tensor]]] = []
         self._warm: dict[int, int] = {}
         self._armed = False
-        for optimizer in optimizers:
-            optimizer.register_load_state_dict_post_hook(lambda _: self._warm.clear())
+        self._hooks = [o.register_load_state_dict_post_hook(lambda _: self._warm.clear()) for o in optimizers]
+
+    def release(self) -> None:
+        """Leave no hook on the optimizers."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def step(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
         """Run every optimizer with the flag; `grad_scale` divides gradients inside the kernel. Does not sync."""

@@ -70,10 +70,6 @@ class OwnedLoop:
         self._ran = False
         recovery.loop = self
 
-    @property
-    def halt(self) -> Decision | None:
-        return self.engine.halt
-
     # -- one micro-batch
 
     def keep_state(self) -> None:
@@ -89,7 +85,7 @@ class OwnedLoop:
         if not (divergence or snapshot or checkpoint):
             return
         self.settle_pending()
-        if len(self.window) or self.halt is not None:
+        if len(self.window) or self.engine.halt is not None:
             return  # the step in flight was bad and left good micro-batches: wait for their window to end
         if divergence:
             recovery.check_divergence(self.engine, self.step)
@@ -405,7 +401,7 @@ class OwnedLoop:
         """
         answer = None
         for number, (batch, key) in enumerate(batches):
-            if self.halt is not None:
+            if self.engine.halt is not None:
                 break
             if number < len(rngs) and (rng := rngs[number]) is not None:
                 put_rng(rng)
@@ -428,6 +424,11 @@ class OwnedLoop:
         if max_grad_norm != self.parts.updater.max_grad_norm:
             self.parts.updater.max_grad_norm = self._clinic.max_grad_norm = max_grad_norm
             self.recovery.can_clip = max_grad_norm is not None
+
+    def release(self) -> None:
+        """Leave no hook on the optimizers."""
+        self.parts.gate.release()
+        self._check.release()
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""

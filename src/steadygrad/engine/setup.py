@@ -96,7 +96,7 @@ def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
     raise UsageError(f"ema must have update_parameters(model) or update(), or be callable; got {type(ema).__name__}.")
 
 
-def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer], owner: weakref.ref[Any]) -> None:
+def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer], owner: weakref.ref[Any]) -> list[Any]:
     """Whoever saves, loads or evaluates between steps must see the last step settled: buffers may still hold what a
     refused forward wrote, and fused SGD's momentum what a refused first step left there. Costs one host call per
     state_dict or outside forward, none inside a step."""
@@ -106,13 +106,16 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         if guard is not None:
             guard.settle()
 
-    model.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+    hooks: list[Any] = [
+        model.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
+    ]
     for optimizer in optimizers:
-        optimizer.register_state_dict_pre_hook(settle)
-        optimizer.register_load_state_dict_pre_hook(settle)
+        hooks += [optimizer.register_state_dict_pre_hook(settle)]
+        hooks += [optimizer.register_load_state_dict_pre_hook(settle)]
     if any(True for _ in model.buffers()):
-        model.register_forward_pre_hook(settle)
+        hooks.append(model.register_forward_pre_hook(settle))
+    return hooks
 
 
 def batch_namer(batch_key: Callable[[Any], str] | None, shield: Shield) -> Callable[[Any, int], str]:

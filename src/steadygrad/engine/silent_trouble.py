@@ -46,7 +46,7 @@ class SilentTrouble:
         if not clerk.suspects or engine.step < ENOUGH_STEPS or not engine.program.model.training:
             return
         engine.settle_pending()
-        if len(engine.window) or engine.halt is not None:
+        if len(engine.window) or engine.engine.halt is not None:
             return
         findings, clerk.suspects = clerk.suspects, []
         if self._depth is None or self._asked >= MOST:

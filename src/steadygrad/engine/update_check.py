@@ -25,8 +25,8 @@ MOST_TENSORS = 2048
 """Past so many tensors of state, looking at the version of each takes too long to be done in every step."""
 FEW_TENSORS, MARK_EVERY = 32, 8
 """With more than so many tensors of state their versions are looked at after every eighth update only."""
-COVERAGE = 16
-"""On a CPU every weight is looked at once in so many updates."""
+EVERY, COVERAGE = 4, 16
+"""On a CPU a share of the weights is looked at every fourth update, and so every weight once in sixteen."""
 JUMP = 3.0
 """A learning rate so many times the last one is new to the update."""
 FIRST = 2
@@ -50,8 +50,12 @@ class UpdateCheck:
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
-        for optimizer in optimizers:
-            optimizer.register_load_state_dict_post_hook(self._note_load)
+        self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
+
+    def release(self) -> None:
+        """Leave no hook on the optimizers."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _note_load(self, _optimizer: Optimizer) -> None:
         self._loaded = True
@@ -134,9 +138,11 @@ class UpdateCheck:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""
         if not self._on_host or self._council.size > 1:
             return None
+        if not self._half and self._updates % EVERY:
+            return None
         tensors = self._state.parameters()
-        share = len(tensors) if self._half else -(-len(tensors) // COVERAGE)
-        first = (self._updates * share) % max(1, len(tensors))
+        share = len(tensors) if self._half else -(-len(tensors) * EVERY // COVERAGE)
+        first = (self._updates // EVERY * share) % max(1, len(tensors))
         chosen = (tensors[(first + place) % len(tensors)] for place in range(share))
         looked = [t for t in chosen if can_be_scanned(t)]
         if not looked or all(map(math.isfinite, largest_magnitudes(looked).tolist())):

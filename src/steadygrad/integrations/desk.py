@@ -120,7 +120,7 @@ class Desk:
         self.last: Reading | None = None
         """What was recorded of the last update that was applied."""
         # The optimizer keeps this object alive, and not the other way round.
-        optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._hook = optimizer.register_load_state_dict_post_hook(self._loaded)
 
     def _loaded(self, _optimizer: Optimizer) -> None:
         """State was loaded: `UpdateCheck` looks at the update that follows."""
@@ -130,6 +130,13 @@ class Desk:
         found = self._optimizer()
         assert found is not None, "the optimizer of this step is gone"
         return found
+
+    def release(self) -> None:
+        """Leave no hook on the optimizer."""
+        self._hook.remove()
+        self.numbers.release()
+        if self._check is not None:
+            self._check.release()
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The optimizer's parameters by name."""
@@ -143,6 +150,8 @@ class Desk:
         self.parameters = parameters
         self.names = [names[id(p)] for p in parameters]
         self.numbers.follow(parameters, self.names)
+        if self._check is not None:
+            self._check.release()
         self._check = None
         return True
 

@@ -152,6 +152,10 @@ class LoopGuard:
         try:
             self.outcome = engine.commit_outside(*measured, self._once(update))
             self.landed = self.outcome.applied_flag
+            if not self.landed:
+                engine.books.show_once(
+                    "a moving average that the loop updates by itself is not held back after a refused update"
+                )
         except TheirFault as fault:
             raise fault.original from fault.original.__cause__
         except SteadyError:
@@ -164,7 +168,7 @@ class LoopGuard:
             return self._bare_commit(update)
         finally:
             self.busy = False
-        if engine.halt is not None:
+        if engine.engine.halt is not None:
             raise engine.engine.halted()
         return self.landed
 
@@ -203,7 +207,7 @@ class LoopGuard:
         """Steps, applied, skipped, rolled back, success rate, first and last bad step, and what is in force."""
         return {
             **self._engine.books.summary(),
-            "halted": self._engine.halt is not None,
+            "halted": self._engine.engine.halt is not None,
             "standing_down": self._broken,
             "settles": "now",
             "final_state": self._final_state,
@@ -216,6 +220,7 @@ class LoopGuard:
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
             setup.release(self.optimizers)
+            self._engine.release()
             self._engine.books.close()
 
     def __enter__(self) -> Self:

@@ -37,6 +37,12 @@ from .desk import Desk, names_of
 from .patching import outside_of_compile, wrap_method
 from .rhythm import Rhythm
 
+_LIMITS = (
+    "attached to an optimizer: non-finite updates are refused and recorded, not diagnosed; batches that the loop skips "
+    "itself are not seen; a moving average that the loop updates is not held back"
+)
+_NO_MODEL = "without model= running statistics and random numbers are not restored after a refused update"
+
 
 class OptimizerGuard:
     """What `sg.attach(optimizer, ...)` returns.
@@ -100,6 +106,7 @@ class OptimizerGuard:
                 report_checkup(self._desks[0].books, model, self._optimizers, chosen)
         if self._clerk is not None:
             self._clerk.inspect_setup()
+        self._desks[0].books.show_once(_LIMITS if model is not None else f"{_LIMITS}; {_NO_MODEL}")
 
     # -- what a user calls
 
@@ -152,6 +159,8 @@ class OptimizerGuard:
             bad = [name for found in bad_state(self._state).values() for name in found]
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
         setup.release(self._optimizers)
+        for desk in self._desks:
+            desk.release()
         with self._shield("notify", None):
             self._notifier.close()
         with self._shield("journal", None):

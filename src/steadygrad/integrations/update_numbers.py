@@ -59,6 +59,10 @@ class UpdateNumbers:
         self._probe.watch(parameters)
         self._readout.rename(names)
 
+    def release(self) -> None:
+        """Leave no hook on the optimizer."""
+        self._gate.release()
+
     def disarm(self) -> None:
         """No flag is in force any more."""
         self._gate.disarm()

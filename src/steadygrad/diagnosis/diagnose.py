@@ -187,7 +187,7 @@ class Case:
         phase = (
             "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
         )
-        self.notes.append(f"sound in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
+        self.notes.append(f"not reproduced: finite in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
         evidence = Evidence(
             symptom=symptom,
             phase=phase,

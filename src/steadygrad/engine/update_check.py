@@ -29,8 +29,9 @@ EVERY, COVERAGE = 4, 16
 """On a CPU a share of the weights is looked at every fourth update, and so every weight once in sixteen."""
 JUMP = 3.0
 """A learning rate so many times the last one is new to the update."""
-FIRST = 2
-"""Updates of an optimizer that torch does not bring along, or of half-precision weights, that are copied first."""
+FIRST, SMALL = 2, 16 << 20
+"""Updates of an optimizer that torch does not bring along, or of half-precision weights, that are copied first; all of
+them where the weights are on a CPU and take no more bytes than this."""
 
 
 class UpdateCheck:
@@ -42,6 +43,7 @@ class UpdateCheck:
         self._on_host = all(t.device.type == "cpu" for t in tensors)
         self._half = any(t.dtype is torch.float16 for t in tensors)
         self._foreign = any(not type(o).__module__.startswith("torch.optim") for o in optimizers)
+        self._small = self._on_host and sum(t.numel() * t.element_size() for t in tensors) <= SMALL
         self._versions = self._on_host
         self._loaded = self._many = False
         self._with_gradient: frozenset[int] | None = None
@@ -97,7 +99,7 @@ class UpdateCheck:
     def _is_new(self, with_gradient: Sequence[int]) -> bool:
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient) or self.wants_host:
             return True
-        if self._updates < FIRST and (self._half or self._foreign):
+        if (self._half or self._foreign) and (self._updates < FIRST or self._small):
             return True
         rates = self._learning_rates()
         if any(now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0):

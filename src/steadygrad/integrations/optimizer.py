@@ -287,7 +287,7 @@ class OptimizerGuard:
         return reading
 
     def capabilities(self, desk: Desk, reading: Reading) -> Capabilities:
-        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps))
+        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps), rerun=False)
 
     def withhold(self, desk: Desk, reading: Reading) -> Reading:
         if reading.scale_to_blame:

@@ -268,6 +268,8 @@ def _remedy(
             # Where the clip cannot be tightened any more, the next rung is due instead.
             wanted = (Action.TIGHTEN_CLIP, Action.SCALE_LR)
     for action in wanted:
+        if action is Action.ROLLBACK and not can.rerun:
+            continue  # the weights are good, and updates would be lost
         if (climbed := try_remedy(policy, ledger, action, step, can)) is None:
             continue
         ledger = note_relapse(policy, climbed, step)

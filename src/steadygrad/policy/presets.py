@@ -178,6 +178,8 @@ class Capabilities:
     lr: bool = True
     rollback: bool = False
     """There is a good snapshot to go back to."""
+    rerun: bool = True
+    """Batches can be run again: a rollback loses nothing."""
     terms: tuple[str, ...] = ()
     """Loss terms that can be left out while others remain."""
     widen: bool = False

@@ -32,7 +32,7 @@ RULE = Rule("DX404", "transient_fault", "A value changed without anybody computi
 
 def match(e: Evidence) -> Match | None:
     if e.reproduced[1] and e.reproduced[0] == 0:
-        return Match(0.9, f"the step is sound in {e.reproduced[1]} of {e.reproduced[1]} replays")
+        return Match(0.9, f"not reproduced: the step is finite in {e.reproduced[1]} of {e.reproduced[1]} replays")
     if e.bits_written:
         return Match(0.96, "the bits of a floating point number were changed in place")
     if e.kind == "tampered_gradient":

@@ -63,8 +63,9 @@ class Models:
         """Look for the modules that own these parameters, unless they are known already."""
         if self._searches >= _MAX_SEARCHES or all(id(parameter) in self._owned for parameter in parameters):
             return
-        self._searches += 1
-        for root in find_roots(parameters):
+        roots = find_roots(parameters)
+        self._searches += not roots  # any number of models may be trained; searches in vain end some time
+        for root in roots:
             self._listen(root)
             self._owned.update(id(parameter) for parameter in root.parameters())
 
@@ -72,11 +73,11 @@ class Models:
         """No call was heard before an update: the model was wrapped since, or the program calls parts of it."""
         if self._searches >= _MAX_SEARCHES:
             return
-        self._searches += 1
         known = set(self._heard)
         for root in find_roots(parameters):
             self._listen(root)
         if known == set(self._heard):
+            self._searches += 1
             for module in self.modules():
                 for child in module.children():
                     if any(True for _ in child.parameters()):
@@ -123,6 +124,8 @@ class Models:
         self._heard.pop(key, None)
         self._undo.pop(key, None)
         self._roots = None
+        # What is gone leaves its places in memory to others.
+        self._owned = {id(parameter) for module in self.modules() for parameter in module.parameters()}
 
     @contextlib.contextmanager
     def deaf_to(self, module: Any) -> Iterator[None]:

@@ -30,7 +30,7 @@ test: install browser ## the fast suite and the suite that starts processes (min
 	$(BIN)/python -m pytest -q -n 2
 
 test-all: install browser ## everything but the GPU tests, with the long fault runs
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not unmet"
 
 check: install ## lint and strict types
 	$(BIN)/ruff check .

@@ -7,15 +7,17 @@ What it sees
     last three losses and norms is ten times all of the first three.
 
 Why it hurts
-    No single batch is to blame, so skipping helps nothing: the weights have left the good region, mostly because
-    the learning rate is too high.
+    Skipping a batch does not help: the weights have left the good region, mostly because the learning rate is too
+    high.
 
 Smallest example
     losses 8.0, 3.1, 2.4, ... 9.7, 9.9, 9.8, 9.8
 
 What to do
-    The policy rolls back and halves the learning rate; with no snapshot it halves the learning rate. Raise the
-    warm-up or lower the peak.
+    A suspicion alone changes nothing. Where batches can be run again, older and newest ones are evaluated with the
+    weights of now and of the last good snapshot; if most of both are at least twice as bad, twice in a row with no
+    recovery in between, the divergence is demonstrated: the policy rolls back and halves the learning rate until the
+    run is healthy again. Raise the warm-up or lower the peak.
 
 Safety
     A warning, not a refusal: the step itself is finite. Rolled back at most a few times, with a pause between, then

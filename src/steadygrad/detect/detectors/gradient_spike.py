@@ -1,8 +1,7 @@
 """The gradient norm is finite and far above anything seen lately.
 
 What it sees
-    The total norm is above the limit the device compared it with. The limit follows the run: the median of the last
-    128 accepted norms, in logarithms, plus ten robust standard deviations; at least ten times the median; at least
+    The total norm is above a limit that follows the run: the median of the last 128 applied norms, in logarithms, plus ten robust standard deviations; at least ten times the median; at least
     twice the largest; and, while fewer have been seen, further away still. There is none for the first steps.
 
 Why it hurts
@@ -13,12 +12,13 @@ Smallest example
     norms 0.9, 1.1, 1.0, ... 400.0
 
 What to do
-    The batch is skipped. Several in a row are taken for a new level and let through, so a change of data or of the
-    schedule does not stop the run; the ladder tightens the clip and halves the learning rate meanwhile.
+    By default nothing is done: a finite value is no proof of harm, so the spike is recorded, plotted and counted, and
+    the update is applied. With `Policy.refuse_spikes`, as in `ultra_conservative`, the batch is skipped; several in a
+    row are then taken for a new level and applied.
 
 Safety
-    A refused batch leaves no trace. The limit is far on purpose: noisy norms of small batches and the falling norms
-    of warm-up stay below it.
+    A note by default. Where spikes are refused, a refused batch leaves no trace, and the limit is far on purpose:
+    noisy norms of small batches and the falling norms of warm-up stay below it.
 
 References
     https://arxiv.org/abs/2204.02311

@@ -13,7 +13,8 @@ Smallest example
     losses 2.1, 2.0, 2.2, ... 900.0
 
 What to do
-    The batch is skipped. Look at it: its key is in the quarantine.
+    By default nothing is done: the spike is recorded, plotted and counted, and the update is applied. With
+    `Policy.refuse_spikes` the batch is skipped. Look at it: its key is in the journal.
 
 Safety
     The limit is further away than the one for gradients, since a hard batch has a high loss and does no harm.

@@ -1,8 +1,9 @@
 """The gradient norm is finite and far above anything seen lately.
 
 What it sees
-    The total norm is above a limit that follows the run: the median of the last 128 applied norms, in logarithms, plus ten robust standard deviations; at least ten times the median; at least
-    twice the largest; and, while fewer have been seen, further away still. There is none for the first steps.
+    The total norm is above a limit that follows the run: the median of the last 128 applied norms, in logarithms, plus
+    ten robust standard deviations; at least ten times the median; at least twice the largest; and, while fewer have
+    been seen, further away still. There is none for the first steps.
 
 Why it hurts
     One such step can undo thousands: clipping bounds its length but not its direction, and the optimizer's second

@@ -289,7 +289,7 @@ def test_the_seal_is_recorded_and_a_recorded_run_has_the_bits_of_one_that_is_not
 def test_limits_that_move_reach_a_recorded_seal() -> None:
     """A spike far above what was normal is refused on the device, long after the seal was recorded."""
     model, optimizer = make()
-    policy = SKIP_ONLY.but(spike_min_samples=8)
+    policy = SKIP_ONLY.but(spike_min_samples=8, refuse_spikes=True)
     with sg.Guard(model, optimizer, loss_fn, max_grad_norm=0.01, policy=policy, diagnose="off") as guard:
         for batch in data(40):
             guard.step(batch)

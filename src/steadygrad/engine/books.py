@@ -130,7 +130,8 @@ class Books:
                 self.show(f"step {reading.step}: {worst.detail}", kind=worst.code)
             self.journal.event("decision", step=decision.step, actions=list(decision.actions), reason=decision.reason)
             return
-        if worst is not None and worst.code == "SY304":
+        overflow = any(found.code == "SY304" for found in decision.findings)
+        if worst is not None and overflow and worst.severity is not Severity.FATAL:
             self.journal.event("loss_scale_overflow", step=decision.step, scale=reading.loss_scale)
             return
         self._enter_incident(reading, decision)

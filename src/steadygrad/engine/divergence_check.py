@@ -34,8 +34,6 @@ CONFIRM_AFTER = 32
 PAUSE = 64
 """Steps after an evaluation that shows none before the next suspicion is looked into."""
 _NO_WORSE = "batches evaluated again are no worse under the current weights than under the last good snapshot"
-RUNAWAY = 100.0
-"""Batches that all do so many times worse, far above where the run began, need no second evaluation."""
 RECOVERING = 0.8
 """A loss that has fallen to this share since the first evaluation is recovering by itself."""
 
@@ -48,7 +46,6 @@ class DivergenceCheck:
         self._suspicion: Finding | None = None
         self._reading: Reading | None = None
         self._losses: list[float] = []
-        self._first: list[float] = []
         self._look_at = 0
         self._level_at_first: float | None = None
 
@@ -60,8 +57,6 @@ class DivergenceCheck:
     def note(self, reading: Reading, findings: Sequence[Finding]) -> None:
         """An applied step and what was found. Host only."""
         if math.isfinite(reading.loss):
-            if len(self._first) < ASKED:
-                self._first.append(reading.loss)
             self._losses.append(reading.loss)
             del self._losses[:-16]
         self._reading = reading
@@ -90,10 +85,10 @@ class DivergenceCheck:
             self._level_at_first = None
             return None
         first, self._level_at_first = self._level_at_first, None
-        if first is None and harmed < RUNAWAY:
+        if first is None:
             self._level_at_first, self._look_at = level, step + CONFIRM_AFTER
             return None
-        if first is not None and level <= RECOVERING * first:
+        if level <= RECOVERING * first:
             return None
         return reading, replace(
             suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True},
@@ -101,9 +96,8 @@ class DivergenceCheck:
             f"have with the weights of step {snapshot.step}",
         )  # fmt: skip
 
-    def _harmed(self, snapshot: Snapshot, taped: Sequence[TapedBatch]) -> float | None:
-        """How many times worse the batches do now, if most of the older and most of the newest do; None if it cannot be
-        known, 0 if they do not."""
+    def _harmed(self, snapshot: Snapshot, taped: Sequence[TapedBatch]) -> bool | None:
+        """Whether most of the older and most of the newest batches do worse now; None if it cannot be known."""
         older = [t for t in taped if t.step <= snapshot.step + ASKED][:ASKED]
         newest = [t for t in taped if t not in older][-ASKED:]
         if len(older) < ASKED or len(newest) < ASKED:
@@ -120,15 +114,8 @@ class DivergenceCheck:
             return None
         finally:
             self._forward.restore(entry)
-        times = [_times_worse(a, b) for a, b in zip(now, then, strict=True)]
-        if 2 * sum(t > 0 for t in times[:ASKED]) <= ASKED or 2 * sum(t > 0 for t in times[ASKED:]) <= ASKED:
-            return 0.0
-        return min(times) if self._began_at(now) else min(times[0], 2.0)
-
-    def _began_at(self, now: Sequence[float | None]) -> bool:
-        """Whether every one of them is far above the losses that the run began with."""
-        began = max(map(abs, self._first), default=math.inf)
-        return all(loss is None or not math.isfinite(loss) or loss > 10 * began for loss in now)
+        worse = [_worse(a, b) for a, b in zip(now, then, strict=True)]
+        return 2 * sum(worse[:ASKED]) > ASKED and 2 * sum(worse[ASKED:]) > ASKED
 
     def _under(self, snapshot: Snapshot, taped: Sequence[TapedBatch]) -> list[float | None]:
         """Their losses with the weights of the snapshot."""
@@ -145,9 +132,8 @@ class DivergenceCheck:
         return None if terms is None else float(terms["loss"].detach())
 
 
-def _times_worse(now: Any, then: Any) -> float:
-    """By how many times its size a loss has grown, if by at least its own size; else 0."""
+def _worse(now: Any, then: Any) -> bool:
+    """Whether a loss has grown by at least its own size."""
     if now is None or then is None or not math.isfinite(then):
-        return 0.0
-    grown = (now - then) / max(abs(then), 1e-12) if math.isfinite(now) else math.inf
-    return grown if grown > 1.0 else 0.0
+        return False
+    return not math.isfinite(now) or now - then > max(abs(then), 1e-12)

@@ -38,10 +38,10 @@ from .patching import outside_of_compile, wrap_method
 from .rhythm import Rhythm
 
 _LIMITS = (
-    "attached to an optimizer: non-finite updates are refused and recorded, not diagnosed; batches that the loop skips "
-    "itself are not seen; a moving average that the loop updates is not held back"
+    "attached to an optimizer: incidents are not diagnosed, batches that the loop skips itself are not seen, and a "
+    "moving average that the loop updates is not held back"
 )
-_NO_MODEL = "without model= running statistics and random numbers are not restored after a refused update"
+_NO_MODEL = "without model= running statistics and random numbers are not restored"
 
 
 class OptimizerGuard:

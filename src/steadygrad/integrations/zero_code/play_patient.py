@@ -16,6 +16,7 @@ from torch.utils._pytree import register_pytree_node
 
 from ...diagnosis.bedside import narrow
 from ...diagnosis.patient import StepFacts
+from ...diagnosis.standins import TalksToOthers
 from ...engine.forward_state import Entry, ForwardState
 from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
@@ -78,6 +79,8 @@ class PlayPatient(CallsPatient):
             return self._compared()
         except HasEffect as effect:
             return f"running the loop's lines again would have an effect: {effect}"
+        except TalksToOthers:
+            raise
         except Exception as error:  # their lines, out of their place, may raise anything
             return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
 

@@ -239,7 +239,7 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
             if odd and how == "ends early" and number == 3:
                 break
             if odd and how == "guard breaks" and number == 3:
-                guard._loop._probe.measure = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+                guard._loop.parts.probe.measure = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
             if odd and how == "guard breaks early" and number == 3:
                 guard._loop.forward.take = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
             try:

@@ -132,7 +132,7 @@ def test_poison_found_k_steps_late_is_undone_to_the_bit(k: int) -> None:
 
     clean, _ = run(good)
     got, summary = run([*good[:20], poison, *good[20:]])
-    assert summary["rolled_back"] == 1
+    assert summary["skipped"] == 1  # an optimizer that torch does not bring along: undone at once
     assert same_bits(clean, got) == []
 
 

@@ -144,7 +144,7 @@ class Books:
             self.incidents[-1] = incident
         else:
             headline = decision.findings[0].detail if decision.findings else "the update was refused"
-            headline = f"{decision.reason}; {headline}" if own else headline + _by_rank(reading)
+            headline = decision.reason if own else headline + _by_rank(reading)
             incident = Incident(
                 number=self.journal.next_incident(),
                 first_step=reading.step,
@@ -198,7 +198,7 @@ class Books:
         with self._shield("journal", None):
             self.journal.close()
 
-    def enter_crash(self, step: int, batch_key: str, error: BaseException) -> None:
+    def enter_crash(self, step: int, batch_key: str | None, error: BaseException) -> None:
         """An incident for an exception of the user's code that a bad value of the step led to."""
         words = (str(error).strip().splitlines() or [""])[0][:300]
         incident = Incident(

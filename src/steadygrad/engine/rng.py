@@ -136,6 +136,12 @@ def rewound(now: RngState, segments: Sequence[tuple[RngState, RngState | None]])
     return RngState(cpu, tuple(cuda), python, numpy)
 
 
+def same_rng(one: RngState, other: RngState) -> bool:
+    """Whether all random states are the same."""
+    mine, others = _generators(one), _generators(other)
+    return len(mine) == len(others) and all(map(_same, mine, others))
+
+
 def _generators(state: RngState) -> list[Any]:
     return [state.cpu, state.python, state.numpy, *state.cuda]
 

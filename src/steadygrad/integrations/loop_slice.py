@@ -55,6 +55,8 @@ class LoopSlice:
     first_line: int
     last_line: int
     filename: str
+    tree: ast.Module
+    """What `code` was compiled from."""
     scaled: bool = False
     """Whether backward was called on `scaler.scale(loss)`; the slice gives the unscaled loss."""
     batch_names: tuple[Any, ...] = ()
@@ -176,14 +178,15 @@ def cut(
     if not with_effects:
         kept = _used(kept, endings)
     module = ast.fix_missing_locations(ast.Module([*kept, *(s for each in endings for s in _statements(each))], []))
-    reads = tuple(sorted(_reads([*kept, *endings]) | set(flat_names(batch_names))))
+    reads = tuple(sorted(names_read([*kept, *endings]) | set(flat_names(batch_names))))
     try:
         code = compile(module, filename, "exec")
     except SyntaxError:
         return f"line {last.lineno} cannot be run on its own"
     start = first_line if first_line is not None else body[0].lineno
     rounds = tuple(_loop_names(whole, start, last_line))
-    return LoopSlice(frame.f_code, code, reads, start, last_line, filename, unscaled is not None, batch_names, rounds)
+    scaled = unscaled is not None
+    return LoopSlice(frame.f_code, code, reads, start, last_line, filename, module, scaled, batch_names, rounds)
 
 
 def _used(kept: list[ast.stmt], endings: list[ast.stmt]) -> list[ast.stmt]:
@@ -445,7 +448,7 @@ def _unscaled(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _reads(statements: list[ast.stmt]) -> set[str]:
+def names_read(statements: list[ast.stmt]) -> set[str]:
     """The names that are read before these lines themselves have made them."""
     needed: set[str] = set()
     made: set[str] = set()

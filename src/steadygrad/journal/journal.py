@@ -196,6 +196,11 @@ class Journal:
             return True
         return not self._closed and self._open.worker.flush(timeout)
 
+    def stay_open_at_exit(self) -> None:
+        """Its owner closes it at exit, perhaps later than Python would."""
+        if self._open is not None:
+            self._finalizer.atexit = False
+
     def close(self) -> None:
         """Writes what is left and lets go of the directory. Calling it again does nothing."""
         self._closed = True

@@ -252,14 +252,15 @@ def raised(call: Any) -> BaseException:
 
 def test_an_error_one_line_after_a_nan_is_told_of_the_nan(watching: Any) -> None:
     """`all elements of input should be between 0 and 1`, says torch, and means a NaN."""
-    watch = watching()
+    watch = watching(diagnose="auto")
     torch.manual_seed(0)
     model = LogInside()
     nn.init.constant_(model.body.weight, -1.0)
     nn.init.zeros_(model.body.bias)
-    torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
+        optimizer.zero_grad()
         probability = model(with_zeros()).sigmoid()
         nn.functional.binary_cross_entropy(probability, torch.ones(4, 3))
 
@@ -269,7 +270,7 @@ def test_an_error_one_line_after_a_nan_is_told_of_the_nan(watching: Any) -> None
     (note,) = error.__notes__
     assert "`probability`" in note
     assert "NaN among its 12 values" in note
-    assert "born in log of part.log" in note
+    assert "made by log" in note
     assert "test_run_diagnosis.py" in note
 
 
@@ -283,15 +284,16 @@ def test_an_error_inside_the_model_is_told_of_the_nan_too(watching: Any) -> None
             weights = self.head(x).abs() / x.sum(1, keepdim=True)
             return torch.multinomial(weights * 0.0 + weights, 1)
 
-    watch = watching()
+    watch = watching(diagnose="auto")
     model = Sampling()
     nn.init.zeros_(model.head.bias)
-    torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     error = raised(lambda: model(with_zeros()))
     watch.crashed(error)
+    assert optimizer is not None  # the model of a program that trains
     (note,) = error.__notes__
     assert "`weights`" in note
-    assert "born in div" in note
+    assert "made by div" in note
 
 
 def test_an_error_that_has_nothing_to_do_with_numbers_is_left_as_it_is(watching: Any) -> None:

@@ -383,7 +383,7 @@ def test_a_fault_of_ours_leaves_the_bare_check(watching: Any, monkeypatch: pytes
     def broken(*_: Any) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(watch, "_desk", broken)
+    monkeypatch.setattr(watch, "desk_of", broken)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()

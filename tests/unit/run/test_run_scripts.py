@@ -25,6 +25,9 @@ QUICK = {
     "zip_two_loaders",  # two models of one class
     "raw_parameters",  # no model at all
     "writes_a_file",  # cannot be run again
+    "rows_cut_in_the_call",  # no loader, and the batch has no name
+    "noise_drawn_in_the_call",  # random numbers of the loop's own lines
+    "distribution_refuses",  # ends with an error that does not mention the NaN
 }
 NEEDS = {"accelerate_weights": "accelerate", "hf_own_loop": "transformers"}
 
@@ -68,9 +71,10 @@ def test_the_script_survives_and_its_first_incident_is_diagnosed_rightly(script:
         pytest.importorskip(NEEDS[script.stem])
     truth = truth_of(script)
     ended, incidents = run(script, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert "weights finite: True" in ended.stdout
-    assert "Traceback" not in ended.stderr
+    ends_itself = truth.get("exit", "0") != "0"
+    assert ended.returncode == int(truth.get("exit", "0")), ended.stderr
+    assert ends_itself or "weights finite: True" in ended.stdout
+    assert ("Traceback" in ended.stderr) is ends_itself
     assert "steadygrad itself failed" not in ended.stdout + ended.stderr
     assert incidents
     diagnosis = incidents[0].diagnosis

@@ -12,13 +12,16 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...detect.describable import has_values
 from ...engine.tape import tensors_in
+from ...records import Diagnosis
+from .tables import Tables, rows_of_view
 
 _RING = 64
 _KEPT = 2
@@ -26,6 +29,7 @@ _SAMPLED = 64
 _SHOWN = 64
 _ROW_HEAD = 4
 _QUEUE = "_steadygrad_drawn"
+ROWS = "rows"
 
 
 @dataclass(slots=True)
@@ -42,7 +46,8 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The samples of a batch and how they were recognised: "same tensors", "same values" or "order"."""
+    """The samples of a batch and how they were recognised: "same tensors", "same values", "order", or "rows" of a
+    larger tensor that the program cuts its batches out of."""
 
     indices: tuple[Any, ...]
     how: str
@@ -56,6 +61,7 @@ class Batches:
     handed: int = 0
     recent: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """The last batches themselves, those in host memory: a loop may prepare them before it calls its model."""
+    tables: Tables = field(default_factory=Tables)
     _ahead: int | None = None
     """How many batches the program fetches before it uses one, as last seen."""
 
@@ -102,11 +108,15 @@ class Batches:
         handed, how = self._match(tensors)
         if handed is not None:
             self._ahead = self.handed - 1 - handed.number
-            return Found(handed.indices, how) if handed.indices else None
+            indices = _part(handed, tensors) if how == "same tensors" else handed.indices
+            return Found(indices, how) if indices else None
         in_order = self._in_order
         rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         if in_order is not None and in_order.indices and in_order.rows in rows:
             return Found(in_order.indices, "order")
+        if not self.handed:
+            rows_there = self.tables.rows_of(tensors)
+            return Found(rows_there, ROWS) if rows_there is not None else None
         return None
 
     def name(self, arguments: Any) -> str:
@@ -117,6 +127,8 @@ class Batches:
         tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
         handed, _ = self._match(tensors)
         handed = handed or self._in_order
+        if not self.handed:
+            return "a batch that no loader handed out"
         return f"batch {handed.number}" if handed is not None else f"batch {max(0, self.handed - 1)} or one before it"
 
     @property
@@ -147,6 +159,18 @@ class Batches:
         starts = {heads(tensor) for tensor in host if tensor.dim()}
         alike = [handed for handed in newest if starts & handed.heads]
         return (alike[0], "same values") if len(alike) == 1 else (None, "")
+
+
+def _part(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The samples of a batch that was handed out, or of the part of it that these tensors are."""
+    for reference in handed.tensors:
+        whole = reference()
+        for tensor in tensors if whole is not None else ():
+            if whole is not None and tensor is not whole and _address(tensor) == _address(whole):
+                rows = rows_of_view(tensor, whole)
+                if rows is not None and rows[-1] < len(handed.indices):
+                    return tuple(handed.indices[row] for row in rows)
+    return handed.indices
 
 
 def _address(tensor: Tensor) -> int:
@@ -181,8 +205,22 @@ def sample_key(found: Found) -> str:
     return f"samples {shown}{', ...' if len(found.indices) > _SHOWN else ''}"
 
 
-def indices_of(found: Found, rows: Sequence[int] | None) -> tuple[Any, ...]:
-    """The samples in these rows of the batch; all of them where no row was told."""
-    if rows is None:
-        return found.indices
-    return tuple(found.indices[row] for row in rows if row < len(found.indices))
+def with_samples(diagnosis: Diagnosis, found: Found) -> Diagnosis:
+    """The diagnosis with the samples in its rows. Rows beyond the batch are those of the larger tensor itself."""
+    rows, indices = diagnosis.rows or (), found.indices
+    if found.how == ROWS and any(row >= len(indices) for row in rows) and all(row in indices for row in rows):
+        rows = tuple(indices.index(row) for row in rows)
+        diagnosis = replace(diagnosis, rows=rows)
+    return replace(diagnosis, sample_ids=tuple(str(indices[row]) for row in rows if row < len(indices)))
+
+
+def bad_rows_of(batch: Any, found: Found) -> tuple[int, ...]:
+    """The rows of the batch that are not finite in the larger tensors that it was cut out of. Reads the device."""
+    last = max(found.indices, default=0) if found.how == ROWS else 0
+    for tensor in tensors_in(batch) if last else ():
+        if has_values(tensor) and tensor.is_floating_point() and tensor.dim() and tensor.shape[0] > last:
+            part = tensor.detach()[list(found.indices)].reshape(len(found.indices), -1)
+            bad = (~torch.isfinite(part)).any(dim=1).nonzero().flatten().tolist()
+            if bad:
+                return tuple(bad)
+    return ()

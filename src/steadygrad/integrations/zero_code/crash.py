@@ -1,24 +1,28 @@
-"""An error whose message never mentions the NaN that caused it: look for it where the error was raised."""
+"""An error that ends the program and never mentions the NaN behind it: look for it where the error was raised."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...diagnosis.batches import walk_batch
-from ...diagnosis.exam import phase_of
-from ...diagnosis.origin import find_birth
-from ...diagnosis.trace import Tracer
-from ...diagnosis.tracelog import Touch, Trace
+from ...detect.describable import has_values
+from ...diagnosis.crash import explain_crash, near_a_nan
 from ...errors import SteadyError
-from .calls import Call, inner
+from ...records import Diagnosis, Reading
+from ..desk import Desk
+from .batches import with_samples
+from .effects import HasEffect, supervised
+from .rerun import Rerun
+from .user_state import is_users
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).resolve().parent)
@@ -26,27 +30,60 @@ _MAX_LOCALS = 64
 _MAX_ELEMENTS = 1 << 26
 
 
-def explain(error: BaseException, calls: Sequence[Call]) -> str | None:
-    """One sentence on the non-finite value near this error, or None if there is none. Reads the device; the last call
-    of the model is made again where it helps, and its effects do not matter any more: the program is ending."""
-    if not isinstance(error, RuntimeError | ValueError | ArithmeticError | AssertionError | IndexError):
-        return None
-    if isinstance(error, SteadyError):
+def explain(watch: Watch, error: BaseException) -> None:
+    """Name the bad value behind an error that ends the program, in the error itself and in an incident: that of a loss
+    which the program had and raised about, or one of the error."""
+    before = watch.ledger.num_incidents
+    watch.batches.tables.ended = watch.slices.ended = _frames_of(error)
+    try:
+        watch.events.finished(error)
+        _explain(watch, error, known=watch.ledger.num_incidents > before)
+    finally:
+        watch.batches.tables.ended = watch.slices.ended = ()
+
+
+def _explain(watch: Watch, error: BaseException, *, known: bool) -> None:
+    sentence = _sentence_on(error)
+    if sentence is None:
+        return
+    optimizer = next((o for call in watch.models.calls if (o := watch.trainer_of(call.module)) is not None), None)
+    if optimizer is not None and watch.alone and not known:
+        desk = watch.desk_of(optimizer)
+        depth = {"auto": "full", "origin": "origin"}.get(watch.settings.diagnose)
+        found = _diagnosis(watch, desk, error, depth) if depth is not None else None
+        if found is not None:
+            desk.books.enter_crash(watch.step, watch.examiner.batch_key, error)
+            desk.books.enter_diagnosis(found)
+            if found.origin is not None and found.origin.op is not None:
+                where = found.origin.source or found.origin.module or found.phase
+                sentence += f"; the first bad value was made by {found.origin.op} ({where})"
+    sentence += ". The error may be a consequence of that."
+    error.add_note(f"steadygrad: {sentence}")
+    watch.ledger.crashes.append(sentence)
+    watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
+    """The program's own functions that this error has ended, innermost first."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return [frame for frame in reversed(frames) if is_users(frame.f_code.co_filename)]
+
+
+def _sentence_on(error: BaseException) -> str | None:
+    """One sentence on the non-finite value near this error, or None if there is none. Reads the device."""
+    if isinstance(error, SteadyError) or not near_a_nan(error):
         return None
     seen = next(_bad_locals(error.__traceback__), None)
-    born = _born(calls[-1]) if calls else None
-    if seen is None and born is None:
-        return None
-    parts = []
-    if seen is not None:
-        parts.append(f"where this error was raised, {seen}")
-    if born is not None:
-        parts.append(f"{'its' if seen else 'a'} bad value was born in {born}")
-    return "; ".join(parts) + ". The error may well be a consequence of that."
+    if seen is None:
+        return "a value that is not finite was being worked on where this error was raised"
+    return f"where this error was raised, {seen}"
 
 
 def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
-    """Tensors with a NaN among the local variables of the program's frames, innermost frame first."""
+    """Non-finite tensors among the local variables of the program's own frames, innermost frame first."""
     frames = []
     while trace is not None:
         frames.append((trace.tb_frame, trace.tb_lineno))
@@ -56,58 +93,43 @@ def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
         if file.startswith((_OURS, _TORCH, "<frozen", "<string", "<__array")):
             continue
         for name, value in list(frame.f_locals.items())[:_MAX_LOCALS]:
-            if not isinstance(value, Tensor) or not value.is_floating_point() or value.device.type == "meta":
+            if not isinstance(value, Tensor) or not has_values(value) or not value.is_floating_point():
                 continue
-            if value.layout is not torch.strided or not 0 < value.numel() <= _MAX_ELEMENTS:
+            if not 0 < value.numel() <= _MAX_ELEMENTS:
                 continue
-            bad = int(torch.isnan(value.detach()).sum())
-            if bad:
-                yield f"`{name}` ({file}:{line}) holds {bad} NaN among its {value.numel()} values"
+            nans, infinities = int(torch.isnan(value.detach()).sum()), int(torch.isposinf(value.detach()).sum())
+            if nans or infinities:
+                bad = f"{nans} NaN" if nans else f"{infinities} infinities"
+                yield f"`{name}` ({file}:{line}) holds {bad} among its {value.numel()} values"
 
 
-@torch.enable_grad()
-def _born(call: Call) -> str | None:
-    """The op inside the model's last call that made the first NaN, by making the call again under a tracer."""
-    if call.overwritten or not isinstance(call.module, nn.Module):
+def _diagnosis(watch: Watch, desk: Desk, error: BaseException, depth: str) -> Diagnosis | None:
+    """Where the bad value behind this error was made; None if that cannot be shown. The program is ending."""
+    examiner, reading = watch.examiner, Reading(step=watch.step, loss=math.nan, grad_norm=math.nan, refused=True)
+    examiner.look_at_batch()
+    found = _by_lines(watch, desk, reading, error, depth)
+    if found is None:
+        found = examiner.crashed_in_calls(desk, reading, error, depth)
+    if found is not None and found.rows and examiner.found is not None:
+        found = with_samples(found, examiner.found)
+    return found
+
+
+def _by_lines(watch: Watch, desk: Desk, reading: Reading, error: BaseException, depth: str) -> Diagnosis | None:
+    """By the loop's own lines, as they are known from other rounds: they raise the same error again."""
+    play = watch.slices.unfinished()
+    if play is None or play.overwritten:
         return None
-    tracer = Tracer(inner(call.module))
-    trace = tracer.trace
-    for name, value in walk_batch(call.batch):
-        if isinstance(value, Tensor) and not value.is_sparse:
-            trace.name(value, "batch", name)
-    for name, parameter in inner(call.module).named_parameters():
-        trace.name(parameter, "parameter", name)
+    patient = Rerun(watch, desk, reading, watch.state_of(desk), "nan_loss").patient([play])
     try:
-        with tracer.tracing():
-            call.again()
-    except Exception:
-        pass  # it raises again, as it did: what came before is in the trace
-    trace.finish()
-    last = _last_nan(trace)
-    birth = find_birth(trace, [last]) if last is not None else None
-    if birth is None:
+        with patient.examining():
+            patient.restore()
+            with supervised(play.state, patient.restored_tensors()):
+                patient.forward(patient.batches[0])
         return None
-    if birth.record is None:
-        kind, name = birth.leaf or ("", "")
-        return f"the {'argument' if kind == 'batch' else kind} {name}" if name else None
-    return _in_words(birth.record)
-
-
-def _last_nan(trace: Trace) -> Touch | None:
-    """The last NaN that was written, as whoever read it next would have seen it."""
-    for record in reversed(trace.records):
-        for touch in record.writes:
-            if math.isnan(trace.value(touch)):
-                log = [ordinal for ordinal, _ in trace.writers[touch.storage]]
-                return replace(touch, writes_before=log.index(record.ordinal) + 1)
-        for touch in record.reads:
-            if math.isnan(trace.value(touch)):
-                return touch
-    return None
-
-
-def _in_words(record: Any) -> str:
-    frame = record.stack.innermost
-    module = f" of {record.module}" if record.module else ""
-    place = f" ({frame.source}: {frame.text})" if frame is not None else ""
-    return f"{record.op}{module}{place}, in {phase_of(record)}"
+    except HasEffect:
+        return None
+    except Exception as again:  # the program's own error
+        return explain_crash(patient, error, depth=depth) if type(again) is type(error) else None
+    finally:
+        patient.release()

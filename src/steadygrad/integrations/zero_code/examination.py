@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ...diagnosis.batches import walk_batch
+from ...diagnosis.crash import explain_crash
 from ...diagnosis.diagnose import diagnose
 from ...diagnosis.patient import StepFacts
 from ...diagnosis.standins import TalksToOthers
 from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Origin, Reading
 from ..desk import Desk
-from .batches import Found, indices_of, sample_key
+from .batches import Found, bad_rows_of, sample_key, with_samples
 from .calls import Call, outputs_in
 from .patient import CallsPatient, own_loss, rows_of_call
 from .play_patient import MADE_BEFORE, PlayPatient
@@ -139,9 +140,8 @@ class Examiner:
         try:
             if depth is not None and (words is None or words.leads(reading)):
                 found = self._diagnosis(desk, reading, state, depth)
-            if found is not None and found.rows and self.found is not None:
-                ids = tuple(str(index) for index in indices_of(self.found, found.rows))
-                found = replace(found, sample_ids=ids)
+            if found is not None and self.found is not None:
+                found = with_samples(found, self.found)
         finally:
             sound = found is not None and found.because == _ELSEWHERE
             other = words.share(reading, None if sound else found, self.batch_key) if words is not None else None
@@ -203,16 +203,9 @@ class Examiner:
         models = self._watch.models
         calls = list(models.calls)
         inside = all(own_loss(call) is not None for call in calls)
-        facts = StepFacts(
-            step=reading.step, symptom=symptom, findings=(), history=tuple(desk.books.recent),
-            accumulation=len(calls), device_type=desk.parameters[0].device.type,
-            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
-            select_rows=rows_of_call if inside else None,
-            parameter_names={id(p): name for name, p in desk.named_parameters().items()},
-        )  # fmt: skip
         if models.entry is None:
             return None
-        patient = CallsPatient(desk, state, models.forward_state(), models.entry, calls, facts, reading.loss)
+        patient = self._calls_patient(desk, reading, state, symptom)
         with patient.examining():
             guilty = self._first_bad_output(patient)
         if guilty is not None and self._guilty is not guilty:
@@ -237,6 +230,19 @@ class Examiner:
         if not inside:
             how = "the model's call was replayed; the code from its output to the loss was not, so no remedy was tried"
         return replace(found, notes=(*found.notes, how))
+
+    def _calls_patient(self, desk: Desk, reading: Reading, state: TrainingState, symptom: str) -> CallsPatient:
+        models, calls = self._watch.models, list(self._watch.models.calls)
+        inside = all(own_loss(call) is not None for call in calls)
+        facts = StepFacts(
+            step=reading.step, symptom=symptom, findings=(), history=tuple(desk.books.recent),
+            accumulation=len(calls), device_type=desk.parameters[0].device.type,
+            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
+            select_rows=rows_of_call if inside else None,
+            parameter_names={id(p): name for name, p in desk.named_parameters().items()},
+        )  # fmt: skip
+        assert models.entry is not None
+        return CallsPatient(desk, state, models.forward_state(), models.entry, calls, facts, reading.loss)
 
     def _by_slices(
         self, desk: Desk, reading: Reading, state: TrainingState, symptom: str, depth: str
@@ -292,9 +298,11 @@ class Examiner:
             return None
         if patient.forward_only and not found.reproduced[0]:
             return None
-        guilty = plays[0] if len(plays) == 1 else _guilty(patient, plays)
+        guilty = patient.plays[0] if len(plays) == 1 else _guilty(patient)
         if guilty is not None and (self.found is None or len(plays) > 1):
             self.found = self._watch.batches.find(guilty.batch) or self.found
+        if guilty is not None and self.found is not None and _came_in_bad(found) and not found.rows:
+            found = replace(found, rows=bad_rows_of(guilty.batch, self.found) or found.rows)
         lines = plays[0].slice
         how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
         if patient.forward_only:
@@ -310,15 +318,15 @@ class Examiner:
                 return batch.call  # type: ignore[no-any-return]
         return None
 
-    def crash(self, error: BaseException) -> None:
-        """An exception ends the program; name the NaN it does not mention."""
-        from .crash import explain
-
-        sentence = explain(error, self._watch.models.calls)
-        if sentence:
-            error.add_note(f"steadygrad: {sentence}")
-            self._watch.ledger.crashes.append(sentence)
-            self._watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+    def crashed_in_calls(self, desk: Desk, reading: Reading, error: BaseException, depth: str) -> Diagnosis | None:
+        """By the model's calls: one raises this error again, or gives what the program then raised about."""
+        if self._why_not_again() is not None:
+            return None
+        state = self._watch.state_of(desk)
+        try:
+            return self._by_replay(desk, reading, state, "nan_loss", depth)
+        except type(error):
+            return explain_crash(self._calls_patient(desk, reading, state, "nan_loss"), error, depth=depth)
 
 
 def _came_in_bad(found: Diagnosis) -> bool:
@@ -331,11 +339,11 @@ def _explains(found: Diagnosis) -> bool:
     return found.origin is not None and found.origin.op is not None and bool(found.reproduced[0])
 
 
-def _guilty(patient: PlayPatient, plays: Sequence[Play]) -> Play | None:
+def _guilty(patient: PlayPatient) -> Play | None:
     """The micro-batch whose loss or gradients are not finite; the first one."""
     with patient.examining():
         patient.restore()
-        for play, batch in zip(plays, patient.batches, strict=True):
+        for play, batch in zip(patient.plays, patient.batches, strict=True):
             terms = patient.forward(batch)
             if not bool(torch.isfinite(terms["loss"])):
                 return play

@@ -84,7 +84,9 @@ class Ledger:
         wished = self._settings.run_dir
         for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
             try:
-                return Journal(place, names=names, run_config=config, rank=rank)
+                journal = Journal(place, names=names, run_config=config, rank=rank)
+                journal.stay_open_at_exit()  # `close` comes later, and the last round may be an incident
+                return journal
             except JournalError as error:
                 self.tell("journal", str(error))
         return Journal(None, names=names, run_config=config, rank=rank)
@@ -107,6 +109,11 @@ class Ledger:
         if self._journal is not None:
             self._journal.event(kind, **data)
 
+    @property
+    def num_incidents(self) -> int:
+        """How many incidents all trainings of this process have had."""
+        return sum(len(books.incidents) for books in self.books)
+
     def close(self, watch: Watch) -> dict[str, Any]:
         """Close the journal; what this process tells the supervisor."""
         for guard in list(self.guards):
@@ -123,7 +130,7 @@ class Ledger:
             "skipped": sum(each.skipped for each in ledgers),
             "overflows": sum(each.overflows for each in ledgers),
             "rolled_back": sum(each.rollbacks_total for each in ledgers),
-            "incidents": sum(len(each.incidents) for each in books),
+            "incidents": self.num_incidents,
             "halted": any(each.halted for each in ledgers),
             "trainings": len(books),
             "skipped_by_program": sum(each.skipped_by_program for each in books),

@@ -46,8 +46,12 @@ class Skipped:
     batch_key: str | None
     calls: tuple[Call, ...] = ()
     can_rerun: bool = False
+    error: str = ""
+    """The name of the error by which the program ended there, if it did."""
 
     def __str__(self) -> str:
+        if self.error:
+            return f"the program ended with {self.error} after a loss of {self.loss}"
         if self.kind == LOSS:
             return f"batch skipped by the program: its loss is {self.loss}"
         if self.kind == NORM:
@@ -72,6 +76,7 @@ class LoopEvents:
         self._scrubbed: list[Tensor] = []
         self._quick_reads = 0
         self._waiting: list[tuple[Tensor, Skipped]] = []
+        self._error = ""
         self.skipped = 0
 
     # -- what the loop calls
@@ -132,8 +137,9 @@ class LoopEvents:
         self._losses, self._norm = [], None
         self.read()
 
-    def finished(self) -> None:
-        """The program ends: its last round may have been left out as well."""
+    def finished(self, error: BaseException | None = None) -> None:
+        """The program ends, perhaps by an error: its last round may have been left out as well."""
+        self._error = type(error).__name__ if error is not None else ""
         if self._slices.is_open:
             self._abandoned()
         elif self._losses:
@@ -154,6 +160,8 @@ class LoopEvents:
         if bad is not None:
             event = self._event(LOSS, loss=_value(bad))
             self._report(event, can_rerun=self._slices.skipped(bad))
+        elif self._error:
+            return  # whoever explains the error needs this round
         self._slices.forget()
         self._losses, self._norm, self._scrubbed = [], None, []
 
@@ -193,7 +201,7 @@ class LoopEvents:
         calls = tuple(self._calls())
         key = self._batches.name([(call.args, call.kwargs) for call in calls]) if calls else None
         place = calls[-1].caller if calls else ("", 0)
-        return Skipped(kind, loss, grad_norm, place, key, calls)
+        return Skipped(kind, loss, grad_norm, place, key, calls, error=self._error)
 
     def _tell(self, good: Tensor, event: Skipped) -> None:
         if good.device.type == "cpu":

@@ -39,7 +39,7 @@ class PlayPatient(CallsPatient):
     ) -> None:  # fmt: skip
         super().__init__(desk, state, forward, entry, (), facts, 0.0, together(modules, plays))
         self.batches = [PlayBatch(play, play.batch) for play in plays]
-        self._plays = plays
+        self.plays = plays
         self._before = [group for group in before if not any(play.overwritten for play in group)]
         self._loss_scale = loss_scale
         self.forward_only = False
@@ -64,7 +64,7 @@ class PlayPatient(CallsPatient):
     @contextmanager
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis: afterwards everything is as it was, also the gradients of what the lines read."""
-        leaves = [tensor for play in self._plays for tensor in tensors_in(play.taken) if tensor.is_leaf]
+        leaves = [tensor for play in self.plays for tensor in tensors_in(play.taken) if tensor.is_leaf]
         with ExitStack() as stack:
             stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
             stack.enter_context(quiet())
@@ -87,7 +87,7 @@ class PlayPatient(CallsPatient):
     def _compared(self) -> str | None:
         self.restore()
         for batch in self.batches:
-            with supervised(batch.play.state, self._restored()):
+            with supervised(batch.play.state, self.restored_tensors()):
                 begun = _node_number()
                 terms = self.forward(batch)
                 loss = terms["loss"].detach() * (self._loss_scale if batch.play.slice.scaled else 1.0)
@@ -100,7 +100,7 @@ class PlayPatient(CallsPatient):
                 self.backward(terms)
         return None
 
-    def _restored(self) -> list[Tensor]:
+    def restored_tensors(self) -> list[Tensor]:
         """Tensors that the lines may write to, because they are restored after each run."""
         owned = [*self.model.parameters(), *self.model.buffers(), *self._desk.parameters]
         plain = [value for module in self.model.modules() for value in vars(module).values()]
@@ -130,7 +130,7 @@ class PlayPatient(CallsPatient):
         loss = terms["loss"]
         if not loss.requires_grad or self.forward_only:
             return
-        state = self._plays[0].state  # hooks on gradients are the program's as well
+        state = self.plays[0].state  # hooks on gradients are the program's as well
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         finally:

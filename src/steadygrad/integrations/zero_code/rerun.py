@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...diagnosis.patient import StepFacts
+from ...engine.rng import same_rng
 from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
 from ...records import Reading
@@ -40,6 +41,7 @@ class Rerun:
             count += 1
             if not any(play.overwritten for play in slices.plays):
                 yield list(slices.plays)
+                yield from _with_earlier_numbers(slices.plays)
         if self.made_before:
             yield from ([play] for play in slices.from_earlier_call())
         tried: set[tuple[Any, ...]] = set()
@@ -52,6 +54,7 @@ class Rerun:
                 count += 1
                 if count > _MAX_ATTEMPTS:
                     return
+                yield from _with_earlier_numbers(plays)
                 yield plays
 
     def was_given_good(self) -> bool:
@@ -62,6 +65,8 @@ class Rerun:
 
     def patient(self, plays: Sequence[Play]) -> PlayPatient:
         """The step in the form that the diagnosis replays."""
+        plays = [play.with_named_batches() for play in plays]
+        before = [[play.with_named_batches() for play in group] for group in self._watch.slices.before]
         watch, desk, reading = self._watch, self._desk, self._reading
         models, calls = watch.models, list(watch.models.calls)
         scale = reading.loss_scale if reading.loss_scale and any(play.slice.scaled for play in plays) else 1.0
@@ -76,7 +81,7 @@ class Rerun:
         forward = models.forward_state()
         entry = models.entry if models.entry is not None else forward.take()
         modules = [call.module for call in calls] or models.roots()
-        return PlayPatient(desk, self._state, forward, entry, modules, plays, watch.slices.before, facts, scale)
+        return PlayPatient(desk, self._state, forward, entry, modules, plays, before, facts, scale)
 
     def _size(self, play: Play) -> int | None:
         """How many rows the batch has: as the model was called, else as most of what the lines read."""
@@ -86,6 +91,14 @@ class Rerun:
             return int(first.shape[0])
         sides = [int(tensor.shape[0]) for tensor in _plain(play.batch) if tensor.dim()]
         return Counter(sides).most_common(1)[0][0] if sides else None
+
+
+def _with_earlier_numbers(plays: Sequence[Play]) -> Iterator[list[Play]]:
+    """The same lines with the random numbers from before this round, where they are others."""
+    earlier = [play.earlier for play in plays]
+    found = [play for play in earlier if play is not None]
+    if len(found) == len(plays) and any(not same_rng(a.rng, b.rng) for a, b in zip(plays, found, strict=True)):
+        yield found
 
 
 def _plain(batch: Any) -> list[Tensor]:

@@ -27,9 +27,12 @@ _SUMMED = ("steps", "applied", "skipped", "overflows", "rolled_back", "held", "s
 _FIRST_RANK = re.compile(r"first on rank ([0-9]{1,6})")
 
 
+_SHOWS_TRAINING = ("steps", "in_backward", "incidents")
+
+
 def outcome(ended: Ended) -> dict[str, Any]:
     """Everything the screen says, as plain data for `--json`."""
-    trained = [note for note in ended.notes if note.get("steps") or note.get("in_backward")]
+    trained = [note for note in ended.notes if any(note.get(key) for key in _SHOWS_TRAINING)]
     run_dirs = sorted({str(note["run_dir"]) for note in trained if note.get("run_dir")})
     if not run_dirs and (ended.run_dir / "run.json").is_file():
         run_dirs = [str(ended.run_dir)]  # a killed process leaves no note

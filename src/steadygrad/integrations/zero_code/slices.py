@@ -10,8 +10,9 @@ program that led to backward are noted; if the step is refused, their lines are 
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import tensors_in
+from ..loop_batches import with_named_batches
 from ..loop_names import bind_batch
 from ..loop_slice import LoopSlice, cut, loops_around
 from .calls import Call, autocast_now
@@ -49,6 +51,22 @@ class Play:
     versions: tuple[int, ...]
     passes: int = 0
     """How many backwards of another loss these lines make before theirs."""
+    rng_before: RngState | None = None
+    """The random numbers after the update or backward before: a line like `model(torch.randn(8))` draws between."""
+
+    def with_named_batches(self) -> Play:
+        """The same lines, reading their batches by name where they cut them out of larger tensors themselves."""
+        named = with_named_batches(self.slice, self.taken)
+        if named is None:
+            return self
+        play = replace(self, slice=named[0], taken=named[1])
+        play.versions = _versions(play.batch)
+        return play
+
+    @property
+    def earlier(self) -> Play | None:
+        """The same lines with the random numbers from before anything of this round was drawn."""
+        return replace(self, rng=self.rng_before) if self.rng_before is not None else None
 
     @property
     def overwritten(self) -> bool:
@@ -89,6 +107,7 @@ class Reached:
     rng: RngState
     autocast: dict[str, torch.dtype]
     loss: Tensor
+    rng_before: RngState | None = None
 
 
 class Slices:
@@ -102,11 +121,14 @@ class Slices:
         """The same of the last updates before, oldest first: for following a remedy a little further."""
         self.why_not: str | None = None
         """Why the last micro-batch could not be kept, as a clause."""
+        self.ended: Sequence[FrameType] = ()
+        """Functions that an error has ended, for the time in which it is explained."""
         self._known: dict[tuple[CodeType, int, int], LoopSlice | str] = {}
         self._by_start: dict[tuple[CodeType, int], list[LoopSlice]] = {}
         self._seen: dict[int, tuple[FrameType, int]] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._rng: RngState | None = None
+        self._rng_before: RngState | None = None
         self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
         self._judged = False
 
@@ -134,8 +156,9 @@ class Slices:
             return
         if self._judged:
             self._roll()  # no model's call was heard since the last update
-        here, value, autocast = sys._getframe(1), loss.detach(), autocast_now()
-        self.reached.append(Reached(_places(here), rng if rng is not None else take_rng(), autocast, value))
+        here, value, autocast, before = sys._getframe(1), loss.detach(), autocast_now(), self._rng_before
+        now = self._rng_before = take_rng()
+        self.reached.append(Reached(_places(here), rng if rng is not None else now, autocast, value, before))
         if not seen or rng is None:
             self.why_not = "the model was not called before backward"
             return
@@ -157,7 +180,7 @@ class Slices:
             self.why_not = found
             return
         taken = {**found.take(frame), **early.get(id(frame), {})}
-        play = Play(found, taken, frame.f_globals, rng, autocast, value, ())
+        play = Play(found, taken, frame.f_globals, rng, autocast, value, (), rng_before=before)
         play.versions = _versions(play.batch)
         self.plays.append(play)
         self.why_not = None
@@ -196,18 +219,26 @@ class Slices:
     def skipped(self, loss: Tensor) -> bool:
         """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is
         called in other rounds. False where that is not known."""
+        play = self.unfinished(loss)
+        if play is None:
+            return False
+        self.plays = [play]
+        self.reached = [Reached(((play.slice.owner, play.slice.last_line),), play.rng, {}, play.loss)]
+        self._start_over()
+        return True
+
+    def unfinished(self, loss: Tensor | None = None) -> Play | None:
+        """The lines of a round whose backward has not come, up to where it is called in other rounds."""
+        value = torch.tensor(math.nan) if loss is None else loss.detach()
         for frame, line in self._seen.values():
+            early = self._early.get(id(frame))
             for known in self._by_start.get((frame.f_code, line), ()):
-                early = self._early.get(id(frame))
-                if early is None or self._rng is None:
-                    continue
-                play = Play(known, early, frame.f_globals, self._rng, autocast_now(), loss.detach(), ())
-                play.versions = _versions(play.batch)
-                self.plays = [play]
-                self.reached = [Reached(((frame.f_code, known.last_line),), self._rng, {}, loss.detach())]
-                self._start_over()
-                return True
-        return False
+                if early is not None and self._rng is not None:
+                    play = Play(known, early, frame.f_globals, self._rng, autocast_now(), value, ())
+                    play.rng_before = self._rng_before
+                    play.versions = _versions(play.batch)
+                    return play
+        return None
 
     def _start_over(self) -> None:
         self._seen, self._early, self._rng, self._rounds = {}, {}, None, {}
@@ -224,7 +255,7 @@ class Slices:
             if all(play is not None for play in same):
                 yield "effects", [play for play in same if play is not None]
         if len(self.reached) == 1:
-            yield from (("body", [play]) for play in _tails(self.reached[0], handed))
+            yield from (("body", [play]) for play in _tails(self.reached[0], handed, self.ended))
 
     def from_earlier_call(self) -> Iterator[Play]:
         """The last backward's lines from the first call of the window before: a generator's output is made for the
@@ -233,7 +264,7 @@ class Slices:
             return
         earlier, places = self.before[-1], dict(reversed(self.reached[0].places))
         first = earlier[0]
-        frame, line = _living(first.slice.owner), places.get(first.slice.owner)
+        frame, line = _living(first.slice.owner, self.ended), places.get(first.slice.owner)
         if frame is None or line is None or first.overwritten:
             return
         found = cut(frame, first.slice.first_line, line, with_effects=True)
@@ -246,7 +277,7 @@ class Slices:
 
     def _longer(self, play: Play, handed: Any, *, with_effects: bool) -> Play | None:
         """The same play from the beginning of its loop's body, on the loader's batch."""
-        frame, line = _living(play.slice.owner), play.slice.last_line
+        frame, line = _living(play.slice.owner, self.ended), play.slice.last_line
         places = self.reached[-1].places if self.reached else ()
         from_start = (play.slice.owner, line, True) in _up_to_loop(places)
         found: LoopSlice | str = ""
@@ -257,7 +288,7 @@ class Slices:
         return _bound(replace(play, slice=found), {**found.take(frame), **play.taken}, handed)
 
     def _with_effects(self, play: Play) -> Play | None:
-        frame = _living(play.slice.owner)
+        frame = _living(play.slice.owner, self.ended)
         if frame is None:
             return None
         found = cut(frame, play.slice.first_line, play.slice.last_line, with_effects=True)
@@ -268,6 +299,10 @@ class Slices:
     def judged(self) -> None:
         """An update was judged: what comes next is not part of it."""
         self._judged = True
+
+    def updated(self) -> None:
+        """An update was made or withheld: the next round begins."""
+        self._rng_before = take_rng()
 
     def forget(self) -> None:
         """A new window begins."""
@@ -281,15 +316,16 @@ class Slices:
         self.reached, self._judged = [], False
 
 
-def _tails(reached: Reached, handed: Any) -> Iterator[Play]:
+def _tails(reached: Reached, handed: Any, ended: Sequence[FrameType]) -> Iterator[Play]:
     """The lines that led to backward: of the innermost function with a loop around it, from the beginning of the loop's
     body, and of the functions that this loop calls, from their beginning. Nothing further out is run again."""
     for code, line, from_start in _up_to_loop(reached.places):
-        frame = _living(code)
+        frame = _living(code, ended)
         found = cut(frame, None, line, from_start=from_start) if frame is not None else ""
         if frame is None or isinstance(found, str):
             continue
         play = Play(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, ())
+        play.rng_before = reached.rng_before
         bound = _bound(play, found.take(frame), handed)
         if bound is not None:
             yield bound
@@ -332,9 +368,9 @@ def _places(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     return tuple(found)
 
 
-def _living(code: CodeType) -> FrameType | None:
-    """The innermost frame of the stack that runs this code."""
-    frame: FrameType | None = sys._getframe(1)
+def _living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
+    """The innermost frame of this code, of those that an error has ended or of the stack."""
+    frame: FrameType | None = next((each for each in ended if each.f_code is code), sys._getframe(1))
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame

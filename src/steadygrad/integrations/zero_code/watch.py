@@ -32,6 +32,7 @@ from .backwards import Backwards
 from .batches import Batches
 from .calls import Call, note_loss
 from .clipping import Clipping
+from .crash import explain
 from .examination import Examiner
 from .followers import Followers
 from .ledger import Ledger
@@ -89,9 +90,9 @@ class Watch:
 
     def stop(self) -> None:
         """Everything of torch as it was."""
-        if self._patches is not None:
-            self._patches.undo()
-            self._patches = None
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()
         self.models.close()
 
     def finish(self) -> dict[str, Any]:
@@ -106,8 +107,7 @@ class Watch:
 
     def final_state(self) -> str:
         """Whether what the optimizers that are still there leave behind is finite. One host read each."""
-        unknown = "not checked"
-        with self.shield("final_state", unknown) as answer:
+        with self.shield("final_state", "not checked") as answer:
             desks = self.ledger.desks
             bad = [str(name) for desk in desks for found in bad_state(self.state_of(desk)).values() for name in found]
             if desks:
@@ -143,8 +143,7 @@ class Watch:
         """The optimizer that trains this model, if one has stepped."""
         first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
         for optimizer, reference in self._desks.items():
-            desk = reference()
-            if desk is not None and any(first is p for p in desk.parameters):
+            if (desk := reference()) is not None and any(first is p for p in desk.parameters):
                 return optimizer
         return None
 
@@ -160,6 +159,7 @@ class Watch:
             self.slices.forget()
             with self.shield("snapshots", None):
                 self.past.window_begins()
+        self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
         self.examiner.call_begins(call)
 
@@ -232,7 +232,7 @@ class Watch:
         return not setup.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)
 
     def _begin(self, optimizer: Optimizer) -> Desk:
-        desk = self._desk(optimizer)
+        desk = self.desk_of(optimizer)
         self._number, self.step = self.step, self.step + 1
         desk.refused = False
         with self.shield("snapshots", None):
@@ -252,6 +252,8 @@ class Watch:
         desk.last = None
         with self.shield("loop_events", None):
             self.events.stepped()
+            self.slices.updated()
+            self.batches.tables.next_round()
         self.followers.updated(desk.optimizer, refused=desk.refused)
         self.models.stepped()
         self.backwards.judged()
@@ -259,7 +261,7 @@ class Watch:
     def _skipped_by_program(self, event: Skipped) -> None:
         """A batch or an update that the loop left out by itself: an incident of the optimizer for this model."""
         modules = [call.module for call in event.calls]
-        optimizer = next((found for module in modules if (found := self._trainer_of(module)) is not None), None)
+        optimizer = next((found for module in modules if (found := self.trainer_of(module)) is not None), None)
         if optimizer is None or setup.is_claimed(optimizer):
             return
         loss = math.nan if event.loss is None else event.loss
@@ -268,9 +270,9 @@ class Watch:
         with self.shield("diagnosis", None):
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
-        self._desk(optimizer).skipped_by_program(self.step, reading, str(event))
+        self.desk_of(optimizer).skipped_by_program(self.step, reading, str(event))
 
-    def _trainer_of(self, model: nn.Module) -> Optimizer | None:
+    def trainer_of(self, model: nn.Module) -> Optimizer | None:
         """The optimizer that trains this model, whether or not it has stepped yet."""
         own = {id(parameter) for parameter in model.parameters()}
         for optimizer in list(self._made):
@@ -462,7 +464,7 @@ class Watch:
             parameters=desk.named_parameters(), optimizers=[desk.optimizer], forward=self.models.forward_state()
         )
 
-    def _desk(self, optimizer: Optimizer) -> Desk:
+    def desk_of(self, optimizer: Optimizer) -> Desk:
         reference = self._desks.get(optimizer)
         desk = reference() if reference is not None else None
         count = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -493,6 +495,6 @@ class Watch:
         self.busy = True
         try:
             with self.shield("crash", None):
-                self.examiner.crash(error)
+                explain(self, error)
         finally:
             self.busy = False

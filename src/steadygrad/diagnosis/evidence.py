@@ -87,6 +87,8 @@ class Evidence:
     gradient_in_float32: bool | None = None
     entering_ratio: float | None = None
     rate: float = 0.0
+    lost_eps: float | None = None
+    """The eps of an optimizer that is above zero as it was given and zero in the type of the origin."""
     earlier_rate: float | None = None
     discarded_forward: bool = False
     saturated: bool = False

@@ -93,6 +93,8 @@ class Evidence:
     discarded_forward: bool = False
     saturated: bool = False
     """Of such a value: it was not thrown away, a function that ends at a finite number has swallowed it."""
+    capped: bool = False
+    """Of such a value: it was compared with a bound and lost. Nobody chose beforehand to do without it."""
     bits_written: bool = False
     blew_up: bool = False
     risen: bool = False

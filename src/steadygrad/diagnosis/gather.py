@@ -107,6 +107,7 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
         plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,
         saturated=exam.saturated,
+        capped=exam.capped,
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
         lost_eps=_lost_eps(patient, dtype) if record.stage == "commit" else None,
         float32_step_finite=sound(patient, Precision(torch.float32)) if low else None,

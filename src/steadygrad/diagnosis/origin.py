@@ -231,6 +231,15 @@ class _Search:
         return mask and not turned_over(self.trace, touch, birth.record)
 
 
+def discarded_nan(trace: Trace, record: OpRecord) -> OpRecord | None:
+    """The op of forward that made a NaN which forward then discarded, and which an op of backward met among what was
+    saved for it. None where it met none, or where the NaN came with the batch or the state."""
+    saved = [t for t in record.reads if math.isnan(trace.value(t))]
+    births = [birth for touch in saved for birth in _Search(trace, False).from_touch(touch)]
+    makers = [b.record for b in births if b.record is not None and b.is_nan and not b.record.backward and not b.unseen]
+    return min(makers, key=lambda maker: maker.ordinal, default=None)
+
+
 def first_taker(trace: Trace, sink: Touch, maker: OpRecord) -> OpRecord | None:
     """The first op on the way from a mask to the loss that takes the masked entry for a value: behind the softmax that
     the mask was meant for, or the first of all."""

@@ -140,7 +140,7 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
                 break
         if proposal.from_start and step and not start:
             return False, 0, "cannot be tried here: the first steps are no longer kept"
-    judge = _Judge(ward, change, peak)
+    judge = _Judge(ward, change, peak, back=start)
     seen = replay(patient, change=change)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
@@ -177,12 +177,15 @@ def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
 class _Judge:
     """What counts as cured depends on what was wrong."""
 
-    def __init__(self, ward: Ward, change: Change, peak: float) -> None:
+    def __init__(self, ward: Ward, change: Change, peak: float, back: int = 0) -> None:
+        """`back`: the trial starts so many steps before the failing one, and must stay as calm as it was there."""
         self.ward, self.change, self.why = ward, change, ""
         self.marks: list[tuple[float, ...]] = []
         self.num_failed = 0
         """Steps whose loss or gradients were not finite, the failing one included."""
-        losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
+        until = ward.patient.facts.step - back + bool(back)
+        before = [abs(r.loss) for r in ward.patient.facts.history if r.step < until and math.isfinite(r.loss)]
+        losses = before if back and before else [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
         now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]

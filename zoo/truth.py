@@ -18,6 +18,7 @@ LEFT_OUT = "left out:"
 
 # What a case calls its own repair, and the generic remedies that do the same to the arithmetic.
 SAME_ARITHMETIC = {
+    "eps": {"optimizer_eps"},
     "biased": {"guard"},
     "zero_infinity": {"guard"},
     "log_softmax": {"eps", "clamp", "finfo_min"},

@@ -161,7 +161,7 @@ def _larger_eps(model: Any, settings: Settings) -> Settings:
     return replace(settings, adam_epsilon=1e-4)
 
 
-REMEDIES: dict[str, Callable[[Any, Settings], Settings]] = {"fp32": _in_fp32, "eps": _larger_eps}
+REMEDIES: dict[str, Callable[[Any, Settings], Settings]] = {"fp32": _in_fp32, "optimizer_eps": _larger_eps}
 
 
 def log_of(trainer: Trainer) -> list[dict[str, Any]]:

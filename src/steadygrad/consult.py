@@ -113,7 +113,7 @@ class Consult:
         )  # fmt: skip
 
     def look_into(
-        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str
+        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str, past: Past | None
     ) -> tuple[Diagnosis, tuple[Finding, ...]] | None:
         """Find out what is behind a silent problem that the sampled checks reported; None if it is not seen.
 
@@ -132,7 +132,7 @@ class Consult:
         patient = GuardPatient(
             program=parts.program, forward=parts.forward, state=parts.state, window=window, step=step,
             symptom="silent", findings=tuple(findings), history=parts.books.recent, names=self._names,
-            max_grad_norm=self.max_grad_norm, others=steps[1:],
+            max_grad_norm=self.max_grad_norm, others=steps[1:], past=past,
         )  # fmt: skip
         try:
             return self._isolated(lambda: look_into(patient, findings, depth=depth))

@@ -106,6 +106,12 @@ def values_of(tensor: Tensor) -> Tensor | None:
     return tensor if describable(tensor) else None
 
 
+def stored_values(item: Any) -> Any:
+    """The memory in which a sparse COO tensor keeps its numbers, several for one place maybe; any other item as it
+    is."""
+    return item.detach()._values() if why_not_read(item) == _LAYOUTS[torch.sparse_coo] else item
+
+
 def once(tensor: Tensor) -> tuple[Tensor, int]:
     """Every number of a describable tensor once: an expanded dimension is taken at its first index.
 

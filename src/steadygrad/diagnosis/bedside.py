@@ -84,6 +84,7 @@ class GuardPatient:
             parameter_names=names,
             dynamic_scale=scaler is not None,
             earlier=self._go_back if past is not None else None,
+            kept_steps=tuple(snapshot.step for snapshot in past.snapshots) if past is not None else (),
             bad_at_start=past.bad_at_start if past is not None else None,
         )
 

@@ -87,10 +87,14 @@ class Evidence:
     gradient_in_float32: bool | None = None
     entering_ratio: float | None = None
     rate: float = 0.0
+    lost_eps: float | None = None
+    """The eps of an optimizer that is above zero as it was given and zero in the type of the origin."""
     earlier_rate: float | None = None
     discarded_forward: bool = False
     saturated: bool = False
     """Of such a value: it was not thrown away, a function that ends at a finite number has swallowed it."""
+    capped: bool = False
+    """Of such a value: it was compared with a bound and lost. Nobody chose beforehand to do without it."""
     bits_written: bool = False
     blew_up: bool = False
     risen: bool = False

@@ -12,7 +12,7 @@ from ..records import Origin, TensorDigest
 from .batches import walk_batch
 from .evidence import FP16_TINY, OpFacts
 from .opfacts import op_facts
-from .origin import Birth, ancestors, find_birth, first_taker, kernel_of, producer
+from .origin import Birth, ancestors, discarded_nan, find_birth, first_taker, kernel_of, producer
 from .patient import Patient
 from .replay import replay
 from .seen import StepSeen, absmax
@@ -27,6 +27,7 @@ _MASKING = frozenset(
 
 # Functions that make a finite number of an infinity, and hide it from the loss.
 _SATURATING = frozenset({"tanh", "sigmoid", "erf", "atan", "reciprocal", "div", "exp", "softmax", "hardtanh"})
+_BY_SIZE = frozenset({"clamp", "clamp_min", "clamp_max", "minimum", "maximum", "min", "max", "amin", "amax"})
 _LARGEST = frozenset({"amax", "max", "logsumexp", "cummax"})
 
 
@@ -44,6 +45,8 @@ class Examination:
     incoming: torch.Tensor | None = None
     zeroed_by_mask: bool = False
     saturated: bool = False
+    capped: bool = False
+    """Of a value that forward discarded: a bound or a minimum of the value itself did that, and no condition."""
     mask_reached_loss: bool = False
     doubt: str = ""
     """What was not read on the way from the bad value to its birth, so that the birth may lie further back."""
@@ -95,7 +98,8 @@ def examine(patient: Patient, *, thorough: bool = False) -> Examination:
     if exam.birth.unseen:
         exam.record.op = kernel_of(exam.record)
     if exam.record.forward_ordinal is not None:
-        exam.forward = tracer.trace.records[exam.record.forward_ordinal]
+        forward = tracer.trace.records[exam.record.forward_ordinal]
+        exam.forward = (discarded_nan(tracer.trace, exam.record) if seen.loss_finite else None) or forward
     catch_in_the_act(patient, exam)
     return exam
 
@@ -174,6 +178,8 @@ def _find_incoming(exam: Examination, node: list[OpRecord]) -> None:
                 trace.records[r.forward_ordinal].op for r in chain if r.backward and r.forward_ordinal is not None
             ]
             exam.zeroed_by_mask = any(op in _MASKING for op in forwards[:6])
+            chosen = set(forwards[:6]) & (_MASKING | _BY_SIZE)
+            exam.capped = bool(chosen) and chosen <= _BY_SIZE
             exam.saturated = not exam.zeroed_by_mask and any(op in _SATURATING for op in forwards[:3])
             return
 

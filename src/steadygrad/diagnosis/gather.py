@@ -107,10 +107,22 @@ def _about_op(patient: Patient, exam: Examination, evidence: Evidence, origin: O
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
         plain_backend_finite=_plain_attention_is_sound(patient) if "attention" in record.op else None,
         saturated=exam.saturated,
+        capped=exam.capped,
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
+        lost_eps=_lost_eps(patient, dtype) if record.stage == "commit" else None,
         float32_step_finite=sound(patient, Precision(torch.float32)) if low else None,
         unit_scale_finite=sound(patient, Scale(1.0 / exam.seen.loss_scale)) if exam.seen.loss_scale else None,
     )
+
+
+def _lost_eps(patient: Patient, dtype: str) -> float | None:
+    """The first eps of an optimizer that this type cannot hold: it rounds to zero."""
+    kind = getattr(torch, dtype, None)
+    given = (group.get("eps") for optimizer in patient.optimizers for group in optimizer.param_groups)
+    numbers = (eps for option in given for eps in (option if isinstance(option, tuple | list) else (option,)))
+    positive = (float(eps) for eps in numbers if isinstance(eps, int | float) and eps > 0)
+    lost = (eps for eps in positive if kind is not None and not torch.tensor(eps, dtype=kind).any())
+    return next(lost, None)
 
 
 class _PlainAttention(Change):

@@ -1,7 +1,8 @@
 """Batches that cannot be cut by rows: other entries point at the rows by their number.
 
-A graph is nodes and a list of edges that names them, a packed batch is tokens and where each sequence begins. Without
-some of the rows the numbers point elsewhere, or past the end. Such a batch is taken as a whole.
+A graph is nodes and a list of edges that names them, or a matrix with a row and a column for each node; a packed batch
+is tokens and where each sequence begins. Without some of the rows the numbers point elsewhere, or past the end. Such a
+batch is taken as a whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _ALONG_ONE = frozenset(
     {"index_select", "index_add", "index_copy", "index_fill", "index_reduce", "gather", "scatter", "scatter_add",
      "scatter_reduce"}
 )  # fmt: skip
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv"})
 _MAX_STEPS = 64
 
 
@@ -31,11 +33,27 @@ def indivisible(trace: Trace, batch: Any, size: int) -> str:
     key = _boundaries(batch, size)
     if key is not None:
         return f"the batch is indivisible: {key!r} says where sequences begin in its {size} rows"
+    square = {k for k, v in walk_batch(batch) if isinstance(v, torch.Tensor) and v.shape[-2:] == (size, size)}
     for record in trace.records:
         key = _points_at_rows(trace, record, size)
         if key is not None:
             return f"the batch is indivisible: {key!r} points at its {size} rows by their number"
+        key = _adds_up_rows(trace, record, square, size) if square else None
+        if key is not None:
+            return f"the batch is indivisible: {key!r} says how its {size} rows are connected"
     return ""
+
+
+def _adds_up_rows(trace: Trace, record: OpRecord, square: set[str], size: int) -> str | None:
+    """The square batch entry by which this product adds up rows of the batch, such as a matrix of neighbours."""
+    if record.backward or record.op not in _PRODUCTS or len(record.reads) < 2:
+        return None
+    matrix, rows = record.reads[-2:]
+    long = rows.shape[-2:-1] == (size,) or rows.shape == (size,)
+    if matrix.shape[-2:] != (size, size) or not long or _entry_behind(trace, rows, integers=False) is None:
+        return None
+    key = _entry_behind(trace, matrix, integers=False)
+    return key if key in square else None
 
 
 def _boundaries(batch: Any, size: int) -> str | None:

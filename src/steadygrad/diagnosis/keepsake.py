@@ -39,8 +39,8 @@ class Keepsake:
         self._optimizers = [(optimizer, _structure(optimizer)) for optimizer in optimizers]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """The same objects in the same places, with the same bits."""
+    def restore(self, other: Tree | None = None) -> None:
+        """The same objects in the same places, with the same bits; `other` are parts of the state from elsewhere."""
         for module, parameters, buffers, modules, training in self._modules:
             for now, then in ((module._parameters, parameters), (module._buffers, buffers), (module._modules, modules)):
                 if list(map(id, now.values())) != list(map(id, then.values())):
@@ -63,7 +63,7 @@ class Keepsake:
             optimizer.state.clear()
             for parameter, values in state.items():
                 optimizer.state[parameter] = dict(values)
-        self._state.restore(self._values)
+        self._state.restore({**self._values, **(other or {})})
 
 
 def _structure(optimizer: Optimizer) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:

@@ -79,6 +79,7 @@ _FEATURE_ARITHMETIC = frozenset(
 )
 _RECKONING = frozenset({"sub", "rsub", "div", "mul", "addcmul", "addcdiv", "lerp"})
 _PRODUCTS = frozenset({"to_copy", "mm", "addmm", "bmm", "baddbmm", "convolution", "mul", "add", "sum", "pow", "mean"})
+_RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "uniform", "normal", "bernoulli", "native_dropout"})
 _MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_sigmoid_forward"})
 
 
@@ -103,9 +104,13 @@ class Birth:
 def producer(trace: Trace, touch: Touch) -> OpRecord | None:
     """The op whose bad output this touch saw, or None where the storage came into the step with it."""
     log = trace.writers.get(touch.storage, [])[: touch.writes_before]
-    for ordinal, reading in reversed(log):
-        if reading is not None and is_bad(trace.values[reading]):
-            return trace.records[ordinal]
+    bad = [(ordinal, trace.values[r]) for ordinal, r in reversed(log) if r is not None and is_bad(trace.values[r])]
+    # One storage may hold several parts: a mask of -inf written into one of them did not make the NaN in another.
+    is_nan = math.isnan(trace.value(touch))
+    same = (ordinal for ordinal, value in bad if math.isnan(value) == is_nan)
+    maker = next(same, bad[0][0] if bad else None)
+    if maker is not None:
+        return trace.records[maker]
     # Nobody wrote a bad number, so somebody wrote bits: through an integer view of the same storage.
     for ordinal, reading in reversed(log):
         record = trace.records[ordinal]
@@ -226,6 +231,15 @@ class _Search:
         return mask and not turned_over(self.trace, touch, birth.record)
 
 
+def discarded_nan(trace: Trace, record: OpRecord) -> OpRecord | None:
+    """The op of forward that made a NaN which forward then discarded, and which an op of backward met among what was
+    saved for it. None where it met none, or where the NaN came with the batch or the state."""
+    saved = [t for t in record.reads if math.isnan(trace.value(t))]
+    births = [birth for touch in saved for birth in _Search(trace, False).from_touch(touch)]
+    makers = [b.record for b in births if b.record is not None and b.is_nan and not b.record.backward and not b.unseen]
+    return min(makers, key=lambda maker: maker.ordinal, default=None)
+
+
 def first_taker(trace: Trace, sink: Touch, maker: OpRecord) -> OpRecord | None:
     """The first op on the way from a mask to the loss that takes the masked entry for a value: behind the softmax that
     the mask was meant for, or the first of all."""
@@ -285,6 +299,31 @@ def _turns(record: OpRecord, place: int) -> bool:
     if record.op == "sub":
         return place == 1
     return record.op in ("mul", "div") and any(scalar < 0 for scalar in record.scalars)
+
+
+def only_of_parameters(trace: Trace, record: OpRecord) -> frozenset[str]:
+    """The parameters that an op was computed from, where nothing else went into it: no batch, no buffer, no chance.
+
+    Of a division only the divisor counts. Empty where the batch has a part in it.
+    """
+    reads = record.reads[1:] if record.op == "div" and len(record.reads) > 1 else record.reads
+    names: set[str] = set()
+    pending, seen = list(reads), set[int]()
+    while pending:
+        touch = pending.pop()
+        kind, name = trace.label(touch)
+        log = trace.writers.get(touch.storage, [])[: touch.writes_before]
+        if kind == "parameter":
+            names.add(name)
+        elif kind != "constant":
+            return frozenset()
+        elif log and log[-1][0] not in seen:
+            maker = trace.records[log[-1][0]]
+            if maker.op in _RANDOM:
+                return frozenset()
+            seen.add(maker.ordinal)
+            pending += maker.reads
+    return frozenset(names)
 
 
 def ancestors(

@@ -74,5 +74,7 @@ class StepFacts:
     """Files that drive the loop and are not the user's code: their lines are never an origin."""
     earlier: Callable[[int], Any] | None = None
     """`earlier(k)`: the same patient k steps before, from a snapshot, or None where none is kept."""
+    kept_steps: tuple[int, ...] = ()
+    """The steps before which a copy of the state is kept, oldest first: `earlier` goes there without running."""
     bad_at_start: frozenset[tuple[str, str]] | None = None
     """(kind, name) of parameters and buffers that were bad before the very first step; None where nobody looked."""

@@ -201,22 +201,17 @@ def _see_terms(terms: Mapping[str, Tensor], seen: StepSeen, tracer: Tracer | Non
 
 
 def _see_gradients(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> None:
-    dense_of: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for name, parameter in trainable(patient):
         seen.gradients[name] = Gradient(name, False)  # until it is seen: this keeps the order of the parameters
         if parameter.grad is not None:
-            dense_of[name] = _stored(parameter.grad)
-    sizes, norms = absmaxes(dense_of.values()), norms_of(dense_of.values())
-    for (name, dense), size, norm in zip(dense_of.items(), sizes, norms, strict=True):
+            gradients[name] = parameter.grad
+    sizes, norms = absmaxes(gradients.values()), norms_of(gradients.values())
+    for (name, gradient), size, norm in zip(gradients.items(), sizes, norms, strict=True):
         seen.gradients[name] = Gradient(name, True, norm if math.isfinite(size) else size, size)
-        touch = tracer.sink(dense) if tracer is not None and not math.isfinite(size) else None
+        touch = tracer.sink(gradient) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
-
-
-def _stored(gradient: Tensor) -> Tensor:
-    """What a sparse gradient stores; any other gradient as it is."""
-    return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -242,11 +237,11 @@ def _entering(patient: Patient, seen: StepSeen, tracer: Tracer | None) -> Iterat
         if tracer is not None:
             tracer.paused = True
         entering = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        dense_of = [_stored(p.grad) for p in entering if p.grad is not None]
-        for parameter, dense, length in zip(entering, dense_of, norms_of(dense_of), strict=True):
+        gradients = [p.grad for p in entering if p.grad is not None]
+        for parameter, gradient, length in zip(entering, gradients, norms_of(gradients), strict=True):
             name = names.get(id(parameter), "?")
             seen.entering[name] = length
-            touch = tracer.sink(dense) if tracer is not None and not math.isfinite(length) else None
+            touch = tracer.sink(gradient) if tracer is not None and not math.isfinite(length) else None
             if touch is not None:
                 seen.sinks["entering", name] = touch
         if tracer is not None:

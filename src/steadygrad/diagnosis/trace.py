@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..detect.describable import describable, has_values, once, why_not_read
+from ..detect.describable import describable, has_values, once, stored_values, why_not_read
 from .frames import Frame, Stack, current_stack
 from .modes import StaysInBackward
 from .tracelog import Exit, ModuleVisit, OpRecord, Touch, Trace
@@ -191,9 +191,10 @@ class Tracer:
         reasons: list[str] = []
         for item in _flat(args, kwargs):
             if isinstance(item, torch.Tensor):
-                why = why_not_read(item)
+                stored = stored_values(item)
+                why = why_not_read(stored)
                 if why is None:
-                    tensors.append(item)
+                    tensors.append(stored)
                 else:
                     reasons.append(why)
                     self.trace.pass_over(why)
@@ -209,11 +210,11 @@ class Tracer:
     ) -> None:
         trace, ordinal = self.trace, record.ordinal
         written = _written(func, args, kwargs)
-        outputs = [item for item in _flat((out,), {}) if describable(item)]
+        outputs = [item for item in map(stored_values, _flat((out,), {})) if describable(item)]
         inputs = {touch.storage for touch in record.reads}
         record.view = not written and bool(outputs) and all(trace.key_of(item) in inputs for item in outputs)
         if not record.view:
-            mutated = [tensor for tensor in written if describable(tensor)]
+            mutated = [tensor for tensor in map(stored_values, written) if describable(tensor)]
             for tensor in mutated:
                 key = trace.key_of(tensor)
                 trace.writers.setdefault(key, []).append((ordinal, None))
@@ -256,8 +257,12 @@ class Tracer:
         return self._modules[-1] if self._modules else None
 
     def sink(self, tensor: torch.Tensor) -> Touch | None:
-        """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts."""
-        return self._touch(tensor) if describable(tensor) else None
+        """A value that matters (a loss, a gradient, a weight) as it is now; where a slice starts.
+
+        Of a sparse gradient it is what that stores: backward made it, as it made a dense one.
+        """
+        stored = stored_values(tensor)
+        return self._touch(stored) if describable(stored) else None
 
     def _touch(self, tensor: torch.Tensor, *, look: bool = True) -> Touch:
         key = self.trace.key_of(tensor)

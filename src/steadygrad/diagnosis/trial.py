@@ -17,7 +17,7 @@ from ..detect.patterns.gradient_scaled_wrongly import SIZE_MISMATCH
 from ..detect.patterns.loss_jumps_and_stays import LONG_STRIDE
 from ..records import Remedy, Trial
 from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
-from .patient import Patient
+from .patient import Patient, StepFacts
 from .replay import CANNOT_RUN, Change, replay
 from .rows import num_rows
 from .seen import StepSeen, absmax, trainable
@@ -32,6 +32,10 @@ SAME_BATCH = 3
 """Where no other batch is kept, a remedy is followed so many steps on the failing one, from where it leads."""
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
+REWIND_FAR = 64
+"""To a copy of the state a trial goes back at most so many steps: all of them are run again."""
+CALM = 3.0
+"""A loss no larger than this many times the lowest before it has not risen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
     patient, start = ward.patient, 0
     step, earlier_state = patient.facts.step, patient.facts.earlier
     if proposal.from_start or (proposal.rewind and earlier_state is not None):
-        backs = (step,) if proposal.from_start else range(min(REWIND_STEPS, step), 0, -1)
+        backs = (step,) if proposal.from_start else _starts(patient.facts)
         for back in backs:
             earlier = earlier_state(back) if earlier_state is not None else None
             if earlier is not None:
@@ -140,7 +144,7 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
                 break
         if proposal.from_start and step and not start:
             return False, 0, "cannot be tried here: the first steps are no longer kept"
-    judge = _Judge(ward, change, peak)
+    judge = _Judge(ward, change, peak, back=start)
     seen = replay(patient, change=change)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
@@ -169,6 +173,14 @@ def _run(ward: Ward, proposal: Proposal, change: Change, peak: float) -> tuple[b
     return held, steps, judge.why or "holds"
 
 
+def _starts(facts: StepFacts) -> list[int]:
+    """How many steps to go back, the best start first: to the newest copy from before the loss rose, or the oldest."""
+    losses = {record.step: abs(record.loss) for record in facts.history if math.isfinite(record.loss)}
+    kept = [at for at in facts.kept_steps if 0 < facts.step - at <= REWIND_FAR and at in losses]
+    calm = [at for at in kept if losses[at] <= CALM * min(loss for step, loss in losses.items() if step <= at)]
+    return [facts.step - at for at in (calm[-1:] or kept[:1])] + list(range(min(REWIND_STEPS, facts.step), 0, -1))
+
+
 def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
     prepare = patient.prepare_following  # type: ignore[attr-defined]
     return lambda: prepare(ahead)
@@ -177,12 +189,17 @@ def _preparing(patient: Patient, ahead: int) -> Callable[[], None]:
 class _Judge:
     """What counts as cured depends on what was wrong."""
 
-    def __init__(self, ward: Ward, change: Change, peak: float) -> None:
+    def __init__(self, ward: Ward, change: Change, peak: float, back: int = 0) -> None:
+        """`back`: the trial starts so many steps before the failing one, and must stay as calm as it was there."""
         self.ward, self.change, self.why = ward, change, ""
         self.marks: list[tuple[float, ...]] = []
         self.num_failed = 0
         """Steps whose loss or gradients were not finite, the failing one included."""
-        losses = [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
+        until = ward.patient.facts.step - back + bool(back)
+        before = [abs(r.loss) for r in ward.patient.facts.history if r.step < until and math.isfinite(r.loss)]
+        losses = before if back and before else [abs(loss) for loss in ward.evidence.losses if math.isfinite(loss)]
+        # Steps too long for the landscape: from a calm start the loss must stay calm, not only finite.
+        self.back_to_calm = bool(back and before) and ward.cause == "lr_divergence"
         # The failing step's own loss is from before its update: it belongs to the calm that a remedy must keep.
         # Unless it had risen already.
         now = [abs(r.loss) for r in ward.patient.facts.history if r.step == ward.patient.facts.step]
@@ -205,7 +222,7 @@ class _Judge:
         if self._still_out_of_range():
             self.why = "the weight is still far out of range"
             return False
-        if self.ward.evidence.kind == "spike":
+        if self.ward.evidence.kind == "spike" or self.back_to_calm:
             return self._calm(seen)
         return not (at_failure and self.ward.silent) or self._cured(seen)
 

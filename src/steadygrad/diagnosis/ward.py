@@ -9,6 +9,7 @@ from ..detect.observed_run import Suspicion
 from ..records import Origin
 from .evidence import Evidence
 from .exam import Examination
+from .origin import only_of_parameters
 from .patient import Patient
 from .replay import Change
 from .rows import Rows
@@ -48,6 +49,14 @@ class Ward:
         """The learning rate of the steps before this one; None in the first."""
         before = [r.lr for r in self.patient.facts.history if r.step < self.patient.facts.step and r.lr > 0]
         return sorted(before)[len(before) // 2] if before else None
+
+    @property
+    def guilty_parameters(self) -> frozenset[str]:
+        """The parameters that the origin was computed from and nothing else: their values are wrong, not a batch."""
+        exam = self.exam
+        if exam is None or exam.record is None or exam.named is None or exam.record.stage == "commit":
+            return frozenset()
+        return only_of_parameters(exam.trace, exam.named)
 
     def can_operate(self) -> bool:
         """Whether the origin is a call that can be changed where it stands: of the forward pass, or of the user's own

@@ -9,6 +9,7 @@ import torch
 
 from ..records import Diagnosis, Finding
 from .flight import Window
+from .past import Past
 
 if TYPE_CHECKING:
     from ..config import GuardConfig
@@ -24,7 +25,7 @@ class Ear(Protocol):
     """The part of the clinic that is asked."""
 
     def look_into(
-        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str
+        self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str, past: Past | None
     ) -> tuple[Diagnosis, tuple[Finding, ...]] | None: ...
 
 
@@ -53,7 +54,8 @@ class SilentTrouble:
             return
         with engine.shield("diagnosis", None), torch.inference_mode(False), torch.enable_grad():
             steps = engine.recovery.recent_good(Window())
-            answer = self._clinic.look_into(findings, steps, engine.step, depth=self._depth)
+            past = engine.recovery.past(Window(), engine.parts.followers.scheduler)
+            answer = self._clinic.look_into(findings, steps, engine.step, depth=self._depth, past=past)
             if answer is not None:
                 self._asked += 1
                 diagnosis, told = answer

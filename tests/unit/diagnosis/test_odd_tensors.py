@@ -305,7 +305,6 @@ def test_tracing_a_step_changes_nothing_of_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("sparse product", "sparse tensor"),
         ("csr product", "sparse CSR tensor"),
         ("jagged", "tensor of class NestedTensor"),
         ("nested", "nested tensor"),

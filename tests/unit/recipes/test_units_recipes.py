@@ -280,7 +280,7 @@ def test_the_sick_configuration_dies_alone_and_is_named_and_cured_under_guard(
     assert result["cause"] == "optimizer_eps_underflow"
     for word in ("AdamW", "eps=1e-08", "float16", "optimizer"):
         assert word in result["incident"]
-    assert {"fp32", "eps"} <= set(result["verified"])
+    assert {"fp32", "optimizer_eps"} <= set(result["verified"])
     assert result["applied_remedy"] == "fp32"
     assert result["non_finite_weights"] == result["cured_refused"] == 0
     assert len(result["cured"]) >= 4

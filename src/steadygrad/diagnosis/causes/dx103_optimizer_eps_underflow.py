@@ -9,7 +9,7 @@ Why it hurts
     finite gradient.
 
 Smallest example
-    torch.optim.Adam(model.half().parameters(), eps=1e-8)  # 1e-8 is 0 in float16
+    torch.optim.Adam(model.half().parameters(), eps=1e-8)  # 1e-8 is 0 in float16, 1e-50 is 0 in float32
 
 What to do
     Raise eps (1e-4 in float16), or keep parameters and moments in float32.
@@ -33,8 +33,9 @@ RULE = Rule("DX103", "optimizer_eps_underflow", "The optimizer's eps rounds to z
 def match(e: Evidence) -> Match | None:
     if e.phase != "optimizer" or e.op not in ("addcdiv", "div", "reciprocal", "fused_adam", "fused_adamw", "rsqrt"):
         return None
-    if e.dtype not in ("float16", ""):
-        return None  # wider types hold any eps: without one it is a plain division by zero
+    if e.dtype not in ("float16", "") and e.lost_eps is None:
+        return None  # this type holds the eps: without one it is a plain division by zero
     if e.facts.denominator_zero or (e.inputs and e.inputs[-1].num_zero > 0):
-        return Match(0.95, f"{e.op} in the optimizer divided by zero in {e.dtype}")
+        given = f": eps {e.lost_eps:g} is zero there" if e.lost_eps is not None else ""
+        return Match(0.95, f"{e.op} in the optimizer divided by zero in {e.dtype}{given}")
     return None

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from ...rules import Rule
 from ..evidence import Evidence
-from .match import Match
+from .match import Match, listed
 
 RULE = Rule("DX104", "lost_update", "The update is smaller than half a unit in the last place: the weight never moves.")
 
 
 def match(e: Evidence) -> Match | None:
     if e.kind == "written_unmoved":
-        return Match(0.93, f"{len(e.names)} tensors kept in half precision are written in every step and never change")
+        return Match(0.93, f"{listed(e.names)}: kept in half precision, written in every step, and never changed")
     if e.kind != "unmoved":
         return None
-    return Match(0.93, f"{len(e.names)} tensors received gradients at a rate of {e.rate:.3g} and never changed a bit")
+    return Match(0.93, f"{listed(e.names)}: gradients at a rate of {e.rate:.3g}, and never changed a bit")

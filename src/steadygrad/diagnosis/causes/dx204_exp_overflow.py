@@ -51,8 +51,9 @@ POWERS = frozenset({"pow", "prod", "cumprod"})
 
 
 def match(e: Evidence) -> Match | None:
-    if e.op in EXPONENTIALS and e.backward and e.kind == "non_finite" and e.discarded_forward and e.saturated:
-        return Match(0.9, f"{e.op} overflowed, and a function behind it has hidden that from the loss")
+    if e.op in EXPONENTIALS and e.backward and e.kind == "non_finite" and e.discarded_forward:
+        hidden = f"{e.op} overflowed, and a function behind it has hidden that from the loss"
+        return Match(0.96 if e.capped else 0.9, hidden) if e.capped or e.saturated else None
     if e.op is None or e.backward or e.kind != "non_finite" or any(d.num_nan or d.num_inf for d in e.inputs):
         return None
     largest = max((d.absmax for d in e.inputs), default=0.0)

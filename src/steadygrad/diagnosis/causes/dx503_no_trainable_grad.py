@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from ...rules import Rule
 from ..evidence import Evidence
-from .match import Match
+from .match import Match, listed
 
 RULE = Rule(
     "DX503", "no_trainable_grad", "Parameters that should learn receive no gradient, or no optimizer holds them."
@@ -34,7 +34,7 @@ RULE = Rule(
 
 def match(e: Evidence) -> Match | None:
     if e.kind == "outside_optimizer":
-        return Match(0.95, f"{len(e.names)} parameters have gradients and are in no optimizer")
+        return Match(0.95, f"{listed(e.names)}: gradients, and in no optimizer")
     if e.kind == "zero_gradient" and e.gradient_in_float32 is not True:
-        return Match(0.93, f"{len(e.names)} trainable parameters are used and never receive a gradient")
+        return Match(0.93, f"{listed(e.names)}: trainable, used, and never given a gradient")
     return None

@@ -138,7 +138,9 @@ def _wider_eps(eps: float, func: object, args: tuple[object, ...], kwargs: dict[
 def propose(ward: Ward) -> Iterator[Proposal]:
     matrix = ward.call.removeprefix("linalg_") in MATRICES
     at_zero = ward.cause == "domain_edge_grad" and (ward.evidence.facts.argument_zero or matrix)
-    if ward.silent or not ward.can_operate() or not (ward.cause in FLOORED or at_zero):
+    # A discarded number far below zero needs a bound (RX131): nothing small that is added to it helps.
+    below = ward.cause == "where_grad_trap" and ward.evidence.facts.argument_negative
+    if ward.silent or below or not ward.can_operate() or not (ward.cause in FLOORED or at_zero):
         return
     for lift, words in ((1.0, "a floor"), (HIGHER, "a higher floor")):
         yield Proposal(

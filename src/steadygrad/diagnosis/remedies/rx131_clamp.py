@@ -71,7 +71,8 @@ def _inside(low: float, high: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.silent or not ward.can_operate() or not (ward.cause in BOUNDED or ward.call == "logit"):
+    below = ward.evidence.facts.argument_negative and ward.cause in ("where_grad_trap", "log_zero")
+    if ward.silent or not ward.can_operate() or not (ward.cause in BOUNDED or ward.call == "logit" or below):
         return
     if ward.call in BOUNDS or ward.evidence.op in BOUNDS:
         low, high = BOUNDS.get(ward.call) or BOUNDS[ward.evidence.op or ""]

@@ -22,6 +22,8 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from ...rules import Rule
 from ..surgery.optimizer import Options
@@ -31,10 +33,20 @@ RULE = Rule("RX140", "optimizer_eps", "Raise the optimizer's eps to what the dty
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
-    if ward.evidence.phase == "optimizer" and not ward.silent:
+    if ward.evidence.phase != "optimizer" or ward.silent:
+        return
+    for floor in (1e-4,) if ward.fp16 else (1e-8, 1e-4):
         yield Proposal(
             code=RULE.code,
-            slug="eps",
-            change="optimizer eps of at least 1e-4",
-            make=lambda: Options(eps=lambda eps: max(float(eps), 1e-4)),
+            slug=RULE.slug,
+            change=f"optimizer eps of at least {floor:g}",
+            make=partial(Options, eps=partial(_at_least, floor)),
+            if_needed=floor > 1e-8,
         )
+
+
+def _at_least(floor: float, eps: Any) -> Any:
+    """The option with this floor; an optimizer with several takes them as a tuple."""
+    if isinstance(eps, tuple | list):
+        return type(eps)(_at_least(floor, each) for each in eps)
+    return max(float(eps), floor) if isinstance(eps, int | float) else eps

@@ -1,7 +1,8 @@
 """Put a weight back to what it was.
 
 What it sees
-    A weight that no update changed and that is not what it was after the last step.
+    A weight that no update changed and that is not what it was after the last step; a first bad value that was
+    computed from weights alone, whatever the batch.
 
 Why it hurts
     A flipped bit stays until somebody writes the old value.
@@ -22,9 +23,10 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ...rules import Rule
-from ..surgery.state import Reverted, TameOutliers
+from ..surgery.state import AsEarlier, Reverted, TameOutliers
 from ..ward import Proposal, Ward
 
 RULE = Rule("RX152", "restore_weight", "Put a weight back to what it was.")
@@ -49,3 +51,13 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             make=lambda: TameOutliers(name),
             safety="close",
         )
+    elif ward.patient.facts.step and not ward.silent and (guilty := ward.guilty_parameters):
+        for back in (1, min(8, ward.patient.facts.step)):
+            yield Proposal(
+                code=RULE.code,
+                slug=RULE.slug,
+                change=f"{', '.join(sorted(guilty))} as {back} step{'s' * (back > 1)} before",
+                make=partial(AsEarlier, ward.patient, guilty, back),
+                safety="close",
+                if_needed=back > 1,
+            )

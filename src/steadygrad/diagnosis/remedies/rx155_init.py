@@ -68,6 +68,14 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             change=f"{zero[0]}, which is zero throughout, drawn anew",
             make=lambda: Redraw(zero),
         )
+    elif not ward.silent and ward.patient.facts.step == 0 and (guilty := ward.guilty_parameters):
+        # The first bad value of the first step was computed from weights alone: they start where it has no value.
+        yield Proposal(
+            code=RULE.code,
+            slug="init",
+            change=f"{', '.join(sorted(guilty))} drawn anew",
+            make=lambda: Redraw(guilty),
+        )
     origin, names = ward.origin, ward.evidence.names
     if ward.evidence.kind == "zero_gradient" and names and origin is not None and origin.source is None:
         # Nothing cuts the graph, so the values themselves pass no gradient on: two factors that both start at zero,

@@ -2,7 +2,7 @@
 
 What it sees
     Trainable parameters whose output goes through round, floor, sign or the like, or is used only to pick an index with
-    argmax or argmin, before it reaches the loss.
+    argmax, argmin, topk or sort, before it reaches the loss.
 
 Why it hurts
     The derivative of a rounding is zero wherever it exists, and an index has none.
@@ -12,7 +12,8 @@ Smallest example
 
 What to do
     Use the straight-through estimator, or a soft rounding or choice. A choice is tried as hard + (soft - soft.detach())
-    with the softmax of the scores.
+    with the softmax of the scores; what is gathered by the places of the best scores is multiplied by
+    1 + soft - soft.detach().
 
 Safety
     Behavioural: a biased gradient in place of none.
@@ -28,9 +29,9 @@ from typing import Any
 
 from ...rules import Rule
 from ..replay import Change
-from ..silent import CHOOSING, COMPARING, FLAT, ORDERING
+from ..silent import CHOOSING, COMPARING, FLAT, ORDERING, PICKING
 from ..surgery.calls import CallSurgery
-from ..surgery.gradients import PassChoice
+from ..surgery.gradients import PassChoice, PassPick
 from ..surgery.rejoin import PassComparison
 from ..ward import Proposal, Ward
 
@@ -50,8 +51,11 @@ def propose(ward: Ward) -> Iterator[Proposal]:
     def make() -> Change:
         if name in COMPARING | ORDERING:
             return PassComparison(site, name, owners)
+        if name in PICKING:
+            return PassPick(site, name, owners)
         return CallSurgery(site, name, passing, owners) if name in FLAT else PassChoice(site, name, owners)
 
-    if name in FLAT | CHOOSING | COMPARING | ORDERING:
-        change = f"the gradient passes {name} " + ("as if the choice were soft" if name in CHOOSING else "unchanged")
+    if name in FLAT | CHOOSING | COMPARING | ORDERING | PICKING:
+        soft = name in CHOOSING | PICKING
+        change = f"the gradient passes {name} " + ("as if the choice were soft" if soft else "unchanged")
         yield Proposal(code=RULE.code, slug="straight_through", change=change, make=make)

@@ -15,6 +15,7 @@ from ..patient import Patient
 from ..replay import Change
 
 _LOOKUPS = frozenset({"one_hot", "embedding", "index_select", "__getitem__"})
+_GATHERS = frozenset({"gather", "take_along_dim", "index_select", "__getitem__", "embedding"})
 
 
 class KeepGradients(Change):
@@ -123,3 +124,83 @@ class _Choosing(TorchFunctionMode):
 def _same_memory(item: Any, index: torch.Tensor) -> bool:
     same = isinstance(item, torch.Tensor) and item.dtype == index.dtype and item.numel() == index.numel()
     return same and item.data_ptr() == index.data_ptr()
+
+
+class PassPick(Change):
+    """What is gathered by the places of the best scores keeps its value, and its scores learn from it.
+
+    It is multiplied by one plus the difference of a soft choice and the same number without a gradient.
+    """
+
+    def __init__(self, site: tuple[str, int], name: str, owners: frozenset[str]) -> None:
+        self.site, self.name, self.owners = site, name, owners
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with _Picking(self):
+            yield
+
+
+class _Picking(TorchFunctionMode):
+    def __init__(self, change: PassPick) -> None:
+        super().__init__()
+        self.change = change
+        self.picks: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in (self.change.name, f"arg{self.change.name}"):
+            frame = current_stack(owners=self.change.owners).innermost
+            if frame is not None and (frame.file, frame.line) == self.change.site:
+                self._remember(name, out, args, kwargs)
+        elif name in _GATHERS and self.picks and isinstance(out, torch.Tensor) and out.is_floating_point():
+            return self._weighted(out, _tensors([*args, *kwargs.values()]))
+        return out
+
+    def _remember(self, name: str, out: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        places = next((t for t in _tensors([out]) if t.dtype is torch.int64), None)
+        scores = args[0] if args else kwargs.get("input")
+        after = args[2:] if name in ("topk", "kthvalue") else args[1:]
+        dim = kwargs.get("dim", after[0] if after and type(after[0]) is int else -1)
+        if places is None or not isinstance(scores, torch.Tensor) or not scores.requires_grad or not scores.dim():
+            return
+        whole = places.dim() == scores.dim()
+        soft = torch.softmax(scores, dim).gather(dim, places if whole else places.unsqueeze(dim))
+        self.picks.append((places, (soft if whole else soft.squeeze(dim)).contiguous()))
+
+    def _weighted(self, out: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+        for places, soft in self.picks:
+            for index in given:
+                if index.dtype is not torch.int64 or not _in_memory_of(index, places) or not places.is_contiguous():
+                    continue
+                # The soft choice seen as the places were when they were used: with sides added, or expanded.
+                start = index.storage_offset() - places.storage_offset()
+                weight = soft.as_strided(index.shape, index.stride(), start)
+                at = _place_in(weight.shape, out.shape)
+                if at is not None:
+                    weight = weight.reshape(*weight.shape, *(1,) * (out.dim() - weight.dim() - at))
+                    return out * (1 + (weight - weight.detach()).to(out.dtype))
+        return out
+
+
+def _place_in(part: torch.Size, whole: torch.Size) -> int | None:
+    """The first side of the whole from which on its sides are those of the part, or the part has one there."""
+    starts = range(len(whole) - len(part) + 1)
+    return next((d for d in starts if all(a in (1, b) for a, b in zip(part, whole[d:], strict=False))), None)
+
+
+def _tensors(items: Any) -> list[torch.Tensor]:
+    """The tensors in a list of arguments, and in the tuples and lists among them."""
+    found: list[torch.Tensor] = []
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, tuple | list):
+            found += _tensors(item)
+    return found
+
+
+def _in_memory_of(index: torch.Tensor, places: torch.Tensor) -> bool:
+    return index.untyped_storage().data_ptr() == places.untyped_storage().data_ptr()

@@ -31,6 +31,28 @@ class Reverted(Change):
                     tensor.data.copy_(old)
 
 
+class AsEarlier(Change):
+    """Parameters take the values that they had some steps before: once, before the step."""
+
+    def __init__(self, patient: Patient, names: Collection[str], back: int) -> None:
+        earlier = patient.facts.earlier(back) if patient.facts.earlier is not None else None
+        if earlier is None:
+            raise ValueError(f"the state of {back} steps before is not kept")
+        earlier.restore()
+        self._old = {n: p.detach().clone() for n, p in patient.model.named_parameters() if n in names}
+        patient.restore()
+        self._done = False
+
+    def prepared(self, patient: Patient) -> None:
+        if self._done:
+            return
+        self._done = True
+        with torch.no_grad():
+            for name, parameter in patient.model.named_parameters():
+                if name in self._old:
+                    parameter.data.copy_(self._old[name])
+
+
 class ResetBadState(Change):
     """Bad entries of moments and buffers get the mean of the sound ones (one for a variance without any)."""
 

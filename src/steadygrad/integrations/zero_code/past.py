@@ -26,7 +26,7 @@ from ...engine import setup
 from ...engine.rng import put_rng, take_rng
 from ...engine.snapshots import SnapshotRing
 from ...engine.tape import tensors_in
-from ...engine.training_state import TrainingState
+from ...engine.training_state import TrainingState, Tree
 from ...records import Reading
 from ...records.reruns import rerun
 from ..desk import Desk
@@ -212,6 +212,21 @@ class Past:
 
     # -- when it is not
 
+    def kept_at(self, desk: Desk, step: int, before: int) -> tuple[Tree, list[Landed]] | None:
+        """The state that was copied before this step, in the names of its optimizer alone, and the updates from there
+        up to `before`. None where there is no such copy, or not all of the updates can be made again."""
+        snapshot = next((s for s in self._ring.good() if s.step == step), None) if self._ring is not None else None
+        if snapshot is None or self._state is None or self._desks != [desk]:
+            return None
+        updates = [landed for landed in self._updates if step <= landed.step < before]
+        if len(updates) + self._watch.refused_since(step) != before - step or not updates:
+            return None
+        if any(play.overwritten for landed in updates for play in landed.plays):
+            return None
+        tree = {key: snapshot.tree[key] for key in ("optimizers", "buffers", "counters", "extras")}
+        names = snapshot.tree["parameters"].items()
+        return {**tree, "parameters": {name.partition(".")[2]: value for name, value in names}}, updates
+
     @property
     def steps(self) -> list[int]:
         """The steps before which a good state was copied, newest last. Waits for copies on a GPU."""
@@ -240,7 +255,7 @@ class Past:
         else:
             put_rng(now)
             for desk, kept in zip(self._desks, rates, strict=True):
-                _put_groups(desk.optimizer, kept)  # with what the loop set by hand since the last update
+                put_groups(desk.optimizer, kept)  # with what the loop set by hand since the last update
         self._forget_updates()
         ring.discard_after(snapshot.step)
         self._due = True
@@ -279,7 +294,7 @@ class Past:
             return False
         if landed.clip is not None:
             torch.nn.utils.clip_grad_norm_(desk.parameters, landed.clip)
-        _put_groups(desk.optimizer, landed.groups)
+        put_groups(desk.optimizer, landed.groups)
         desk.optimizer.step()
         for parameter in desk.parameters:
             parameter.grad = None
@@ -320,6 +335,7 @@ def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _put_groups(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+def put_groups(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """Put the rates and the like in force that each group had."""
     for group, kept in zip(optimizer.param_groups, groups, strict=True):
         group.update(kept)

@@ -21,7 +21,7 @@ from ...diagnosis.keepsake import Keepsake
 from ...diagnosis.patient import StepFacts
 from ...diagnosis.preserved import preserved_attributes
 from ...engine.forward_state import Entry, ForwardState
-from ...engine.training_state import TrainingState
+from ...engine.training_state import TrainingState, Tree
 from ...records.reruns import rerun
 from ..desk import Desk
 from .calls import Call, gradients_kept, inner, outputs_in
@@ -52,6 +52,19 @@ class CallsPatient:
                 for parameter, before in self._unnamed:
                     parameter.copy_(before)
         self._forward_state.restore(self._entry)
+        for parameter in (*self.model.parameters(), *self._desk.parameters):
+            parameter.grad = None
+
+    @property
+    def desk(self) -> Desk:
+        return self._desk
+
+    def restore_other(self, parts: Tree) -> None:
+        """Another moment's parameters, moments and buffers; the rest as it was before the first call. Only inside an
+        examination."""
+        assert self._keepsake is not None
+        self._forward_state.restore(self._entry)
+        self._keepsake.restore(parts)
         for parameter in (*self.model.parameters(), *self._desk.parameters):
             parameter.grad = None
 

@@ -15,6 +15,7 @@ from ...engine.tape import tensors_in
 from ...engine.training_state import TrainingState
 from ...records import Reading
 from ..desk import Desk
+from .earlier_play import look_back
 from .play_patient import PlayPatient, rows_of_play
 from .slices import Play
 
@@ -81,7 +82,9 @@ class Rerun:
         forward = models.forward_state()
         entry = models.entry if models.entry is not None else forward.take()
         modules = [call.module for call in calls] or models.roots()
-        return PlayPatient(desk, self._state, forward, entry, modules, plays, before, facts, scale)
+        patient = PlayPatient(desk, self._state, forward, entry, modules, plays, before, facts, scale)
+        look_back(patient, watch.past)
+        return patient
 
     def _size(self, play: Play) -> int | None:
         """How many rows the batch has: as the model was called, else as most of what the lines read."""

@@ -233,7 +233,7 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
     _restore_own_state(optimizer, saved.get("own", {}))
 
 
-def _restore_own_state(optimizer: Optimizer, saved: Tree) -> None:
+def _restore_own_state(optimizer: Optimizer, saved: dict[Any, Any]) -> None:
     for key in own_state(optimizer).keys() - saved.keys():
         del optimizer.state[key]
     for key, value in saved.items():

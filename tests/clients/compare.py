@@ -23,7 +23,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ UNFINISHED = "not finished"
 GOOD = ("passed", "skipped", "xfailed")
 # A number, an address or a word for one: what may differ between two runs of the same test.
 NUMBER = r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b"
-COLOUR = r"\x1b\[[\d;]*m"
+# Left out: colours, and how long pytest took where that is more than a minute.
+LEFT_OUT = re.compile(r"\x1b\[[\d;]*m|\(\d+:\d\d:\d\d\)")
 VARIABLE = re.compile(NUMBER + r"|pytest-of-\S+|tmp\w{6,}", re.IGNORECASE)
 # Where Python and the packages are installed.
 INSTALLED = re.compile(r"/[^\s'\"`:]*?/(site-packages|lib/python3\.\d+)/(site-packages/)?")
@@ -236,7 +237,8 @@ def _instability(name: str, plain: Run, again: Run, guarded: Run) -> dict[str, A
 
 
 def _constant(text: str) -> str:
-    return VARIABLE.sub("#", re.sub(COLOUR, "", text)).strip()
+    """The text with what may differ replaced; how wide a column is follows the numbers in it."""
+    return " ".join(VARIABLE.sub("#", LEFT_OUT.sub("", text)).split())
 
 
 def _lines(text: str) -> dict[str, str]:
@@ -388,7 +390,9 @@ def keep(folder: Path, plain: Run, again: Run, guarded: Run) -> None:
     (folder / "errors.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
     (folder / "stdout.txt").write_text(guarded.stdout, encoding="utf-8")
     (folder / "stderr.txt").write_text(guarded.stderr, encoding="utf-8")
-    (folder / "plain.json").write_text(json.dumps([asdict(plain), asdict(again)]), encoding="utf-8")
+    # asdict() of Python 3.11 copies a Counter into one of its items, so the warnings are added as they are.
+    kept = [asdict(replace(run, warnings=Counter())) | {"warnings": dict(run.warnings)} for run in (plain, again)]
+    (folder / "plain.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
 def _kept_runs(folder: Path | None) -> list[Run]:

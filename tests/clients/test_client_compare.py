@@ -120,7 +120,7 @@ def test_a_run_without_any_report_is_a_problem_and_not_a_success(
 def test_kept_plain_runs_are_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suite, kept = tmp_path / "test_tiny.py", tmp_path / "kept"
     words = ["tiny", "test_tiny.py", "--checkout", str(tmp_path), "--keep", str(kept), "--under", "env"]
-    suite.write_text("def test_one():\n    pass\n")
+    suite.write_text("import warnings\n\ndef test_one():\n    warnings.warn('kept too')\n")
     assert tool.main(words) == 0
     suite.write_text("def test_one():\n    assert False\n")
     assert tool.main([*words, "--reuse-plain"]) == 1
@@ -149,6 +149,12 @@ def test_folders_of_this_machine_do_not_get_into_a_result() -> None:
     assert found == {"a": ["x <checkout>/t.py"], "n": 3}
     inside = "in /opt/venv/lib/python3.11/site-packages/torch/a.py: /usr/lib/python3.11/ast.py"
     assert tool.without_paths(inside, {}) == "in <python>/torch/a.py: <python>/ast.py"
+
+
+def test_numbers_colours_widths_and_durations_are_not_compared() -> None:
+    assert tool._constant("  1     nan  \x1b[32m0.53\x1b[0m  x") == tool._constant("  10  -0.4  nan  x")
+    assert tool._constant("2 passed in 107.2s (0:01:47)") == tool._constant("2 passed in 9.1s")
+    assert tool._constant("2 passed in 9.1s") != tool._constant("2 failed in 9.1s")
 
 
 def test_every_suite_of_the_table_has_paths_and_a_version() -> None:

@@ -41,8 +41,8 @@ def played_by(
     for number, (optimizer, kept) in enumerate(zip(program.optimizers, moments, strict=True)):
         optimizer.state.clear()
         for parameter, values in kept.items():
-            given = values if states is None else states[number][id(parameter)]
-            optimizer.state[copies[id(parameter)]] = copy_tree(given, torch.clone)
+            given = values if states is None else states[number].get(id(parameter), values)
+            optimizer.state[copies.get(id(parameter), parameter)] = copy_tree(given, torch.clone)
     try:
         yield
     finally:

@@ -62,10 +62,14 @@ class Keepsake:
                 group.update({key: list(value) if key == "params" else value for key, value in kept.items()})
             optimizer.state.clear()
             for parameter, values in state.items():
-                optimizer.state[parameter] = dict(values)
+                optimizer.state[parameter] = _copied(values)
         self._state.restore({**self._values, **(other or {})})
 
 
-def _structure(optimizer: Optimizer) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
+def _structure(optimizer: Optimizer) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
     groups = [{key: list(v) if key == "params" else v for key, v in group.items()} for group in optimizer.param_groups]
-    return groups, {parameter: dict(values) for parameter, values in optimizer.state.items()}
+    return groups, {parameter: _copied(values) for parameter, values in optimizer.state.items()}
+
+
+def _copied(values: Any) -> Any:
+    return dict(values) if isinstance(values, dict) else values

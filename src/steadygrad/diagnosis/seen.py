@@ -13,6 +13,7 @@ from ..detect.observation import Gradient as Gradient
 from ..detect.observation import StepObservation, written_between
 from ..detect.shards import is_sharded, local_of
 from ..detect.strays import stray_parameters
+from ..engine.parameters import states_of
 from .batches import walk_batch as walk_batch
 from .patient import Patient
 from .tracelog import Touch
@@ -171,7 +172,7 @@ def named_state(patient: Patient) -> Iterator[tuple[str, str, Tensor]]:
     for name, buffer in patient.model.named_buffers():
         yield "buffer", name, buffer
     for optimizer in patient.optimizers:
-        for parameter, state in optimizer.state.items():
+        for parameter, state in states_of(optimizer):
             owner = names.get(id(parameter), "")
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..engine.parameters import states_of
 from ..records import Origin
 from .origin import ancestors
 from .patient import Patient
@@ -218,7 +219,7 @@ def has_moments_without_spread(patient: Patient) -> float:
     """Share of Adam's entries whose first moment lives while the second is exactly zero: rounding did that."""
     lost = total = 0
     for optimizer in patient.optimizers:
-        for state in optimizer.state.values():
+        for _, state in states_of(optimizer):
             first, second = state.get("exp_avg"), state.get("exp_avg_sq")
             if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
                 lost += int(((first != 0) & (second == 0)).sum())

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..detect.shards import is_sharded
+from ..engine.parameters import states_of
 from ..engine.training_state import TrainingState
 from .cast import Cast, everything_played, played_by
 
@@ -48,7 +49,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fits_whole(program: Cast) -> bool:
     """Whether the whole state, several times over, fits into the memory of this rank. Does not communicate."""
     tensors = [*everything_played(program).values()]
-    tensors += [v for o in program.optimizers for s in o.state.values() for v in s.values() if isinstance(v, Tensor)]
+    tensors += [v for o in program.optimizers for _, s in states_of(o) for v in s.values() if isinstance(v, Tensor)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return _COPIES * size <= _free_bytes(tensors[0].device)
 
@@ -58,7 +59,7 @@ def whole_and_plain(program: Cast, state: TrainingState, *, mine: bool) -> Itera
     """Collective on entry: every rank gives its parts. Inside, the rank whose examination it is has a plain model."""
     wholes = {key: _whole(parameter) for key, parameter in everything_played(program).items()}
     states = [
-        {id(p): {name: _whole(value) for name, value in values.items()} for p, values in optimizer.state.items()}
+        {id(p): {name: _whole(value) for name, value in values.items()} for p, values in states_of(optimizer)}
         for optimizer in program.optimizers
     ]
     if not mine:

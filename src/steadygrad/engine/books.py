@@ -120,7 +120,7 @@ class Books:
             del self.recent[:32]
         with self._shield("journal", None):
             self.journal.step(record)
-            if decision.findings or len(decision.actions) > 1:
+            if decision.findings or len(decision.actions) > 1 or not applied:
                 self._enter_decision(reading, decision, applied=applied)
 
     def _enter_decision(self, reading: Reading, decision: Decision, *, applied: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..detect.refusal import must_refuse
 from ..errors import TrainingHalted
-from ..policy import Capabilities, Policy
+from ..policy import Capabilities, Ledger, Policy
 from ..records import Action, Decision, Finding, Outcome, Reading
 from .books import Books
 from .flight import Window
@@ -53,6 +53,8 @@ class Step:
     loss_seen: bool = True
     after: Entry | None = None
     """The state after its forward, where more has run since."""
+    ledger: Ledger | None = None
+    """As it was before the step was judged, so that one whose update turns out bad is counted once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,14 @@ class Engine:
         can_refuse = self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold))
         if can_refuse and (reading.refused or must_refuse(reading) or is_fatal(reading.posted)):
             return self.refuse(step, reading)
+        step.ledger = self.log.ledger
         return Verdict(True, reading, self._decide(reading, self.log.judge(reading)))
 
     def refuse(self, step: Step, reading: Reading) -> Verdict:
         """Leave no trace of a step, record it, find out why, and go on as decided."""
         reading = replace(self.loop.withhold(step, replace(reading, refused=True)), refused=True)
+        if step.ledger is not None:
+            self.log.ledger, step.ledger = step.ledger, None
         decision = self._decide(reading, self.log.judge(reading))
         self.log.enter(reading, decision, applied=False, attempt=step.attempt, loss_seen=step.loss_seen)
         self.loop.quarantine(step, reading)

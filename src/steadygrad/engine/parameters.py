@@ -6,7 +6,7 @@ costs a comparison for each parameter group and for each frozen parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,6 +81,19 @@ class GuardedParameters:
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def states_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """The optimizer's state of each parameter. `own_state` is the rest: torch allows other keys, such as a step count
+    for all parameters."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, Tensor) and isinstance(state, dict):
+            yield parameter, state
+
+
+def own_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """What the optimizer keeps in its state under keys that are not parameters."""
+    return {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
 
 
 def clean_name(name: str) -> str:

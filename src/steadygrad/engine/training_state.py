@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..detect.shards import is_sharded, local_of, locals_in, sharded_like
 from .forward_state import ForwardState
+from .parameters import own_state, states_of
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
 from .tape import named_tensors_in
 
@@ -118,9 +119,10 @@ class TrainingState:
         found = [(f"parameter {name}", p.detach()) for name, p in self._parameters.items()]
         names = {id(p): name for name, p in self._parameters.items()}
         for optimizer in self._optimizers:
-            for parameter, state in optimizer.state.items():
+            for parameter, state in states_of(optimizer):
                 label = names.get(id(parameter), "?")
                 found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
+            found += [(f"optimizer {key}", v) for key, v in own_state(optimizer).items() if isinstance(v, Tensor)]
         buffers = self.forward.tensors().items()
         found += [(f"buffer {name}", t) for name, t in buffers if name not in self._non_finite_at_start]
         if self._sharded:
@@ -184,10 +186,11 @@ def copy_tree(value: Any, copier: Callable[[Tensor], Tensor]) -> Any:
 
 def _optimizer_tree(optimizer: Optimizer) -> Tree:
     index = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    states = {str(index[id(p)]): dict(state) for p, state in optimizer.state.items() if id(p) in index}
+    states = {str(index[id(p)]): dict(state) for p, state in states_of(optimizer) if id(p) in index}
     return {
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "state": states,
+        "own": own_state(optimizer),
         # A step count lives on the host or, for fused kernels, beside its parameter; the copies are all on the host.
         "scalars_on_device": [
             f"{position}.{key}"
@@ -227,6 +230,18 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
                 state[key] = sharded_like(made, parameter) if part_of_it else made
             else:
                 state[key] = value
+    _restore_own_state(optimizer, saved.get("own", {}))
+
+
+def _restore_own_state(optimizer: Optimizer, saved: dict[Any, Any]) -> None:
+    for key in own_state(optimizer).keys() - saved.keys():
+        del optimizer.state[key]
+    for key, value in saved.items():
+        here = optimizer.state.get(key)
+        if isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
+            here.copy_(value)
+        else:
+            optimizer.state[key] = copy_tree(value, Tensor.clone)
 
 
 def _stateful_tree(thing: Any, theirs: frozenset[int] = frozenset()) -> Any:

@@ -248,7 +248,7 @@ class Desk:
             bad = bad_state(self.around.state_of(self))
             if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
                 copied.value.restore()
-                self.engine.refuse(step, replace(reading, undone=True))
+                self.engine.refuse(step, replace(reading, undone=True, **bad))
             else:
                 self.engine.conclude(step, self.engine.judge(step, reading, made=True))
         self._raise_if_halted()

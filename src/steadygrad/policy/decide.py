@@ -94,7 +94,7 @@ def _decision(
         dropped_terms=ledger.dropped_terms,
         widened=ledger.widened,
         reason=reason,
-        budget_left=max(0, min(policy.skip_streak_halt - ledger.streak, count + 1 - ledger.skips_within(window))),
+        budget_left=max(0, min(_streak_limit(policy, ledger) - ledger.streak, count + 1 - ledger.skips_within(window))),
     )
 
 
@@ -201,8 +201,13 @@ def _halt(
     return _decision(policy, ledger, step, (Action.SKIP, Action.HALT), findings, reason), ledger
 
 
+def _streak_limit(policy: Policy, ledger: Ledger) -> int:
+    """How many bad steps in a row halt: more before the first applied update, when there is no progress to lose."""
+    return policy.skip_streak_halt * (1 if ledger.applied else policy.start_patience)
+
+
 def _streak(policy: Policy, ledger: Ledger, what: str) -> str:
-    return f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}"
+    return f"{ledger.streak} bad steps in a row (limit {_streak_limit(policy, ledger)}): {what}"
 
 
 def _refuse(
@@ -221,14 +226,8 @@ def _refuse(
     skips = ledger.skips_within(window)
     if before.halted:
         return _halt(policy, ledger, step, findings, f"already halted; {what}")
-    if ledger.streak >= policy.skip_streak_halt:
-        return _halt(
-            policy,
-            ledger,
-            step,
-            findings,
-            f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}",
-        )
+    if ledger.streak >= _streak_limit(policy, ledger):
+        return _halt(policy, ledger, step, findings, _streak(policy, ledger, what))
     if skips > count:
         reason = f"{skips} of the last {min(window, ledger.steps)} steps were skipped, {count} are allowed: {what}"
         return _halt(policy, ledger, step, findings, reason)
@@ -308,14 +307,8 @@ def _diverged(
     slower = try_remedy(policy, before, Action.SCALE_LR, step, can)
     if can.rollback:
         ledger = _counted(policy, slower or before, reading, live)
-        if ledger.streak >= policy.skip_streak_halt:
-            return _halt(
-                policy,
-                ledger,
-                step,
-                findings,
-                f"{ledger.streak} bad steps in a row (limit {policy.skip_streak_halt}): {what}",
-            )
+        if ledger.streak >= _streak_limit(policy, ledger):
+            return _halt(policy, ledger, step, findings, _streak(policy, ledger, what))
         if before.rollbacks >= policy.max_rollbacks:
             return _halt(policy, ledger, step, findings, f"diverged again after {before.rollbacks} rollbacks: {what}")
         also = (Action.SCALE_LR,) if slower else ()

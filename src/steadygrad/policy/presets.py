@@ -30,6 +30,9 @@ class Policy:
     # Budgets
     skip_streak_halt: int = 10
     """Halt at this many bad steps in a row."""
+    start_patience: int = 1
+    """Times as many while no update has been applied yet. `steady run` sets 10: a program that trains for a few steps
+    only, as tests do, ends as it would without us."""
     skips_per_window: tuple[int, int] = (200, 200)
     """Halt when more than the first number of the last second-number steps were skipped; (200, 200) never does."""
     success_notice: float = 0.90
@@ -101,6 +104,7 @@ class Policy:
         count, window = self.skips_per_window
         checks = (
             (self.skip_streak_halt >= 1, "skip_streak_halt must be at least 1"),
+            (self.start_patience >= 1, "start_patience must be at least 1"),
             (count >= 0 and window >= 1, "skips_per_window is (skips, window), for example (60, 200)"),
             (
                 0 <= self.success_alarm <= self.success_notice <= 1,

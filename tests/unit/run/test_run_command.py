@@ -179,8 +179,8 @@ def test_a_halt_by_the_policy_is_exit_code_23(tmp_path: Path) -> None:
     done = steady_run("--diagnose", "off", "train.py", cwd=tmp_path)
     assert done.returncode == 23
     assert "TrainingHalted" in done.stderr
-    assert "steady run: halted at step 9: " in done.stderr
-    assert " 0 of 10 updates applied, 10 refused (steps 0-9)." in done.stderr
+    assert "steady run: halted at step 99: " in done.stderr
+    assert " 0 of 100 updates applied, 100 refused (steps 0-99)." in done.stderr
     assert "last good" not in done.stderr[done.stderr.index("steady run: halted") :]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
+from ...engine.parameters import states_of
 from ..batches import map_batch
 from ..modes import StaysInBackward
 from ..patient import Patient
@@ -53,7 +54,7 @@ class Precision(Change):
                 if grad is not None:
                     tensor.grad = grad.to(self.dtype)
         for optimizer in patient.optimizers:
-            for state in optimizer.state.values():
+            for _, state in states_of(optimizer):
                 for key, value in list(state.items()):
                     counts = key == "step"  # of a scalar parameter the moments are scalars as well
                     if isinstance(value, torch.Tensor) and not counts and self.wants(value.dtype):

@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.policy = Policy.named(settings.policy)
+        self.policy = Policy.named(settings.policy).but(start_patience=10)
         self.backwards = Backwards()
         self.batches = Batches()
         self.past = Past(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,8 +13,8 @@ from torch.optim import Optimizer
 
 from .config import GuardConfig, GuardOptions
 from .engine import setup
-from .engine.program import TheirFault
 from .engine.rng import take_rng
+from .engine.shield import TheirFault, boundary
 from .engine.tape import pristine
 from .errors import ClosedError, SteadyError, UsageError
 from .records import Finding, Incident, Outcome
@@ -54,10 +55,12 @@ class Guard:
         self._books = loop.books
         self._name_of = setup.batch_namer(config.batch_key, loop.shield)
         self._closed = self._inside = False
+        self._kept: Any = None
+        """The batch of the step under way, as it was before loss_fn could write into it."""
         self._final_state = "not checked"
         setup.claim(self.optimizers, weakref.ref(self))
         self._hooks = setup.settle_before_others_look(model, self.optimizers, weakref.ref(self))
-        loop.look_around()
+        loop.parts.clerk.inspect_setup()
 
     # -- what a user calls
 
@@ -71,13 +74,19 @@ class Guard:
         loop = self._loop
         if loop.engine.halt is not None:
             raise loop.engine.halted()
-        key = self._name_of(batch, loop.batches_seen)
         loop.batches_seen += 1
-        self._inside = True
+        loop.committed, loop.ran = False, False
+        self._inside, self._kept = True, batch
         try:
             if loop.fallback is not None:
                 return loop.fallback.step(batch, loop.step)
-            return self._guarded_step(batch, key)
+            try:
+                return self._guarded_step(batch)
+            except (TheirFault, SteadyError):
+                raise
+            except Exception as fault:
+                plain = loop.stand_down(fault)
+                return plain.committed(loop.step - 1) if loop.committed else plain.step(self._kept, loop.step)
         except TheirFault as fault:
             loop.abandon_window()
             raised = loop.council.leaving(fault.original)
@@ -86,22 +95,21 @@ class Guard:
             loop.abandon_window()
             raise
         finally:
-            self._inside = False
+            self._inside, self._kept = False, None
 
+    @boundary
     def settle(self) -> None:
         """Wait for the last step's answer and act on it. Called for you before a checkpoint or an evaluation."""
         if not self._inside:
             self._inside = True
             try:
                 self._loop.settle()
-            except TheirFault as fault:
-                raise fault.original from None
-            except SteadyError:
-                raise
-            except Exception as fault:
-                self._loop.stand_down(fault)
             finally:
                 self._inside = False
+
+    def failed(self, fault: Exception) -> None:
+        """The guard itself failed outside of a step: go on as a plain loop that refuses non-finite updates."""
+        self._loop.stand_down(fault)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -140,18 +148,19 @@ class Guard:
         """Settle what is pending and close the journal. Safe to call twice."""
         if self._closed:
             return
+        loop, shield = self._loop, self._loop.shield
         try:
             self.settle()
-            with self._loop.shield("final_state", None):
-                self._final_state = self._loop.recovery.final_state()
+            with shield("final_state", None):
+                self._final_state = loop.recovery.final_state()
         finally:
             self._closed = True
-            self._loop.council.closing(self._loop.batches_seen)
-            setup.release(self.optimizers)
-            for hook in self._hooks:
-                hook.remove()
-            self._loop.release()
-            self._loop.books.close()
+            with shield("ranks", None):
+                loop.council.closing(loop.batches_seen)
+            release = functools.partial(setup.release, self.optimizers)
+            for let_go in (release, *(hook.remove for hook in self._hooks), loop.release, loop.books.close):
+                with shield("closing", None):
+                    let_go()
 
     def __enter__(self) -> Guard:
         return self
@@ -161,10 +170,10 @@ class Guard:
 
     # -- one step
 
-    def _guarded_step(self, batch: Any, key: str) -> Outcome:
+    def _guarded_step(self, batch: Any) -> Outcome:
         loop = self._loop
         loop.begin()
-        kept = batch
+        key = self._name_of(batch, loop.batches_seen - 1)
         try:
             late = loop.late()
             if loop.pending is not None and not late:
@@ -173,18 +182,14 @@ class Guard:
             if not len(loop.window):
                 loop.keep_state()
             if loop.engine.halt is None:
-                kept = pristine(batch, clone=loop.program.writes_batches)
+                self._kept = kept = pristine(batch, clone=loop.program.writes_batches)
                 loop.recovery.tape(loop.step, kept, key, take_rng())
                 outcome = loop.feed(kept, key, late=late, original=batch)
             loop.note_mode()
         except TheirFault as fault:
-            loop.explain_crash(fault.original, kept, key)
+            with loop.shield("diagnosis", None):
+                loop.explain_crash(fault.original, self._kept, key)
             raise
-        except SteadyError:
-            raise
-        except Exception as fault:
-            plain = loop.stand_down(fault)
-            return plain.committed(loop.step - 1) if loop.committed else plain.step(kept, loop.step)
         if loop.engine.halt is not None:
             raise loop.engine.halted()
         return outcome

@@ -85,6 +85,15 @@ def _ours(frame: FrameType | None) -> str | None:
     return inside
 
 
+def _in_diagnosis(frame: FrameType | None) -> bool:
+    """Whether a diagnosis is under way in this frame: it may answer "not diagnosed" where one of its trials fails."""
+    while frame is not None:
+        if (_ours(frame) or "").startswith("diagnosis/"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def breaking(it: Made, result: Result, wish: str, *, after: int = 3) -> Iterator[None]:
     """With "list" notes every function of the package that another one of its functions calls, once `after` batches
@@ -104,7 +113,7 @@ def breaking(it: Made, result: Result, wish: str, *, after: int = 3) -> Iterator
         if wish == "list":
             seen.setdefault(name)
         elif name == wish:
-            result.struck = True
+            result.struck, result.examining = True, _in_diagnosis(frame)
             raise Planted(name)
 
     sys.setprofile(profile)

@@ -95,6 +95,8 @@ class Result:
     reads: list[int] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     struck: bool = False
+    examining: bool = False
+    """Whether a diagnosis was under way when the fault struck."""
     hooks: str = ""
     run_dir: str = ""
     others: list[Result] = field(default_factory=list)

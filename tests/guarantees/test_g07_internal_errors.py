@@ -59,7 +59,7 @@ def let_through_by(entry: str, count: int) -> dict[str, str]:
             wrong[each.called[0]] = f"stopped: {each.error}: {each.message[:120]}"
         elif bad := [name for name in each.non_finite if not name.startswith("buffer.")]:
             wrong[each.called[0]] = f"not finite: {bad[:3]}"
-        elif each.struck and not recorded(each) and not each.called[0].startswith("diagnosis/"):
+        elif each.struck and not recorded(each) and not each.examining:
             wrong[each.called[0]] = "not recorded"  # a diagnosis may instead say that it could not try something
     return wrong
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.program import TheirFault, named_terms
+from ..engine.program import named_terms
+from ..engine.shield import TheirFault
 from ..engine.tape import pristine
 from ..errors import UsageError
 from ..records.probe import Fit, ModuleRange, Probe

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from ..engine.program import PRECISIONS, TheirFault, named_terms
+from ..engine.program import PRECISIONS, named_terms
 from ..engine.rng import RngState, put_rng, take_rng
+from ..engine.shield import TheirFault
 from ..engine.tape import pristine
 from ..errors import UsageError
 from ..records.selftest import Selftest, SelftestStep

@@ -43,34 +43,30 @@ def why_not_read(tensor: Any) -> str | None:
     if not isinstance(tensor, Tensor):
         return "not a tensor"
     try:
-        return _why_not(tensor)
+        kind = type(tensor)
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "tensor inside a function transform (torch.func)"
+        if torch._is_functional_tensor(tensor):
+            return "functionalised tensor"
+        if kind not in _PLAIN and not _adds_nothing(kind):
+            return f"tensor of class {kind.__name__}"
+        if tensor.is_nested:
+            return "nested tensor"
+        if tensor.layout is not torch.strided:
+            return _LAYOUTS.get(tensor.layout, f"tensor of layout {str(tensor.layout).removeprefix('torch.')}")
+        if tensor.device.type == "meta":
+            return "meta tensor"
+        if tensor.is_quantized:
+            return "quantised tensor"
+        if tensor._is_zerotensor():
+            return "zero tensor"
+        if not torch._C._has_storage(tensor):
+            return "tensor without storage"
+        if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+            return "tensor whose memory was freed"
+        return None
     except Exception as error:  # a tensor that cannot even be asked what it is
         return f"tensor that cannot be asked what it is ({type(error).__name__})"
-
-
-def _why_not(tensor: Tensor) -> str | None:
-    kind = type(tensor)
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return "tensor inside a function transform (torch.func)"
-    if torch._is_functional_tensor(tensor):
-        return "functionalised tensor"
-    if kind not in _PLAIN and not _adds_nothing(kind):
-        return f"tensor of class {kind.__name__}"
-    if tensor.is_nested:
-        return "nested tensor"
-    if tensor.layout is not torch.strided:
-        return _LAYOUTS.get(tensor.layout, f"tensor of layout {str(tensor.layout).removeprefix('torch.')}")
-    if tensor.device.type == "meta":
-        return "meta tensor"
-    if tensor.is_quantized:
-        return "quantised tensor"
-    if tensor._is_zerotensor():
-        return "zero tensor"
-    if not torch._C._has_storage(tensor):
-        return "tensor without storage"
-    if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        return "tensor whose memory was freed"
-    return None
 
 
 def _adds_nothing(kind: type) -> bool:

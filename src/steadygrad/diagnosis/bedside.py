@@ -20,7 +20,8 @@ from ..engine.books import Books
 from ..engine.flight import Window
 from ..engine.forward_state import ForwardState
 from ..engine.past import Past
-from ..engine.program import PRECISIONS, StepProgram, TheirFault
+from ..engine.program import PRECISIONS, StepProgram
+from ..engine.shield import TheirFault
 from ..engine.training_state import TrainingState, Tree
 from ..records import Diagnosis, Finding, StepRecord
 from ..records.reruns import rerun

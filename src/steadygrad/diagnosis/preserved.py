@@ -39,6 +39,8 @@ def record_attributes(objects: Iterable[Any]) -> Callable[[], None]:
     seen: set[int] = set()
     undo: list[Callable[[], None]] = []
     for each in objects:
+        if isinstance(each, nn.Module):
+            undo.append(_types(each))
         for owner in each.modules() if isinstance(each, nn.Module) else (each,):
             table = getattr(owner, "__dict__", None)
             if not isinstance(table, dict) or id(owner) in seen:
@@ -52,6 +54,19 @@ def record_attributes(objects: Iterable[Any]) -> Callable[[], None]:
     def restore() -> None:
         for step in undo:
             step()
+
+    return restore
+
+
+def _types(module: nn.Module) -> Callable[[], None]:
+    """A weight or buffer that was run in another type has its own data again, should its intervention fail to."""
+    then = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
+
+    def restore() -> None:
+        for tensor, data in then:
+            if tensor.dtype is not data.dtype:
+                tensor.grad = None
+                tensor.data = data
 
     return restore
 

@@ -22,8 +22,9 @@ from ..engine import setup
 from ..engine.flight import Window
 from ..engine.forward_state import ForwardState
 from ..engine.parameters import GuardedParameters
-from ..engine.program import PRECISIONS, StepProgram, TheirFault
+from ..engine.program import PRECISIONS, StepProgram
 from ..engine.rng import put_rng, take_rng
+from ..engine.shield import TheirFault
 from ..engine.tape import pristine
 from ..engine.training_state import TrainingState, Tree, copy_tree
 from ..errors import CapsuleError, SteadyError, UsageError

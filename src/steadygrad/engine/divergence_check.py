@@ -22,7 +22,8 @@ from ..records import Finding, Reading, Severity
 from ..records.reruns import rerun
 from .flight import out_of_memory
 from .forward_state import ForwardState
-from .program import StepProgram, TheirFault
+from .program import StepProgram
+from .shield import TheirFault
 from .snapshots import Snapshot
 from .tape import TapedBatch
 from .training_state import TrainingState, copy_tree

@@ -67,7 +67,10 @@ class OwnedLoop:
         """After a refusal: the random states to go on with."""
         self._rng_now: RngState | None = None
         """And those at the refusal."""
-        self._ran = False
+        self.ran = False
+        """Whether the step under way has run a batch."""
+        self._owed: list[Callable[[], Any]] = []
+        """What has still to follow an update that was made: loss scale, gradients, schedule, moving average."""
         recovery.loop = self
 
     # -- one micro-batch
@@ -105,7 +108,7 @@ class OwnedLoop:
         fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
         tell = self.council.before_backward(self.step, self.batches_seen, self.window) if fills else None
         versions = versions_of(batch)
-        self._ran = True
+        self.ran = True
         terms = self.program.micro(batch, original=original, before_backward=tell)
         if versions != versions_of(batch):
             self.program.writes_batches = True
@@ -178,11 +181,11 @@ class OwnedLoop:
         rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
         sealed = parts.sealer.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
         self._update(gradients, sealed.flag, force, factor=sealed.factor)
-        self.program.update_scale()
-        self.program.zero_grad()
         self.window = Window()
         self.pending = Flight(step, sealed.seat, row.layout, limits, lr, parts.gate.take_fresh())
         self.step += 1
+        parts.clerk.after_update()
+        self._finish_update()
 
     def _commit_now(
         self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
@@ -206,21 +209,17 @@ class OwnedLoop:
         if not verdict.applies:
             return
         fed = gradients.indices if gradients is not None else ()
-        undo = self._check.before(fed, may_copy=self._may_undo())
+        # Not copied and undone where several ranks would have to agree on it.
+        undo = self._check.before(fed, may_copy=self.council.size == 1 and self.config.policy.acts)
         self._update(gradients, None, force, update)
+        self.parts.clerk.after_update()
         bad = self._check.after(fed, undo) if self.config.policy.acts else None
         if bad is not None:
+            self._owed.clear()
             self._undo_update(step, verdict.reading, bad, undo)
             return
-        if update is None:
-            self.program.update_scale()
-            self.program.zero_grad()
-            self.parts.followers.advance(self.window.entry)
+        self._finish_update()
         self.engine.conclude(step, verdict)
-
-    def _may_undo(self) -> bool:
-        """Whether an update may be copied beforehand and undone: not where several ranks would have to agree."""
-        return self.council.size == 1 and self.config.policy.acts
 
     def _undo_update(self, step: Step, reading: Reading, bad: dict[str, Any], undo: Any) -> None:
         """The update made something non-finite out of finite gradients: undo it to the bit, or roll back."""
@@ -235,12 +234,19 @@ class OwnedLoop:
     ) -> None:  # fmt: skip
         self.recovery.before_update()
         self.parts.clerk.before_update()
+        turns = self.parts.followers.turns(None) if flag is None else ()
+        owed = [self.program.update_scale, self.program.zero_grad, *turns] if update is None else []
         if update is None:
             self.parts.updater(gradients, flag, force, factor)
         else:
             self.parts.updater.outside(update, force)
-        self._before_forward, self.committed = None, True
-        self.parts.clerk.after_update()
+        self._before_forward, self.committed, self._owed = None, True, owed
+
+    def _finish_update(self) -> None:
+        """What comes after an update that was made. What a fault leaves of it is done when the guard stands down."""
+        while self._owed:
+            self._owed[0]()
+            self._owed.pop(0)
 
     # -- settlement
 
@@ -382,15 +388,14 @@ class OwnedLoop:
         depth = {"auto": "full", "origin": "origin"}.get(self.config.diagnose)
         if depth is None or entry is None or self.council.size > 1 or self._crashes >= _EXPLAINED_CRASHES:
             return
-        with self.shield("diagnosis", None):
-            window = Window()
-            for each, name in [*self.window.fed, (batch, key)]:
-                window.add(each, name, {}, entry)
-            found = self._clinic.explain(window, self.step, error, depth=depth)
-            if found is not None:
-                self._crashes += 1
-                self.books.enter_crash(self.step, key, error)
-                self.books.enter_diagnosis(found)
+        window = Window()
+        for each, name in [*self.window.fed, (batch, key)]:
+            window.add(each, name, {}, entry)
+        found = self._clinic.explain(window, self.step, error, depth=depth)
+        if found is not None:
+            self._crashes += 1
+            self.books.enter_crash(self.step, key, error)
+            self.books.enter_diagnosis(found)
 
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
@@ -411,10 +416,6 @@ class OwnedLoop:
         if outcome is not None and answer is not None:
             answer_for(outcome, answer)
 
-    def look_around(self) -> None:
-        """Look once at model and optimizers before the first step, and report what looks wrong."""
-        self.parts.clerk.inspect_setup()
-
     def preserve(self, objects: tuple[Any, ...]) -> None:
         """Attributes of these objects are as before after every replay."""
         self._clinic.preserve = objects
@@ -432,8 +433,7 @@ class OwnedLoop:
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""
-        self._before_forward, self.committed, self._ran = None, False, False
-        self._rng_after = self._rng_now = None
+        self._before_forward, self._owed, self._rng_after, self._rng_now = None, [], None, None
 
     def reset_to(self, step: int) -> None:
         """A rollback has restored the state before this step."""
@@ -477,19 +477,20 @@ class OwnedLoop:
         With several ranks all of them do, or all of them stop: see `Council.broken`.
         """
         self.shield.note("guard", fault)
-        self.council.broken(fault, early=not self._ran and not len(self.window) and not self.config.outside)
+        self.council.broken(fault, early=not self.ran and not len(self.window) and not self.config.outside)
         self.fallback = self._plain_loop()
         flight, self.pending = self.pending, None
         window, self.window = self.window, Window()
         entry = window.entry or self._before_forward
         rng = self.forward.rng_without(entry.place) if entry is not None else None
-        self.program.forget()
         with self.shield("standing_down", None):
             if flight is not None and flight.seat.values()[-1] != 0.0:
                 self.parts.gate.forget_fresh(flight.fresh)
                 entry = flight.step.window.entry
             elif flight is not None:
-                self.parts.followers.advance(window.entry or self._before_forward)
+                self._owed += self.parts.followers.turns(window.entry or self._before_forward)
+        self._finish_update()
+        self.program.forget()
         with self.shield("standing_down", None):
             if entry is not None:
                 self.forward.restore(entry)

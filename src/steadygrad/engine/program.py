@@ -17,31 +17,11 @@ from torch.optim import Optimizer
 
 from ..config import GuardConfig
 from ..errors import UsageError
+from .shield import TheirFault, theirs
 from .tape import pristine
 
 Terms = dict[str, Tensor]
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class TheirFault(Exception):
-    """Carries an exception raised by the user's code (loss_fn, model, optimizer, scheduler) through ours."""
-
-    def __init__(self, original: BaseException) -> None:
-        super().__init__(str(original))
-        self.original = original
-
-
-class theirs:  # reads as a word at the call: `with theirs():`
-    """Around a call into the user's code. A class, because a generator costs more, several times a step."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
-        if isinstance(error, Exception):
-            raise TheirFault(error) from error
 
 
 class StepProgram:
@@ -79,7 +59,7 @@ class StepProgram:
         loss_fn is given `original`, the user's own object, the first time, and a copy of `batch` when run again.
         """
         given = pristine(batch, clone=self.writes_batches) if original is None else original
-        with theirs(), self.autocast():
+        with self.autocast(), theirs():
             answer = self.loss_fn(self.model, given)
         if answer is None:
             return None

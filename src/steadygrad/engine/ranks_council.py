@@ -24,8 +24,9 @@ from ..errors import RanksError, UsageError
 from ..records import Decision, Reading
 from .checkpoints import CheckpointStore
 from .flight import Window
-from .program import StepProgram, TheirFault
+from .program import StepProgram
 from .ranks import TERMS, Agreed, Ranks, world_size
+from .shield import TheirFault
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
 from .training_state import Tree

@@ -1,7 +1,15 @@
-"""Law 7: the guard's own failure does not fail training. Each room is called through a shield."""
+"""The fault barrier: an internal error never stops training, and an error of the program's own is never swallowed.
+
+Three forms, one for each way in which our code and the program's meet:
+- `@boundary` on a method that the program or its framework calls, and `listener` around a hook;
+- `integrations.patching` around a function of the program that ours stands before: it is called exactly once;
+- `with theirs():` where our code calls the program's, so that what it raises is not taken for a fault of ours.
+Inside, `with shield("part", fallback)` lets one part fail without the rest.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import traceback
 from collections.abc import Callable
@@ -12,6 +20,64 @@ from ..errors import SteadyError
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")
+
+
+class TheirFault(Exception):
+    """Carries an exception raised by the user's code (loss_fn, model, optimizer, scheduler) through ours."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(str(original))
+        self.original = original
+
+
+class theirs:  # reads as a word at the call: `with theirs():`
+    """Around a call into the user's code. A class, because a generator costs more, several times a step."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
+        if isinstance(error, Exception):
+            raise TheirFault(error) from error
+
+
+def boundary(method: Callable[..., T]) -> Callable[..., T | None]:
+    """A method that the program calls: what breaks in it goes to the object's `failed(fault)`, and None is returned.
+
+    What the program's own code raises passes through, and so does what we raise on purpose.
+    """
+
+    @functools.wraps(method)
+    def safe(self: Any, *args: Any, **kwargs: Any) -> T | None:
+        try:
+            return method(self, *args, **kwargs)
+        except TheirFault as fault:
+            raise fault.original from fault.original.__cause__
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self.failed(fault)
+            return None
+
+    return safe
+
+
+def listener(hook: Callable[..., Any], failed: Callable[[Exception], Any]) -> Callable[..., Any]:
+    """A hook of ours on an object of the program: what breaks in it goes to `failed`, and the program goes on."""
+
+    @functools.wraps(hook)
+    def safe(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            failed(fault)
+            return None
+
+    return safe
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from .forward_state import Entry, ForwardState
 from .gate import DeviceGate, why_not_on_device
 from .learning_rate import current_rate, scaled_learning_rate
 from .parameters import parameters_of
-from .program import theirs
+from .shield import theirs
 
 
 class Updater:
@@ -92,9 +92,19 @@ class Followers:
     def advance(self, behind: Entry | None) -> None:
         """Step both. `behind` is the state before a forward that is already under way: a step settled late has the
         next window's forward behind it, and the average must not see its statistics."""
-        if self.scheduler is not None:
-            with theirs():
-                self.scheduler.step()
-        if self.ema_update is not None:
-            with theirs(), self._forward.as_of(behind):
-                self.ema_update()
+        for turn in self.turns(behind):
+            turn()
+
+    def turns(self, behind: Entry | None) -> list[Callable[[], None]]:
+        """What `advance` does, each on its own."""
+        turns = (self._step_schedule, self.scheduler), (lambda: self._average(behind), self.ema_update)
+        return [turn for turn, follower in turns if follower is not None]
+
+    def _step_schedule(self) -> None:
+        with theirs():
+            self.scheduler.step()
+
+    def _average(self, behind: Entry | None) -> None:
+        assert self.ema_update is not None
+        with theirs(), self._forward.as_of(behind):
+            self.ema_update()

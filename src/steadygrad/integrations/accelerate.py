@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .barrier import undo_all
 from .loop import LoopGuard
 from .model_calls import ModelCalls, run_call
 from .patching import wrap_method
@@ -50,19 +51,18 @@ class AcceleratorGuard(LoopGuard):
             precision_shown=str(accelerator.mixed_precision),
             **options,
         )
-        self._calls = ModelCalls(model, before=self._begin, looks_away=lambda: self.busy)
+        self._calls = ModelCalls(model, before=self._begin, looks_away=lambda: self.busy, failed=self.failed)
         self._undo.append(self._calls.close)
-        self._undo.append(wrap_method(accelerator, "backward", self._backward))
-        self._undo.append(wrap_method(accelerator, "clip_grad_norm_", self._clip))
-        self._undo.append(wrap_method(accelerator, "clip_grad_value_", self._clip_value))
-        self._undo.append(wrap_method(optimizer, "step", self._step))
+        self._undo.append(wrap_method(accelerator, "backward", self._backward, self.failed))
+        self._undo.append(wrap_method(accelerator, "clip_grad_norm_", self._clip, self.failed))
+        self._undo.append(wrap_method(accelerator, "clip_grad_value_", self._clip_value, self.failed))
+        self._undo.append(wrap_method(optimizer, "step", self._step, self.failed, self._may_step))
         for loader in accelerator._dataloaders if loss_fn is not None else ():
             self._undo.append(wrap_method(loader, "__iter__", self._iterate))
 
     def close(self) -> None:
         """Take everything off the accelerator again and close the journal."""
-        while self._undo:
-            self._undo.pop()()
+        undo_all(self._undo, self.failed)
         super().close()
 
     def _iterate(self, original: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -95,6 +95,10 @@ class AcceleratorGuard(LoopGuard):
         if self._accelerator.sync_gradients:
             self.before_clip()
         return original(*args, **kwargs)
+
+    def _may_step(self, *_: Any) -> bool:
+        self._accelerated._is_overflow = not self.may_update()
+        return self.landed
 
     def _step(self, original: Callable[..., Any], closure: Any = None) -> Any:
         if closure is not None or not self._accelerated.gradient_state.sync_gradients or self.busy:

@@ -28,6 +28,7 @@ from ..engine.update_check import UpdateCheck
 from ..journal import Journal
 from ..policy import Capabilities, Policy
 from ..records import Decision, Outcome, Reading
+from .barrier import Withheld
 from .update_numbers import Letter, UpdateNumbers
 
 
@@ -60,14 +61,6 @@ class Surroundings(Protocol):
 
     def roll_back(self, desk: Desk, decision: Decision) -> Decision:
         """Restore a good state."""
-
-
-class Withheld(BaseException):
-    """Leaves `optimizer.step(closure)` from inside the closure, before anything was updated."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__("the update is withheld")
-        self.loss = loss
 
 
 @dataclass(slots=True)
@@ -203,10 +196,12 @@ class Desk:
 
         def evaluate() -> Any:
             loss = closure()
-            judged = self._begin(step, *numbers(loss), holds=True)
-            if judged is None:
+            unjudged: _Judged | None = _Judged(step, None, None, [])
+            with self._shield("guard", unjudged) as judged:
+                judged.value = self._begin(step, *numbers(loss), holds=True)
+            if judged.value is None or (judged.value is unjudged and not self.finite()):
                 raise Withheld(loss)
-            begun.append(judged)
+            begun.append(judged.value)
             return loss
 
         try:
@@ -232,9 +227,10 @@ class Desk:
 
         def evaluate() -> Any:
             loss = closure()
-            seen, clipped[0] = numbers(loss)
-            if seen is not None:
-                losses.append(seen)
+            with self._shield("guard", None):
+                seen, clipped[0] = numbers(loss)
+                if seen is not None:
+                    losses.append(seen)
             return loss
 
         result = self._made(lambda: make(evaluate))

@@ -22,8 +22,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..engine.shield import boundary
 from ..errors import UsageError
 from ..records import Finding, Incident
+from .barrier import report, undo_all
 from .loop import LoopGuard
 from .optimizer import OptimizerGuard
 from .patching import Patches, wrap_method
@@ -67,8 +69,13 @@ class LightningGuard(Callback):
         if self in self._trainer.callbacks:
             self._trainer.callbacks.remove(self)
 
+    def failed(self, fault: Exception) -> None:
+        """A fault of ours outside of the guard: it stands down as if it were its own."""
+        (self._guard.failed if isinstance(self._guard, LoopGuard) else report)(fault)
+
     # -- Lightning's hooks
 
+    @boundary
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Optimizers, schedules and precision exist now."""
         self._let_go()
@@ -94,34 +101,39 @@ class LightningGuard(Callback):
             **self._options,
         )
         guard.preserve(pl_module)
-        self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step))
-        self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule))
-        self._undo.append(wrap_method(trainer, "save_checkpoint", self._save))
+        failed = guard.failed
+        self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step, failed))
+        self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule, failed))
+        self._undo.append(wrap_method(trainer, "save_checkpoint", self._save, failed))
         scaler = guard.scaler
         if scaler is not None:
-            self._undo.append(wrap_method(scaler, "step", self._scaler_step))
-            self._undo.append(wrap_method(scaler, "update", self._scaler_update))
+            self._undo.append(wrap_method(scaler, "step", self._scaler_step, failed, guard.may_update))
+            self._undo.append(wrap_method(scaler, "update", self._scaler_update, failed))
         else:
             # On the object and not by a subclass: a schedule has already replaced the method there.
-            patches = Patches()
-            patches.around(trainer.optimizers[0], "step", self._optimizer_step)
+            patches = Patches(failed)
+            patches.around(trainer.optimizers[0], "step", self._optimizer_step, may=self._may_step)
             self._undo.append(patches.undo)
 
+    @boundary
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if isinstance(self._guard, LoopGuard):
             self._batch, self._output = None, None
             self._guard.accumulate = trainer.accumulate_grad_batches
             self._guard.begin(batch)
 
+    @boundary
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         loss = _loss_of(self._output)
         if isinstance(self._guard, LoopGuard) and loss is not None:
             self._guard.seen(self._batch, {"loss": loss})
 
+    @boundary
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if isinstance(self._guard, LoopGuard):
             self._guard.before_clip()
 
+    @boundary
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._log_metrics or self._guard is None or not trainer.loggers:
             return
@@ -150,6 +162,13 @@ class LightningGuard(Callback):
             self._batch = None if once_only else {"args": list(args), "kwargs": kwargs, "reduces": reduces}
             self._output = output
         return output
+
+    def _may_step(self, closure: Any = None, **_: Any) -> bool:
+        """Whether an update may be made that was not judged. Its closure makes the gradients, so it is run first."""
+        if closure is not None and not closure.made:
+            with torch.enable_grad():
+                closure()
+        return not isinstance(self._guard, LoopGuard) or self._guard.may_update()
 
     def _optimizer_step(self, original: Callable[..., Any], closure: Any = None, **kwargs: Any) -> Any:
         """Lightning's closure runs forward and backward; torch would run it first thing, so it is run first here."""
@@ -221,9 +240,9 @@ class LightningGuard(Callback):
             vars(module).update(kept)
         return _loss_of(output)
 
+    @boundary
     def _let_go(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        undo_all(self._undo, self.failed)
         if self._guard is not None:
             self._guard.close()
 

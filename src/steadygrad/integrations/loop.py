@@ -19,14 +19,14 @@ from ..config import GuardConfig, GuardOptions
 from ..detect.gradients import GradientProbe, Gradients, finite_gradients
 from ..engine import setup
 from ..engine.forward_state import Entry
-from ..engine.program import TheirFault
 from ..engine.readout import Row
+from ..engine.shield import boundary
 from ..engine.tape import NOT_AGAIN, pristine, versions_of
 from ..engine.training_state import bad_state
-from ..errors import SteadyError
 from ..guard import check_model
 from ..records import Finding, Incident, Outcome
 from ..start import start_loop
+from .barrier import barred
 
 
 class LoopGuard:
@@ -64,6 +64,7 @@ class LoopGuard:
         self._versions: tuple[int, ...] = ()
         self._measured: tuple[Gradients | None, Row] | None = None
         self._closed = self._broken = False
+        self._commit = barred(self._judged, self.failed, self.may_update)
         self._final_state = "not checked"
         self.landed = True
         """Whether the last commit's update landed. The owner of the loop steps its schedule only then."""
@@ -72,7 +73,7 @@ class LoopGuard:
         self.busy = False
         """True while the guard itself runs forward, backward or an optimizer; hooks of an integration look away."""
         setup.claim(self.optimizers, weakref.ref(self))
-        self._engine.look_around()
+        self._engine.parts.clerk.inspect_setup()
 
     # -- what an integration calls, in this order
 
@@ -92,22 +93,23 @@ class LoopGuard:
         """What the loop clips to, where that is known only once it does."""
         self._engine.clips_to(max_grad_norm)
 
+    @boundary
     def begin(self, batch: Any = None) -> None:
         """Before a micro-batch's forward. Does not sync, but for a snapshot that is due."""
         if self._idle():
             return
         self._measured = None
-        with self._watching():
-            self._engine.begin()
-            if not len(self._engine.window):
-                self.busy = True
-                try:
-                    self._engine.keep_state()
-                finally:
-                    self.busy = False
-            self._versions = versions_of(batch)
-            self._entry = self._engine.enter()
+        self._engine.begin()
+        if not len(self._engine.window):
+            self.busy = True
+            try:
+                self._engine.keep_state()
+            finally:
+                self.busy = False
+        self._versions = versions_of(batch)
+        self._entry = self._engine.enter()
 
+    @boundary
     def seen(self, batch: Any, terms: Mapping[str, Tensor], key: str | None = None) -> None:
         """After a micro-batch's backward, run by the loop: what `loss_fn` needs to run it again, and its loss terms.
 
@@ -117,60 +119,74 @@ class LoopGuard:
         if self._idle() or self._entry is None:
             return
         entry, self._entry = self._entry, None
-        with self._watching():
-            engine = self._engine
-            name = key if key is not None else self._name_of(batch, engine.batches_seen)
-            engine.batches_seen += 1
-            kept = NOT_AGAIN if batch is None else pristine(batch)
-            engine.recovery.tape(engine.step, kept, name, entry.rng)
-            engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
-            engine.note_mode()
+        engine = self._engine
+        name = key if key is not None else self._name_of(batch, engine.batches_seen)
+        engine.batches_seen += 1
+        kept = NOT_AGAIN if batch is None else pristine(batch)
+        engine.recovery.tape(engine.step, kept, name, entry.rng)
+        engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
+        engine.note_mode()
 
+    @boundary
     def before_clip(self) -> None:
         """Just before the loop clips: measure the gradients as they are. Does not sync."""
         if not self._idle() and len(self._engine.window):
-            with self._watching():
-                self._measured = self._engine.measure()
+            self._measured = self._engine.measure()
 
     def commit(self, update: Callable[[], Any]) -> bool:
         """Where the loop steps its optimizer: calls `update` if it may land, else leaves no trace of the window.
 
         One host read. Raises what `update` raises, and TrainingHalted when the policy gives up.
         """
-        engine = self._engine
         if self._closed or self.busy:
             update()
             return True
-        if self._broken or not len(engine.window):
-            return self._bare_commit(update)
+        self._commit(update)
+        if self._engine.engine.halt is not None:
+            raise self._engine.engine.halted()
+        return self.landed
+
+    def _judged(self, update: Callable[[], Any]) -> None:
+        """Make this update if it may be applied; `barred` sees to it that it is made once at most."""
+        engine = self._engine
         if self._measured is None:
             self.before_clip()
         measured, self._measured = self._measured, None
-        if measured is None:
-            return self._bare_commit(update)
+        if self._broken or measured is None or not len(engine.window):
+            if self.may_update():
+                update()
+            return
+
+        def run() -> Any:
+            # It may run hooks of an integration, which must find the guard listening, not busy.
+            self.busy = False
+            try:
+                return update()
+            finally:
+                self.busy = True
+
         self.busy = True
         try:
-            self.outcome = engine.commit_outside(*measured, self._once(update))
-            self.landed = self.outcome.applied_flag
-            if not self.landed:
-                engine.books.show_once(
-                    "a moving average that the loop updates by itself is not held back after a refused update"
-                )
-        except TheirFault as fault:
-            raise fault.original from fault.original.__cause__
-        except SteadyError:
-            raise
-        except Exception as fault:
-            self._break(fault)
-            if engine.committed:
-                self.landed = True
-                return True
-            return self._bare_commit(update)
+            self.outcome = engine.commit_outside(*measured, run)
         finally:
             self.busy = False
-        if engine.engine.halt is not None:
-            raise engine.engine.halted()
+        self.landed = self.outcome.applied_flag
+        if not self.landed:
+            engine.books.show_once(
+                "a moving average that the loop updates by itself is not held back after a refused update"
+            )
+
+    def may_update(self, *_: Any, **__: Any) -> bool:
+        """All that is checked where the guard itself has failed: whether the gradients are finite."""
+        gradients = GradientProbe(self._engine.program.parameters).measure()
+        self.landed = gradients is None or finite_gradients(gradients)
         return self.landed
+
+    def failed(self, fault: Exception) -> None:
+        """The guard itself failed: from here on only finiteness is checked, loudly. Several ranks stop together."""
+        self._broken = self.landed = True
+        self._engine.shield.note("guard", fault)
+        self._engine.council.broken(fault)
 
     def settle(self) -> None:
         """Before somebody looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
@@ -219,9 +235,9 @@ class LoopGuard:
             self._closed = True
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
-            setup.release(self.optimizers)
-            self._engine.release()
-            self._engine.books.close()
+            for let_go in (lambda: setup.release(self.optimizers), self._engine.release, self._engine.books.close):
+                with self._engine.shield("closing", None):
+                    let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -233,49 +249,3 @@ class LoopGuard:
 
     def _idle(self) -> bool:
         return self._closed or self._broken or self.busy
-
-    def _once(self, update: Callable[[], Any]) -> Callable[[], Any]:
-        """The loop's own update may run hooks of an integration, which must find the guard listening, not busy."""
-
-        def run() -> Any:
-            self.busy = False
-            try:
-                return update()
-            finally:
-                self.busy = True
-
-        return run
-
-    def _watching(self) -> _Watching:
-        return _Watching(self)
-
-    def _break(self, fault: Exception) -> None:
-        """The guard itself failed: from here on only finiteness is checked, loudly. Several ranks stop together."""
-        self._broken = True
-        self._engine.shield.note("guard", fault)
-        self._engine.council.broken(fault)
-
-    def _bare_commit(self, update: Callable[[], Any]) -> bool:
-        gradients = GradientProbe(self._engine.program.parameters).measure()
-        self.landed = gradients is None or finite_gradients(gradients)
-        if self.landed:
-            update()
-        return self.landed
-
-
-class _Watching:
-    """Around the guard's own work outside of commit: a fault there makes it stand down, never stops the loop."""
-
-    __slots__ = ("_guard",)
-
-    def __init__(self, guard: LoopGuard) -> None:
-        self._guard = guard
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, SteadyError):
-            return False
-        self._guard._break(error)
-        return True

@@ -13,20 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..engine.shield import listener
+
 
 class ModelCalls:
     """Listens to a model's training calls between two backwards."""
 
-    def __init__(self, model: nn.Module, before: Callable[[], Any], looks_away: Callable[[], bool]) -> None:
-        """`before` is called ahead of the first call; while `looks_away()` is true nothing is noted."""
+    def __init__(
+        self, model: nn.Module, before: Callable[[], Any], looks_away: Callable[[], bool],
+        failed: Callable[[Exception], Any],
+    ) -> None:  # fmt: skip
+        """`before` is called ahead of the first call; while `looks_away()` is true nothing is noted. A fault of ours
+        goes to `failed`."""
         self._before = before
         self._looks_away = looks_away
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
         self._begun = False
         # First and last among the model's hooks, so that what other hooks move is seen to move.
         self._handles = [
-            model.register_forward_pre_hook(self._entering, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._left, with_kwargs=True),
+            model.register_forward_pre_hook(listener(self._entering, failed), with_kwargs=True, prepend=True),
+            model.register_forward_hook(listener(self._left, failed), with_kwargs=True),
         ]
 
     def close(self) -> None:

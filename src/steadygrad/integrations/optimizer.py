@@ -33,6 +33,7 @@ from ..journal import Journal
 from ..policy import Capabilities, Policy
 from ..records import Action, Decision, Finding, Incident, Reading
 from ..start import report_checkup
+from .barrier import barred, undo_all
 from .desk import Desk, names_of
 from .patching import outside_of_compile, wrap_method
 from .rhythm import Rhythm
@@ -153,8 +154,7 @@ class OptimizerGuard:
         if self._closed:
             return
         self._closed = True
-        while self._undo:
-            self._undo.pop()()
+        undo_all(self._undo, self._failed)
         with self._shield("final_state", None):
             bad = [name for found in bad_state(self._state).values() for name in found]
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
@@ -176,14 +176,22 @@ class OptimizerGuard:
 
     def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
         for desk in self._desks:
-            self._undo.append(wrap_step(desk.optimizer, functools.partial(self._around_step, desk)))
+            around = barred(functools.partial(self._around_step, desk), self._failed, functools.partial(_may, desk))
+            self._undo.append(wrap_step(desk.optimizer, around))
         if model is not None:
             self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
             self._undo.append(model.register_forward_hook(self._after_forward).remove)
         if scheduler is not None:
-            self._undo.append(wrap_method(scheduler, "step", self._hold_schedule))
+            self._undo.append(wrap_method(scheduler, "step", self._hold_schedule, self._failed))
         if scaler is not None:
-            self._undo.append(wrap_method(scaler, "step", self._watch_scaler))
+            self._undo.append(wrap_method(scaler, "step", self._watch_scaler, self._failed))
+
+    def _failed(self, fault: Exception) -> None:
+        """A fault of ours around a call of the program: what is known of the step under way is forgotten."""
+        self._shield.note("guard", fault)
+        self._entry = self._loss = None
+        for desk in self._desks:
+            desk.end_update()
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
@@ -380,6 +388,11 @@ def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], 
                 vars(optimizer)["step"] = before
 
     return undo
+
+
+def _may(desk: Desk, closure: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether an update may be made that the guard failed to judge; before its closure ran there is nothing to see."""
+    return not desk.engine.policy.acts or (closure is not None and not closure.made) or desk.finite()
 
 
 def _reading_of(desk: Desk) -> Reading:

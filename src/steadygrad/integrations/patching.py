@@ -1,30 +1,17 @@
-"""Patches on objects of other libraries: wrapping a method, patching a function, and undoing both."""
+"""Patches on objects of other libraries: wrapping a method, patching a function, and undoing both.
+
+Every patch is a fault barrier: whatever fails in our function, the original is called exactly once, with the arguments
+that the program gave it, and what it raises or returns reaches the program untouched.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
-_UNCOUNTED = str(Path(__file__).resolve().parents[1] / "importlib_bootstrap" / "patching.py")
-"""The file that the frames of a patch name. `warnings.warn(stacklevel=...)` does not count the frames of a file whose
-name holds "importlib" and "_bootstrap", so a warning of torch points at the line of the program that it is meant for.
-It lies inside our package, so everything that leaves our frames out leaves these out too."""
-
-
-def uncounted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function or method with frames that are not counted where Python looks for the caller of a warning."""
-    if isinstance(function, MethodType):
-        return MethodType(uncounted(function.__func__), function.__self__)
-    if not isinstance(function, FunctionType):
-        return function
-    code = function.__code__.replace(co_filename=_UNCOUNTED)
-    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
-    return copy
+from .barrier import Failed, barred, uncounted, undo_all
 
 
 def outside_of_compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,15 +24,18 @@ def outside_of_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return disabled
 
 
-def wrap_method(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put `around(original, ...)` before `thing.name`; returns what undoes it.
+def wrap_method(
+    thing: Any, name: str, around: Callable[..., Any], failed: Failed | None = None,
+    may: Callable[..., bool] | None = None,
+) -> Callable[[], None]:  # fmt: skip
+    """Put `around(original, ...)` before `thing.name`; returns what undoes it. `failed` and `may`: see `barred`.
 
     By a subclass and not by an attribute: schedulers write all their attributes into their state_dict.
     """
     kind = type(thing)
     original = getattr(kind, name)
 
-    around = uncounted(around)
+    around = barred(around, failed, may)
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around(functools.partial(original, self), *args, **kwargs)
@@ -67,11 +57,17 @@ def _become(thing: Any, kind: type) -> None:
 class Patches:
     """Functions, methods and attributes of other libraries replaced, and restored by `undo`."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Failed | None = None) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._failed = failed
 
-    def around(self, owner: Any, name: str, around: Callable[..., Any]) -> Any:
+    def around(
+        self, owner: Any, name: str, around: Callable[..., Any], may: Callable[..., bool] | None = None, *,
+        listed: bool = False,
+    ) -> Any:  # fmt: skip
         """From now on `owner.name(...)` is `around(original, ...)`. A name that is not there is passed over.
+
+        `may` and `listed`: see `barred`.
 
         Returns the original. Given an object and not its class, others of that class are not touched.
         """
@@ -79,7 +75,7 @@ class Patches:
         if original is None:
             return None
         own = name in vars(owner)
-        around = uncounted(around)
+        around = barred(around, self._failed, may, listed=listed)
 
         def patch(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
@@ -110,5 +106,4 @@ class Patches:
 
     def undo(self) -> None:
         """Everything as it was."""
-        while self._undo:
-            self._undo.pop()()
+        undo_all(self._undo, self._failed)

@@ -41,6 +41,7 @@ class ActivationProbe:
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._seen: Seen | None = None
+        self._fault: Exception | None = None
 
     @property
     def attached(self) -> bool:
@@ -63,18 +64,24 @@ class ActivationProbe:
         self._handles.clear()
 
     def take(self) -> Seen | None:
-        """What was seen since `attach`, given away; None if no hook was on."""
+        """What was seen since `attach`, given away; None if no hook was on. Raises what failed in a hook."""
         seen, self._seen = self._seen, None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
         return seen
 
     def _hook(self, name: str) -> Any:
         def measure(module: nn.Module, inputs: Any, output: Any) -> None:
             if (seen := self._seen) is None:
                 return
-            seen.ran.add(name)
-            with torch.no_grad():
-                for tensor in _tensors(output):
-                    _note(seen, (name, tensor.dtype), tensor)
+            try:
+                seen.ran.add(name)
+                with torch.no_grad():
+                    for tensor in _tensors(output):
+                        _note(seen, (name, tensor.dtype), tensor)
+            except Exception as fault:  # inside the program's own forward, which must not end by it
+                self._fault, self._seen = fault, None
 
         return measure
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ...engine.shield import listener
 from ...errors import UsageError
 
 _NEEDED = {"transformers": (5, 0), "accelerate": (1, 10)}
@@ -55,9 +56,13 @@ def why_only_watch(trainer: Any) -> str | None:
     return None
 
 
-def lifecycle_callback(begins: Callable[[Any], None], ends: Callable[[], None]) -> Any:
+def lifecycle_callback(
+    begins: Callable[[Any], None], ends: Callable[[], None], failed: Callable[[Exception], None]
+) -> Any:
     """A callback that tells when `train()` has its optimizer ready and when it is done."""
     from transformers.trainer_callback import TrainerCallback
+
+    begins, ends = listener(begins, failed), listener(ends, failed)
 
     class SteadyCallback(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...errors import SteadyError, UsageError
 from ...policy import Policy
 from ...records import Finding, Incident
+from ..barrier import report
 from ..loop import LoopGuard
 from ..patching import Patches
 from . import support
@@ -56,7 +57,7 @@ class TrainerGuard:
             self.policy = self.policy.but(judge_loss_level=False)
         self.trainer = trainer
         self._options, self._log_metrics = options, log_metrics
-        self._patches, self._wired = Patches(), Patches()
+        self._patches, self._wired = Patches(self.failed), Patches(self.failed)
         self._loop: LoopGuard | None = None
         self._watch: TrainerWatch | None = None
         # Of former train() calls only this is kept: a loop holds snapshots of the whole model.
@@ -65,7 +66,7 @@ class TrainerGuard:
         self._last_counts: dict[str, Any] = {"steps": 0, "applied": 0, "skipped": 0}
         self._replay = Replay(trainer)
         self._gate = CheckpointGate(trainer, self._patches, lambda: self._loop)
-        self._callback = support.lifecycle_callback(self._train_begins, self._train_ends)
+        self._callback = support.lifecycle_callback(self._train_begins, self._train_ends, self.failed)
         trainer.add_callback(self._callback)
         _ATTACHED[trainer] = weakref.ref(self)
         if support.is_training(trainer):
@@ -110,6 +111,10 @@ class TrainerGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def failed(self, fault: Exception) -> None:
+        """A fault of ours in the wiring: the guard of this `train()` stands down as if it were its own."""
+        (self._loop.failed if self._loop is not None else report)(fault)
 
     # -- one train() call
 

@@ -42,9 +42,9 @@ class Wiring:
         patches.around(trainer, "training_step", self._training_step)
         patches.around(trainer, "compute_loss", self._compute_loss)
         patches.around(trainer.accelerator, "backward", self._backward)
-        patches.around(trainer.accelerator, "clip_grad_norm_", self._clip)
+        patches.around(trainer.accelerator, "clip_grad_norm_", self._clip, listed=True)
         patches.around(trainer.accelerator, "unscale_gradients", self._unscale)
-        patches.around(trainer.optimizer, "step", self._step)
+        patches.around(trainer.optimizer, "step", self._step, may=self._may_step)
 
     def _looks_away(self) -> bool:
         """While a step is being run again, by the guard or by `steady replay`."""
@@ -136,6 +136,11 @@ class Wiring:
             return None
         self._unscaled = self._window_open
         return original(optimizer)
+
+    def _may_step(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether an update may be made that the guard failed to judge; if not, the trainer's schedule is held."""
+        support.mark_skip(self.trainer, skipped=not self._loop.may_update())
+        return self._loop.landed
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The optimizer's turn. One host read."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def listen(watch: Watch) -> Patches:
     """Put every patch in place. Undone by `Patches.undo`."""
-    patches = Patches()
+    patches = Patches(watch.failed)
     _optimizers(watch, patches)
     _backward_and_clipping(watch, patches)
     _schedules(watch, patches)
@@ -127,11 +127,12 @@ def _backward_and_clipping(watch: Watch, patches: Patches) -> None:
         if is_compiling() or watch.away:
             return original(*args, **kwargs)
         norm = measured_clip(original, args, kwargs)
-        watch.events.clipped(norm)
+        with watch.shield("loop_events", None):
+            watch.events.clipped(norm)
         return norm
 
     inside = torch.nn.utils.clip_grad
-    patches.around(inside, "clip_grad_norm_", clip)
+    patches.around(inside, "clip_grad_norm_", clip, listed=True)
     patched, before = inside.clip_grad_norm_, torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = patched
     patches.also(lambda: setattr(torch.nn.utils, "clip_grad_norm_", before))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...engine.parameters import parameters_of
+from ..barrier import barred
 from ..patching import Patches, uncounted
 from .imports import when_imported
 
@@ -66,13 +68,22 @@ class StepPatches:
             return
         watch = self._watch
 
+        def judged(call: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return watch.around_step(functools.partial(call, optimizer), optimizer, args, kwargs)
+
+        def may(optimizer: Any, closure: Any = None, **_: Any) -> bool:
+            unseen = closure is not None and not closure.made  # before it ran there is nothing to see
+            return unseen or not watch.policy.acts or finite(parameters_of(optimizer))
+
+        around = barred(judged, watch.failed, may)
+
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 # Loading the compiler costs seconds, so the check is marked for it when the program has loaded it.
                 if self._before_compiled is not None and not self._before_compiled(optimizer):
                     return None
                 return original(optimizer, *args, **kwargs)
-            return watch.around_step(functools.partial(original, optimizer), optimizer, args, kwargs)
+            return around(original, optimizer, *args, **kwargs)
 
         step = functools.wraps(original)(uncounted(step))
         setattr(kind, "step", step)  # noqa: B010

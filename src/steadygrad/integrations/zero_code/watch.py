@@ -204,12 +204,7 @@ class Watch:
             return original(*args, **kwargs)
         if self.backwards.depth:
             return self._in_backward(original, optimizer, args, kwargs)
-        nothing: Desk | None = None
-        with self.shield("guard", nothing) as found:
-            found.value = self._begin(optimizer)
-        desk = found.value
-        if desk is None:
-            return original(*args, **kwargs) if not self.policy.acts or finite(parameters_of(optimizer)) else None
+        desk = self._begin(optimizer)
         closure = kwargs.get("closure") or (args[0] if args else None)
         self._making = desk
         try:
@@ -227,6 +222,13 @@ class Watch:
         finally:
             self._making = None
             self._end(desk)
+
+    def failed(self, fault: Exception) -> None:
+        """A fault of ours around a call of the program."""
+        self.shield.note("guard", fault)
+        self._making = None
+        for desk in self.ledger.desks:
+            desk.end_update()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         return not setup.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)

@@ -50,6 +50,10 @@ class GradientProbe:
         self._sparse = False
         self.sharded = any(is_sharded(p) for p in self._parameters)
 
+    def forget(self) -> None:
+        """Keep no parameter alive. Nothing can be measured afterwards."""
+        self._parameters = []
+
     def measure(self) -> Gradients | None:
         """Norms of all present gradients; None when no parameter has one. Allocates a few numbers, does not sync.
 

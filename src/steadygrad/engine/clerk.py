@@ -32,6 +32,15 @@ class Clerk:
         with shield("vitals", None):
             self._vitals = Vitals(model, optimizers, books.policy)
 
+    def model(self) -> nn.Module | None:
+        """The model that is sampled, as long as it is there."""
+        return self._vitals.model() if self._vitals is not None else None
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step under way is sampled."""
+        return self._sampling is not None
+
     def inspect_setup(self) -> None:
         """Look once at model and optimizers before the first step."""
         with self._shield("vitals", None):
@@ -69,9 +78,10 @@ class Clerk:
                 self._waiting.append(self._sampling)
             self._sampling = None
 
-    def after_step(self, reading: Reading) -> None:
-        """After a landed step: the findings of a sampled one. One host read there, none elsewhere."""
-        if self._vitals is not None and self._waiting and self._waiting[0] == reading.step:
+    def after_step(self, reading: Reading, step: int | None = None) -> None:
+        """After an applied step: the findings of a sampled one. One host read there, none elsewhere. `step` is what the
+        sampling was begun with, where that is not the reading's."""
+        if self._vitals is not None and self._waiting and self._waiting[0] == (reading.step if step is None else step):
             with self._vitals_shield():
                 self._waiting.pop(0)
                 self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))

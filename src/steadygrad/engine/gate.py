@@ -21,6 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ..errors import UsageError
 from .parameters import parameters_of as parameters_of
+from .weakly import WeakSequence
 
 _REFUSES_ON_DEVICE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 _REFUSES_ON_CPU: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW, Adagrad)
@@ -69,7 +70,7 @@ class DeviceGate:
     """Makes fused optimizers refuse the update of one step. One per guard."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._optimizers = optimizers
+        self._optimizers = WeakSequence(optimizers)
         self._fresh: list[tuple[Optimizer, list[Tensor]]] = []
         self._warm: dict[int, int] = {}
         self._armed = False

@@ -20,6 +20,7 @@ from .forward_state import ForwardState
 from .parameters import own_state, states_of
 from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
 from .tape import named_tensors_in
+from .weakly import WeakSequence
 
 Tree = dict[str, Any]
 
@@ -38,7 +39,7 @@ class TrainingState:
         ema: Any = None,
     ) -> None:
         self._parameters = dict(parameters)
-        self._optimizers = optimizers
+        self._optimizers = WeakSequence(optimizers)
         self.forward = forward
         self._non_finite_at_start = forward.non_finite_at_start()
         self._scheduler = scheduler

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..records import Reading
 from .ranks_council import Alone
 from .training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
+from .weakly import WeakSequence
 
 MOST_TENSORS = 2048
 """Past so many tensors of state, looking at the version of each takes too long to be done in every step."""
@@ -38,7 +39,7 @@ class UpdateCheck:
     """Asked before an update (`before`) and after it (`after`). One per training."""
 
     def __init__(self, optimizers: Sequence[Optimizer], state: TrainingState, council: Alone | None = None) -> None:
-        self._optimizers, self._state, self._council = optimizers, state, council or Alone()
+        self._optimizers, self._state, self._council = WeakSequence(optimizers), state, council or Alone()
         tensors = state.parameters()
         self._on_host = all(t.device.type == "cpu" for t in tensors)
         self._half = any(t.dtype is torch.float16 for t in tensors)

@@ -98,7 +98,7 @@ class Desk:
         self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield,
         around: Surroundings,
     ) -> None:  # fmt: skip
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.ref(optimizer, self._gone)
         self.parameters = parameters_of(optimizer)
         self.books = Books(policy, journal, shield, run=journal.run_id, rank=journal.rank, quiet=journal.rank > 0)
         self.names = [names[id(p)] for p in self.parameters]
@@ -117,6 +117,16 @@ class Desk:
 
     def _loaded(self, _optimizer: Optimizer) -> None:
         """State was loaded: `UpdateCheck` looks at the update that follows."""
+
+    def _gone(self, _optimizer: object) -> None:
+        """The training has ended: keep nothing of it but the books."""
+        self.parameters, self.names, self._check = [], [], None
+        self.numbers.forget()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the optimizer is still there."""
+        return self._optimizer() is not None
 
     @property
     def optimizer(self) -> Optimizer:

@@ -59,6 +59,11 @@ class UpdateNumbers:
         self._probe.watch(parameters)
         self._readout.rename(names)
 
+    def forget(self) -> None:
+        """The optimizer is gone: keep none of its tensors."""
+        self.parameters = []
+        self._probe.forget()
+
     def release(self) -> None:
         """Leave no hook on the optimizer."""
         self._gate.release()

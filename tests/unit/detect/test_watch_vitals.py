@@ -213,10 +213,12 @@ class TestSilentFailures:
 
     def test_an_epsilon_that_is_zero_in_float16_is_named_before_the_first_step(self) -> None:
         model = mlp().to(torch.float16)
-        found = Vitals(model, [torch.optim.AdamW(model.parameters(), eps=1e-8)], POLICY).inspect_setup()
+        optimizer = torch.optim.AdamW(model.parameters(), eps=1e-8)
+        found = Vitals(model, [optimizer], POLICY).inspect_setup()
         assert codes(list(found)) == ["SY403"]
         assert "eps=1e-08, which is 0 in float16" in found[0].detail
-        assert Vitals(model, [torch.optim.AdamW(model.parameters(), eps=1e-4)], POLICY).inspect_setup() == ()
+        larger = torch.optim.AdamW(model.parameters(), eps=1e-4)
+        assert Vitals(model, [larger], POLICY).inspect_setup() == ()
 
     def test_a_narrow_optimizer_state_is_named_after_it_was_loaded(self) -> None:
         model = mlp()

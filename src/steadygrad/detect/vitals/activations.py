@@ -6,6 +6,7 @@ left alone: a hook would force a new compilation.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ class ActivationProbe:
     """Hooks on every module of `model` between `attach` and `detach`. Nothing waits for the device."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model = weakref.ref(model)
         self._handles: list[RemovableHandle] = []
         self._seen: Seen | None = None
         self._fault: Exception | None = None
@@ -50,11 +51,12 @@ class ActivationProbe:
 
     def attach(self) -> None:
         """Put the hooks on and start anew; does nothing if the model or a part of it is compiled."""
-        if _is_compiled(self._model):
+        model = self._model()
+        if model is None or _is_compiled(model):
             return
         self._seen = Seen()
         if not self._handles:
-            for name, module in self._model.named_modules():
+            for name, module in model.named_modules():
                 self._handles.append(module.register_forward_hook(self._hook(name)))
 
     def detach(self) -> None:

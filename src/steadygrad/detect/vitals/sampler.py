@@ -15,6 +15,7 @@ after the next one has begun: what it measured waits, in order, for its `finding
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,9 @@ class Vitals:
     """Samples a run at steps 0, 1, 2, 5, 10 and then every `policy.vitals_every`."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
-        self._model, self._optimizers, self._policy = model, tuple(optimizers), policy
+        # Whoever trains holds them: a training that has ended is freed without us.
+        self._model_ref, self._optimizer_refs = weakref.ref(model), [weakref.ref(each) for each in optimizers]
+        self._policy = policy
         self._activations = ActivationProbe(model)
         self._samplings: deque[StepObservation] = deque(maxlen=_KEPT)
         self._starts_at_zero: set[int] = set()
@@ -73,6 +76,20 @@ class Vitals:
         self._open: _Open | None = None
         self._waiting: deque[_Open] = deque()
         self._said: set[tuple[str, str]] = set()
+
+    def model(self) -> nn.Module | None:
+        """The model, as long as it is there."""
+        return self._model_ref()
+
+    @property
+    def _model(self) -> nn.Module:
+        model = self._model_ref()
+        assert model is not None, "the model of this training is gone"
+        return model
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [optimizer for reference in self._optimizer_refs if (optimizer := reference()) is not None]
 
     def due(self, step: int) -> bool:
         """Whether this step is to be sampled. Host only."""

@@ -89,6 +89,11 @@ class Examiner:
     _talk = False
     _why_not_lines: str | None = None
 
+    def let_go(self) -> None:
+        """Keep nothing of a step that was looked into alive."""
+        self._desk = self._tracing = self._last = self._guilty = self.found = None
+        self.bad_inputs, self._traced_steps = (), 0
+
     # -- which samples
 
     def look_at_batch(self) -> None:

@@ -13,6 +13,7 @@ from ...engine import setup
 from ...engine.books import Books
 from ...engine.notify import Notifier
 from ...engine.shield import Shield
+from ...engine.training_state import bad_state
 from ...errors import JournalError
 from ...journal import Journal
 from ..desk import Desk
@@ -53,7 +54,7 @@ class Ledger:
     @property
     def desks(self) -> list[Desk]:
         """The optimizers that are still there."""
-        return [desk for reference in self._desks if (desk := reference()) is not None]
+        return [desk for reference in self._desks if (desk := reference()) is not None and desk.alive]
 
     @property
     def path(self) -> Path | None:
@@ -134,7 +135,7 @@ class Ledger:
             "halted": any(each.halted for each in ledgers),
             "trainings": len(books),
             "skipped_by_program": sum(each.skipped_by_program for each in books),
-            "final_state": watch.final_state(),
+            "final_state": self._final_state(watch),
             "backwards": watch.backwards.count,
             "first_bad_backward": watch.backwards.first_bad,
             "in_backward": self.in_backward,
@@ -155,6 +156,15 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
         return note
+
+    def _final_state(self, watch: Watch) -> str:
+        """Whether what the optimizers that are still there leave behind is finite. One host read each."""
+        with self._shield("final_state", "not checked") as answer:
+            states = [bad_state(watch.state_of(desk)) for desk in self.desks]
+            bad = [str(name) for state in states for found in state.values() for name in found]
+            if states:
+                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else "finite"
+        return answer.value
 
     def guard_done(self, guard: Any) -> None:
         """A trainer has ended: its guard's counts are kept and its journal is let go."""

@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
-from ..patching import Patches, uncounted
+from ..barrier import uncounted
+from ..patching import Patches
 from .followers import raw_optimizer
 from .updates import StepPatches
 

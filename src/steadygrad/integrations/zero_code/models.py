@@ -252,6 +252,11 @@ class Models:
         self.calls.clear()
         self.lost_calls = 0
 
+    def let_go(self) -> None:
+        """Keep nothing of the last step alive: its training may have ended."""
+        self.forget_calls()
+        self._entry, self._forward, self._forward_of, self._entry_is_old = None, None, (), True
+
     def close(self) -> None:
         for key in list(self._undo):
             self._leave(key)

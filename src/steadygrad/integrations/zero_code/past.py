@@ -206,6 +206,11 @@ class Past:
         self._ring = ring = setup.make_ring("auto", self._state, device, watch.policy)
         self._rhythm = Rhythm(ring, watch.policy.snapshot_every) if ring is not None else None
 
+    def let_go(self) -> None:
+        """Keep no state and no batch alive; what is needed is made anew with the next window."""
+        self._of, self._desks, self._state, self._ring, self._rhythm, self._due = (), [], None, None, None, True
+        self._forget_updates()
+
     def _forget_updates(self) -> None:
         self._updates.clear()
         self._bytes = 0

@@ -14,11 +14,12 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from ...engine.training_state import TrainingState
 from ...records import Diagnosis, Reading, from_plain, to_plain
 from ..desk import Desk
 from .calls import gradients_kept
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 logger = logging.getLogger("steadygrad")
 _SEEN = ("bad_inputs", "bad_parameters", "bad_state", "bad_buffers")
@@ -173,3 +177,18 @@ class _Cast:
     @parameters.setter
     def parameters(self, others: Sequence[Tensor]) -> None:
         self._desk.parameters = list(others)
+
+
+def parts_only(watch: Watch, desk: Desk) -> bool:
+    """Whether an update cannot be withheld by what this process sees of it: each rank holds a part only."""
+    if watch.alone:
+        return False
+    parts = any(type(parameter).__name__ == "FlatParameter" for parameter in desk.parameters)
+    if not parts and "deepspeed" not in sys.modules:
+        return False
+    watch.ledger.tell(
+        "sharded",
+        "each rank holds a part of every gradient here (DeepSpeed or FSDP1), so no rank can decide alone: updates "
+        "are recorded, not refused. FSDP2 (fully_shard) is guarded",
+    )
+    return True

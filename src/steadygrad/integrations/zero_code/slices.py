@@ -309,6 +309,11 @@ class Slices:
         self._roll()
         self._start_over()
 
+    def let_go(self) -> None:
+        """Keep nothing of earlier rounds alive."""
+        self.forget()
+        self.before = []
+
     def _roll(self) -> None:
         if self.plays:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.plays]

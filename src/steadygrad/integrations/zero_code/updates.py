@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...engine.parameters import parameters_of
-from ..barrier import barred
-from ..patching import Patches, uncounted
+from ..barrier import barred, uncounted
+from ..patching import Patches
 from .imports import when_imported
 
 if TYPE_CHECKING:

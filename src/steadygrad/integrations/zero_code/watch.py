@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +39,8 @@ from .listening import listen
 from .loop_events import LoopEvents, Skipped
 from .models import Models
 from .past import Past, WentBack
-from .ranks import RankWords
+from .ranks import RankWords, parts_only
+from .sampled import SampledChecks
 from .settings import Settings
 from .slices import Slices
 from .updates import finite
@@ -68,6 +68,7 @@ class Watch:
             self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away
         )
         self.examiner = Examiner(self)
+        self.sampled = SampledChecks(self)
         self.busy = False
         self.step = 0
         self.inside_trainer = 0
@@ -105,15 +106,6 @@ class Watch:
             self.backwards.read()
         return self.ledger.close(self)
 
-    def final_state(self) -> str:
-        """Whether what the optimizers that are still there leave behind is finite. One host read each."""
-        with self.shield("final_state", "not checked") as answer:
-            desks = self.ledger.desks
-            bad = [str(name) for desk in desks for found in bad_state(self.state_of(desk)).values() for name in found]
-            if desks:
-                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else "finite"
-        return answer.value
-
     @property
     def alone(self) -> bool:
         """Whether no other rank trains the same weights."""
@@ -134,18 +126,21 @@ class Watch:
     # -- what is heard before an update
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """An optimizer was made: its parameters tell which modules are the models."""
+        """An optimizer was made: its parameters tell which modules are the models. A training may begin, and the one
+        before must not be kept in memory by us."""
         with self.shield("models", None):
+            if self.step and self._making is None and not self.examiner.tracing:
+                for each in (self.past, self.slices, self.models, self.examiner):
+                    each.let_go()
+                self.backwards.forget()
             self._made.add(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
         """The optimizer that trains this model, if one has stepped."""
         first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        for optimizer, reference in self._desks.items():
-            if (desk := reference()) is not None and any(first is p for p in desk.parameters):
-                return optimizer
-        return None
+        desks = ((optimizer, self.known_desk(optimizer)) for optimizer in self._desks)
+        return next((o for o, desk in desks if desk is not None and any(first is p for p in desk.parameters)), None)
 
     def _entered(self) -> bool:
         """A model is called in training: whether the round before was left out by the program."""
@@ -161,6 +156,7 @@ class Watch:
                 self.past.window_begins()
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
+        self.sampled.called(call)
         self.examiner.call_begins(call)
 
     def _returned(self, call: Call, output: Any) -> None:
@@ -217,7 +213,11 @@ class Watch:
             loss = self.backwards.total() if self.alone else None
             clipped = self.clipping.take(desk.parameters)
             return desk.update(
-                lambda: original(*args, **kwargs), self._number, loss, clipped, holds=not self._only_watched(desk)
+                self.sampled.around(desk, lambda: original(*args, **kwargs)),
+                self._number,
+                loss,
+                clipped,
+                holds=not parts_only(self, desk),
             )
         finally:
             self._making = None
@@ -251,6 +251,7 @@ class Watch:
         with self.shield("snapshots", None):
             if not desk.refused:
                 self.past.landed(desk.optimizer, desk.last)
+        self.sampled.updated(desk)
         desk.last = None
         with self.shield("loop_events", None):
             self.events.stepped()
@@ -370,7 +371,7 @@ class Watch:
         return reading if desk.books is self.ledger.first else replace(reading, norms=(), names=())
 
     def capabilities(self, desk: Desk, reading: Reading) -> Capabilities:
-        return Capabilities(lr=False, hold=not self._only_watched(desk), rollback=bool(self._good))
+        return Capabilities(lr=False, hold=not parts_only(self, desk), rollback=bool(self._good))
 
     def withhold(self, desk: Desk, reading: Reading) -> Reading:
         """Leave no trace of the step and look closer: at its batch, at the state, at what other ranks saw."""
@@ -423,20 +424,6 @@ class Watch:
         desk.books.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
         return desk.books.amend(decision, str(went))
 
-    def _only_watched(self, desk: Desk) -> bool:
-        """Whether an update cannot be withheld by what this process sees of it: each rank holds a part only."""
-        if self.alone:
-            return False
-        parts = any(type(parameter).__name__ == "FlatParameter" for parameter in desk.parameters)
-        if not parts and "deepspeed" not in sys.modules:
-            return False
-        self.ledger.tell(
-            "sharded",
-            "each rank holds a part of every gradient here (DeepSpeed or FSDP1), so no rank can decide alone: updates "
-            "are recorded, not refused. FSDP2 (fully_shard) is guarded",
-        )
-        return True
-
     def refused_since(self, step: int) -> int:
         """How many updates were refused from this step on, before the one at hand."""
         return sum(1 for refused in self._refused_steps if refused >= step)
@@ -466,9 +453,14 @@ class Watch:
             parameters=desk.named_parameters(), optimizers=[desk.optimizer], forward=self.models.forward_state()
         )
 
-    def desk_of(self, optimizer: Optimizer) -> Desk:
+    def known_desk(self, optimizer: Optimizer) -> Desk | None:
+        """The desk of an optimizer that has stepped."""
         reference = self._desks.get(optimizer)
-        desk = reference() if reference is not None else None
+        return reference() if reference is not None else None
+
+    def desk_of(self, optimizer: Optimizer) -> Desk:
+        """The desk of an optimizer, made if this is its first step."""
+        desk = self.known_desk(optimizer)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if desk is not None and len(desk.parameters) == count:
             return desk

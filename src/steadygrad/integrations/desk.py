@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -115,6 +116,7 @@ class Desk:
         self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.books)
         self._rates: list[tuple[dict[str, Any], Any]] = []
         self._check: UpdateCheck | None = None
+        self._failing: list[Tensor] | None = None
         self.refused = False
         """Whether the last update was withheld."""
         self.last: Reading | None = None
@@ -222,7 +224,11 @@ class Desk:
         self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], step: Step,
         numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
     ) -> Any:  # fmt: skip
-        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad."""
+        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad.
+
+        LBFGS is left at its first bad evaluation: all that follows comes of it. The weights there, in the middle of
+        the step, are kept for the diagnosis.
+        """
         kept: _Kept | None = None
         with self._shield("update_check", kept) as copied:
             if self._may_undo():
@@ -230,16 +236,26 @@ class Desk:
         losses: list[Tensor] = []
         clipped: list[Gradients | None] = [None]
 
+        returned: list[Any] = []
+        leaves = copied.value is not None and isinstance(self.optimizer, LBFGS)
+
         def evaluate() -> Any:
             loss = closure()
+            returned.append(loss)
             seen, clipped[0] = numbers(loss)
             if seen is not None:
                 losses.append(seen)
+            if leaves and self._bad_evaluation(seen):
+                self._failing = [parameter.detach().clone() for parameter in self.parameters]
+                raise Withheld(returned[0])
             return loss
 
-        result = self._made(lambda: make(evaluate))
+        try:
+            result = self._made(lambda: make(evaluate))
+        except Withheld as withheld:
+            result = withheld.loss
         with self._shield("guard", None):
-            finite = all(bool(torch.isfinite(loss)) for loss in losses)
+            finite = all(bool(torch.isfinite(loss)) for loss in losses) and self._failing is None
             loss = losses[-1] if losses else None
             reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
             if losses and not finite:
@@ -253,6 +269,26 @@ class Desk:
                 self.engine.conclude(step, self.engine.judge(step, reading, made=True))
         self._raise_if_halted()
         return result
+
+    def _bad_evaluation(self, loss: Tensor | None) -> bool:
+        """Whether LBFGS can make no good update of this evaluation. A line search may still reject a bad gradient."""
+        if loss is not None and not bool(torch.isfinite(loss)):
+            return True
+        return self.optimizer.param_groups[0].get("line_search_fn") is None and not self.finite()
+
+    @contextmanager
+    def _at_failing_evaluation(self) -> Iterator[None]:
+        """Inside, the weights are those at which a closure gave the first bad value, if it did in the middle of a
+        step."""
+        failing, self._failing = self._failing, None
+        before = [parameter.detach().clone() for parameter in self.parameters] if failing is not None else []
+        try:
+            for parameter, weights in zip(self.parameters, failing or (), strict=failing is not None):
+                parameter.data.copy_(weights)
+            yield
+        finally:
+            for parameter, weights in zip(self.parameters, before, strict=failing is not None):
+                parameter.data.copy_(weights)
 
     def _begin(self, step: Step, loss: Tensor | None, clipped: Gradients | None, *, holds: bool) -> _Judged | None:
         """Judge an update that is due; None if it must not be made: then it has been dealt with."""
@@ -368,7 +404,8 @@ class Desk:
         """The samples are written down with the diagnosis."""
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
-        self.around.diagnose(self, reading, decision)
+        with self._at_failing_evaluation():
+            self.around.diagnose(self, reading, decision)
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return self.around.roll_back(self, decision)

@@ -23,12 +23,13 @@ from ..engine.engine import Engine, Step, Verdict
 from ..engine.flight import Window
 from ..engine.parameters import clean_name, parameters_of
 from ..engine.ranks_council import Alone
+from ..engine.rng import put_rng, take_rng
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, Tree, bad_state, copy_tree
 from ..engine.update_check import UpdateCheck
 from ..journal import Journal
 from ..policy import Capabilities, Policy
-from ..records import Decision, Outcome, Reading
+from ..records import Action, Decision, Outcome, Reading
 from .update_numbers import Letter, UpdateNumbers
 
 
@@ -264,7 +265,11 @@ class Desk:
             bad = bad_state(self.around.state_of(self))
             if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
                 copied.value.restore()
-                self.engine.refuse(step, replace(reading, undone=True))
+                refused = self.engine.refuse(step, replace(reading, undone=True))
+                if Action.ROLLBACK not in refused.decision.actions:
+                    rng = take_rng()
+                    copied.value.restore()  # what the evaluations before the last one moved, such as statistics
+                    put_rng(rng)
             else:
                 self.engine.conclude(step, self.engine.judge(step, reading, made=True))
         self._raise_if_halted()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,12 +23,13 @@ from ..engine.engine import Engine, Step, Verdict
 from ..engine.flight import Window
 from ..engine.parameters import clean_name, parameters_of
 from ..engine.ranks_council import Alone
+from ..engine.rng import put_rng, take_rng
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, Tree, bad_state, copy_tree
 from ..engine.update_check import UpdateCheck
 from ..journal import Journal
 from ..policy import Capabilities, Policy
-from ..records import Decision, Outcome, Reading
+from ..records import Action, Decision, Outcome, Reading
 from .barrier import Withheld
 from .update_numbers import Letter, UpdateNumbers
 
@@ -108,6 +110,7 @@ class Desk:
         self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.books)
         self._rates: list[tuple[dict[str, Any], Any]] = []
         self._check: UpdateCheck | None = None
+        self._failing: list[Tensor] | None = None
         self.refused = False
         """Whether the last update was withheld."""
         self.last: Reading | None = None
@@ -227,7 +230,11 @@ class Desk:
         self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], step: Step,
         numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
     ) -> Any:  # fmt: skip
-        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad."""
+        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad.
+
+        LBFGS without a line search is left at its first bad evaluation: all that follows comes of it. A line search may
+        try a bad point and reject it. The weights there, in the middle of the step, are kept for the diagnosis.
+        """
         kept: _Kept | None = None
         with self._shield("update_check", kept) as copied:
             if self._may_undo():
@@ -235,18 +242,33 @@ class Desk:
         losses: list[Tensor] = []
         clipped: list[Gradients | None] = [None]
 
+        returned: list[Any] = []
+        searches = bool(self.optimizer.param_groups[0].get("line_search_fn"))
+        leaves = isinstance(self.optimizer, LBFGS) and not searches
+
         def evaluate() -> Any:
             loss = closure()
-            with self._shield("guard", None):
+            returned.append(loss)
+            bad = False
+            with self._shield("guard", bad) as answer:
                 seen, clipped[0] = numbers(loss)
                 if seen is not None:
                     losses.append(seen)
+                if copied.value is not None and self._failing is None and self._bad_evaluation(seen):
+                    self._failing = [parameter.detach().clone() for parameter in self.parameters]
+                    answer.value = leaves
+            if answer.value:
+                raise Withheld(returned[0])
             return loss
 
-        result = self._made(lambda: make(evaluate))
+        try:
+            result = self._made(lambda: make(evaluate))
+        except Withheld as withheld:
+            result = withheld.loss
         with self._shield("guard", None):
-            finite = all(bool(torch.isfinite(loss)) for loss in losses)
-            loss = losses[-1] if losses else None
+            finite = all(bool(torch.isfinite(loss)) for loss in (losses[:1] if searches else losses))
+            finite = finite and (searches or self._failing is None)
+            loss = losses[0 if searches else -1] if losses else None
             reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
             if losses and not finite:
                 reading = replace(reading, loss=math.nan)
@@ -254,11 +276,33 @@ class Desk:
             bad = bad_state(self.around.state_of(self))
             if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
                 copied.value.restore()
-                self.engine.refuse(step, replace(reading, undone=True, **bad))
+                refused = self.engine.refuse(step, replace(reading, undone=True, **bad))
+                if Action.ROLLBACK not in refused.decision.actions:
+                    rng = take_rng()
+                    copied.value.restore()  # what the evaluations before the last one moved, such as statistics
+                    put_rng(rng)
             else:
+                self._failing = None
                 self.engine.conclude(step, self.engine.judge(step, reading, made=True))
         self._raise_if_halted()
         return result
+
+    def _bad_evaluation(self, loss: Tensor | None) -> bool:
+        return (loss is not None and not bool(torch.isfinite(loss))) or not self.finite()
+
+    @contextmanager
+    def _at_failing_evaluation(self) -> Iterator[None]:
+        """Inside, the weights are those at which a closure gave the first bad value, if it did in the middle of a
+        step."""
+        failing, self._failing = self._failing, None
+        before = [parameter.detach().clone() for parameter in self.parameters] if failing is not None else []
+        try:
+            for parameter, weights in zip(self.parameters, failing or (), strict=failing is not None):
+                parameter.data.copy_(weights)
+            yield
+        finally:
+            for parameter, weights in zip(self.parameters, before, strict=failing is not None):
+                parameter.data.copy_(weights)
 
     def _begin(self, step: Step, loss: Tensor | None, clipped: Gradients | None, *, holds: bool) -> _Judged | None:
         """Judge an update that is due; None if it must not be made: then it has been dealt with."""
@@ -374,7 +418,8 @@ class Desk:
         """The samples are written down with the diagnosis."""
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
-        self.around.diagnose(self, reading, decision)
+        with self._at_failing_evaluation():
+            self.around.diagnose(self, reading, decision)
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return self.around.roll_back(self, decision)

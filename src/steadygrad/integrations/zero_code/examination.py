@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...detect.describable import has_values
 from ...diagnosis.batches import walk_batch
 from ...diagnosis.crash import explain_crash
 from ...diagnosis.diagnose import diagnose
@@ -318,7 +319,7 @@ class Examiner:
         patient.restore()
         for batch in patient.batches:
             with torch.no_grad():
-                outputs = list(outputs_in(batch.call.again()))
+                outputs = [output for output in outputs_in(batch.call.again()) if has_values(output)]
             if any(bool(torch.isnan(output).any()) for output in outputs) or _infinite(outputs):
                 return batch.call  # type: ignore[no-any-return]
         return None
@@ -405,10 +406,10 @@ def _bad_entries(batch: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in walk_batch(batch)
-        if isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isnan(value.detach()).any())
+        if has_values(value) and bool(torch.isnan(value.detach()).any())
     )
 
 
 def _infinite(outputs: Sequence[Tensor]) -> bool:
     """A positive infinity is no mask; a negative one may well be."""
-    return any(bool(torch.isposinf(output).any()) for output in outputs)
+    return any(bool(torch.isposinf(output).any()) for output in outputs if not output.is_complex())

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 from torch.utils._pytree import register_pytree_node
 
 from ...diagnosis.bedside import narrow
@@ -124,6 +125,7 @@ class PlayPatient(CallsPatient):
         return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
     def forward(self, batch: PlayBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
+        self._evaluated = batch
         return {"loss": batch.play.again(batch.names).reshape(())}
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
@@ -142,7 +144,18 @@ class PlayPatient(CallsPatient):
             for parameter in self._desk.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._loss_scale)
-        super().commit()
+        if isinstance(self._desk.optimizer, LBFGS):
+            self._desk.optimizer.step(self._evaluate)  # type: ignore[no-untyped-call]
+        else:
+            super().commit()
+
+    def _evaluate(self) -> Tensor:
+        """The closure of an optimizer that evaluates several times in a step: the last batch once more."""
+        for parameter in self._desk.parameters:
+            parameter.grad = None
+        terms = self.forward(self._evaluated)
+        self.backward(terms)
+        return terms["loss"].detach()
 
 
 def _node_number() -> int:

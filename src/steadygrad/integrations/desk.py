@@ -248,7 +248,8 @@ class Desk:
             bad = bad_state(self.around.state_of(self))
             if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
                 copied.value.restore()
-                self.engine.refuse(step, replace(reading, undone=True, **bad))
+                made = bad if finite else {}  # after a bad loss they only follow
+                self.engine.refuse(step, replace(reading, undone=True, **made))
             else:
                 self.engine.conclude(step, self.engine.judge(step, reading, made=True))
         self._raise_if_halted()

@@ -93,3 +93,31 @@ def test_a_short_training_that_never_was_finite_ends_as_it_would_alone(tmp_path:
     assert (ours.code, ours.stdout) == (plain.code, plain.stdout)
     assert len(ours.incidents) == 2
     assert "0 of 40 updates applied" in ours.stderr
+
+
+SEARCH_FOR_THE_LARGEST_RATE = """
+import copy, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+before = copy.deepcopy(model.state_dict())
+for step in range(120):
+    optimizer.param_groups[0]["lr"] *= 1.2
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+assert not torch.isfinite(model(torch.ones(1, 4)).pow(2)).all(), "this search ends before the loss overflows"
+model.load_state_dict(before)
+optimizer.param_groups[0]["lr"] = 0.1
+model(torch.randn(8, 4)).pow(2).mean().backward()
+optimizer.step()
+print("found", optimizer.param_groups[0]["lr"])
+"""
+
+
+def test_a_search_for_the_largest_learning_rate_may_end_in_non_finite_losses(tmp_path: Path) -> None:
+    ours = under_steady_run(SEARCH_FOR_THE_LARGEST_RATE, tmp_path, "--diagnose", "off")
+    assert (ours.code, ours.stdout) == (0, "found 0.1\n"), ours.stderr[-1500:]
+    assert ours.incidents
+    refused = sum(incident.last_step - incident.first_step + 1 for incident in ours.incidents)
+    assert refused > 10

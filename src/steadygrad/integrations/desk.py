@@ -276,7 +276,8 @@ class Desk:
             bad = bad_state(self.around.state_of(self))
             if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
                 copied.value.restore()
-                refused = self.engine.refuse(step, replace(reading, undone=True, **bad))
+                made = bad if finite and self._failing is None else {}  # after a bad loss they only follow
+                refused = self.engine.refuse(step, replace(reading, undone=True, **made))
                 if Action.ROLLBACK not in refused.decision.actions:
                     rng = take_rng()
                     copied.value.restore()  # what the evaluations before the last one moved, such as statistics

@@ -41,6 +41,7 @@ from .presets import Suggested as Suggested
 
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
 _SPIKES = frozenset({"SY201", "SY202", "SY204"})
+_RAMP = 8
 _TERM, _DIVERGENCE, _COLLAPSE, _OVERFLOW = "SY102", "SY203", "SY301", "SY304"
 
 
@@ -114,6 +115,8 @@ def _proceed(
         term_streak=0,
         recent=_remember(policy, ledger, APPLIED),
         healthy_steps=healthy,
+        rate=reading.lr,
+        rate_rises=ledger.rate_rises + 1 if reading.lr > ledger.rate else 0,
         healthy_since=step if ledger.healthy_since is None else ledger.healthy_since,
     )
     if (ledger.rungs or ledger.relapses or ledger.rollbacks) and healthy >= healthy_stretch(policy, ledger):
@@ -202,8 +205,10 @@ def _halt(
 
 
 def _streak_limit(policy: Policy, ledger: Ledger) -> int:
-    """How many bad steps in a row halt: more before the first applied update, when there is no progress to lose."""
-    return policy.skip_streak_halt * (1 if ledger.applied else policy.start_patience)
+    """How many bad steps in a row halt: more where the program has not made a good update yet, or drives its own
+    learning rate up, as a warm-up and a search for the largest rate do."""
+    patient = not ledger.applied or ledger.rate_rises >= _RAMP
+    return policy.skip_streak_halt * (policy.start_patience if patient else 1)
 
 
 def _streak(policy: Policy, ledger: Ledger, what: str) -> str:

@@ -53,6 +53,10 @@ class Ledger:
     spikes: tuple[int, ...] = ()
     """Steps refused as spikes within the last stretch of `recovery_steps`."""
     failing_terms: tuple[str, ...] = ()
+    rate: float = 0.0
+    """The learning rate of the last applied update."""
+    rate_rises: int = 0
+    """Applied updates in a row at which the program had raised its learning rate."""
     term_streak: int = 0
     """How often in a row exactly `failing_terms` were the only bad ones."""
     rungs: tuple[Rung, ...] = ()

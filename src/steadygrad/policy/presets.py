@@ -31,8 +31,9 @@ class Policy:
     skip_streak_halt: int = 10
     """Halt at this many bad steps in a row."""
     start_patience: int = 1
-    """Times as many while no update has been applied yet. `steady run` sets 10: a program that trains for a few steps
-    only, as tests do, ends as it would without us."""
+    """Times as many while no update has been applied yet, and while the program raises its learning rate from update
+    to update. `steady run` sets 10: short trainings as in tests, and searches for the largest learning rate, end as
+    they would without us."""
     skips_per_window: tuple[int, int] = (200, 200)
     """Halt when more than the first number of the last second-number steps were skipped; (200, 200) never does."""
     success_notice: float = 0.90

@@ -81,13 +81,6 @@ class Flight:
     fresh: list[tuple[Optimizer, list[Tensor]]]
 
 
-def passed_over(step: int) -> Outcome:
-    """The outcome of a batch that loss_fn itself chose to leave out."""
-    outcome = Outcome(step=step)
-    outcome.resolve(decision=Decision(step=step, reason="loss_fn returned None"), reading=None, applied=False)
-    return outcome
-
-
 def answer_for(outcome: Outcome, last: Outcome) -> None:
     """Let a batch that was run again answer for the outcome its first run promised."""
     if last.accumulating:

@@ -26,9 +26,10 @@ from ..records import Decision, Outcome, Reading
 from ..records.reruns import rerun
 from .engine import Engine, Step, Verdict
 from .fallback import PlainLoop
-from .flight import Flight, Window, answer_for, left_over, passed_over
+from .flight import Flight, Window, answer_for, left_over
 from .forward_state import Entry
 from .manner import Clinic
+from .own_skips import OwnSkips
 from .parts import Parts
 from .posted import is_fatal, muted, urgent
 from .program import Terms
@@ -54,6 +55,7 @@ class OwnedLoop:
         self._clinic, self._crashes = clinic, 0
         self._check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
         self._silent = SilentTrouble(self, clinic, config)
+        self.own_skips = OwnSkips(self)
         self.step = self.batches_seen = 0
         self.window = Window()
         self.pending: Flight | None = None
@@ -115,10 +117,7 @@ class OwnedLoop:
             self.books.tell_batch_written(key)
         if terms is None:
             self.council.needs_a_loss()
-            self.forward.notice()
-            self.parts.clerk.after_forward(self.step, self.forward)
-            self.forward.restore(entry)
-            return passed_over(self.step)
+            return self.own_skips.by_loss_fn(batch, key, entry)
         self.leave(batch, key, terms, entry)
         if not fills:
             return Outcome(step=self.step, accumulating=True)

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..engine.own_skips import is_bad
+from ..engine.shield import listener
 from ..errors import UsageError
 from .barrier import undo_all
 from .loop import LoopGuard
@@ -51,7 +53,9 @@ class AcceleratorGuard(LoopGuard):
             precision_shown=str(accelerator.mixed_precision),
             **options,
         )
-        self._calls = ModelCalls(model, before=self._begin, looks_away=lambda: self.busy, failed=self.failed)
+        self._calls = ModelCalls(
+            model, before=self._begin, looks_away=lambda: self.busy, left_out=self._left_out, failed=self.failed
+        )
         self._undo.append(self._calls.close)
         self._undo.append(wrap_method(accelerator, "backward", self._backward, self.failed))
         self._undo.append(wrap_method(accelerator, "clip_grad_norm_", self._clip, self.failed))
@@ -62,6 +66,7 @@ class AcceleratorGuard(LoopGuard):
 
     def close(self) -> None:
         """Take everything off the accelerator again and close the journal."""
+        listener(self._calls.went_on, self.failed)()
         undo_all(self._undo, self.failed)
         super().close()
 
@@ -74,6 +79,13 @@ class AcceleratorGuard(LoopGuard):
     def _begin(self) -> None:
         self.accumulate = self._accelerator.gradient_accumulation_steps
         self.begin(self._current)
+
+    def _left_out(self, given: Any, output: Any) -> bool:
+        """Whether a call of the model that no backward followed was left out for what it returned."""
+        if not is_bad(output):
+            return False
+        self.left_out(output, given)
+        return True
 
     def _backward(self, original: Callable[..., Any], loss: Any, **kwargs: Any) -> Any:
         call, given = self._calls.taken(loss)

@@ -161,6 +161,8 @@ class LightningGuard(Callback):
             reduces = not isinstance(wrapper, DistributedDataParallel) or wrapper.require_backward_grad_sync
             self._batch = None if once_only else {"args": list(args), "kwargs": kwargs, "reduces": reduces}
             self._output = output
+            if output is None:
+                guard.left_out(None, self._batch)
         return output
 
     def _may_step(self, closure: Any = None, **_: Any) -> bool:

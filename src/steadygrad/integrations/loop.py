@@ -128,6 +128,25 @@ class LoopGuard:
         engine.note_mode()
 
     @boundary
+    def left_out(self, made: Any, batch: Any = None) -> None:
+        """Instead of `seen`: the loop went on without a backward. `made` is the loss, or what the model made of the
+        batch, or None where only running it again can show that; not finite, it is an incident. Reads the device."""
+        if self._idle() or self._entry is None:
+            return
+        entry, self._entry = self._entry, None
+        engine, self.busy = self._engine, True
+        try:
+            key = self._name_of(batch, engine.batches_seen)
+            engine.batches_seen += 1
+            if made is None and batch is not None:
+                after = engine.forward.take()
+                made = engine.own_skips.run_again(batch, entry, after)
+                engine.forward.release(after)
+            engine.own_skips.note(made, key, batch)
+        finally:
+            self.busy = False
+
+    @boundary
     def before_clip(self) -> None:
         """Just before the loop clips: measure the gradients as they are. Does not sync."""
         if not self._idle() and len(self._engine.window):

@@ -21,10 +21,11 @@ class ModelCalls:
 
     def __init__(
         self, model: nn.Module, before: Callable[[], Any], looks_away: Callable[[], bool],
-        failed: Callable[[Exception], Any],
+        left_out: Callable[[Any, Any], bool], failed: Callable[[Exception], Any],
     ) -> None:  # fmt: skip
         """`before` is called ahead of the first call; while `looks_away()` is true nothing is noted. A fault of ours
-        goes to `failed`."""
+        goes to `failed`. `left_out(given, output)` says whether a call that no backward followed was left out."""
+        self._left_out = left_out
         self._before = before
         self._looks_away = looks_away
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
@@ -57,9 +58,18 @@ class ModelCalls:
         return (call if factor is None else {**call, "factor": factor}), given
 
     def _entering(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model.training and torch.is_grad_enabled() and not self._looks_away() and not self._begun:
+        if not model.training or not torch.is_grad_enabled() or self._looks_away():
+            return
+        self.went_on()
+        if not self._begun:
             self._begun = True
             self._before()
+
+    def went_on(self) -> None:
+        """The model is called again, or the loop is over, with no backward in between: a loop may need several calls
+        for one loss, but what is not finite it has left out. Reads the device."""
+        if len(self._calls) == 1 and self._left_out(self._calls[0][:2], self._calls[0][2]):
+            self._calls, self._begun = [], False
 
     def _left(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled() and not self._looks_away():

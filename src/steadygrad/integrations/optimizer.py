@@ -8,8 +8,9 @@ restored too. One host read a step.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType, TracebackType
 from typing import Any
@@ -217,7 +218,7 @@ class OptimizerGuard:
             self._forward.left()
             if self._clerk is not None:
                 self._clerk.after_forward(self._step, self._forward)
-            loss = getattr(output, "loss", None)
+            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 self._loss = loss.detach()
 
@@ -351,14 +352,16 @@ class OptimizerGuard:
         return original(*args, **kwargs)
 
     def _watch_scaler(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """GradScaler drops a step by not calling the optimizer: what it drops is counted, and nothing is undone,
-        because the plain loop undoes nothing either."""
+        """GradScaler drops a step by not calling the optimizer. An overflow of its scale is counted, and nothing is
+        undone, because the plain loop undoes nothing either; a bad batch is refused as any other."""
         before = self._step
         result = original(optimizer, *args, **kwargs)
         desk = next((desk for desk in self._desks if desk.optimizer is optimizer), None)
         if desk is not None and self._step == before:
             with self._shield("guard", None):
                 loss = None if self._loss is None else float(self._loss)
+                if loss is None and bad_state(self._state)["bad_buffers"]:
+                    loss = math.nan  # no overflow of a gradient makes a running statistic bad
                 desk.dropped(before, loss, float(self._scaler.get_scale()))
             self._entry = None
             self._step += 1

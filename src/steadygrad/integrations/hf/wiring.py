@@ -36,6 +36,7 @@ class Wiring:
         self._batch: dict[str, Any] | None = None
         self._in_step = self._begun = self._window_open = self._measured = self._unscaled = False
         self._can_replay = True
+        self._last_loss: Any = None
         self._soft: dict[str, Any] = {}
         self._moved: set[str] = set()
         self._num_losses = self._num_backwards = 0
@@ -72,7 +73,9 @@ class Wiring:
             loss = original(model, inputs, *args, **kwargs)
         finally:
             self._in_step = False
-        if isinstance(loss, Tensor) and self._begun:
+        if self._num_losses and not self._num_backwards:
+            loop.left_out(self._last_loss, self._batch)
+        elif isinstance(loss, Tensor) and self._begun:
             shown = loss.detach() if self._replay.factor == 1 else loss.detach() * self._replay.factor
             loop.seen(self._batch if self._is_replayable() else None, {"loss": shown})
         return loss
@@ -92,6 +95,7 @@ class Wiring:
         self._num_losses += 1
         before = plain_values(self.trainer)
         answer = original(model, inputs, *args, **kwargs)
+        self._last_loss = answer[0] if isinstance(answer, tuple) else answer
         after = vars(self.trainer)
         self._moved |= {name for name, value in before.items() if after.get(name) is not value}
         return answer

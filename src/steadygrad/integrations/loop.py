@@ -254,9 +254,12 @@ class LoopGuard:
             self._closed = True
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
-            for let_go in (lambda: setup.release(self.optimizers), self._engine.release, self._engine.books.close):
-                with self._engine.shield("closing", None):
-                    let_go()
+            with self._engine.shield("closing", None):
+                setup.release(self.optimizers)
+            with self._engine.shield("closing", None):
+                self._engine.release()
+            with self._engine.shield("closing", None):
+                self._engine.books.close()
 
     def __enter__(self) -> Self:
         return self

@@ -73,9 +73,9 @@ def test_a_run_that_climbed_away_long_ago_is_tried_at_a_lower_rate_from_before_t
         loss.backward()
         weights = [p.detach().clone() for p in model.parameters()]
         optimizer.step()
-        if watch.ledger.desks and any(desk.books.incidents for desk in watch.ledger.desks):
+        if any(desk.books.ledger.skipped for desk in watch.ledger.desks):
             break
-    found = diagnoses(watch)[0]
+    found = diagnoses(watch)[-1]  # the sampled checks may have warned before
     assert step > 8, "it takes more steps than a trial would go back without a copy"
     assert found.cause.slug == "lr_divergence"
     assert "lr_down" in slugs(found)

@@ -31,6 +31,17 @@ class Gradients:
     norms: Tensor
     total: Tensor
     alike: bool
+    clipped: tuple[int, ...] = ()
+    """The tensors' versions after they were clipped by us, if they were: while these hold, `total` says all of them."""
+
+    def are_still_those_of(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether these are the gradients of all these parameters, clipped by us and not written to since."""
+        if len(self.clipped) != len(parameters) or len(self.tensors) != len(parameters):
+            return False
+        return all(
+            p.grad is tensor and tensor._version == version
+            for p, tensor, version in zip(parameters, self.tensors, self.clipped, strict=True)
+        )
 
 
 class GradientProbe:

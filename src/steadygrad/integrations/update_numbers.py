@@ -83,7 +83,7 @@ class UpdateNumbers:
     def seal(self, loss: Tensor | None, clipped: Gradients | None = None) -> Letter | None:
         """Let the device refuse the coming update by the same numbers that `read` reads; `open` the letter after it.
         Does not sync. None if there is no gradient."""
-        gradients = self._probe.measure()
+        gradients, clipped = self._measured(clipped)
         if gradients is None:
             return None
         terms = {"loss": loss if loss is not None else torch.zeros((), device=self.parameters[0].device)}
@@ -96,6 +96,12 @@ class UpdateNumbers:
         sealed = self._sealer.seal(row, limits, refuses=True, rule=None)
         self._gate.arm(sealed.flag)
         return Letter(sealed.seat, row.layout, limits, clipped)
+
+    def _measured(self, clipped: Gradients | None) -> tuple[Gradients | None, Gradients | None]:
+        """The gradients' norms. What was measured for clipping holds as long as nothing was written since."""
+        if clipped is not None and clipped.are_still_those_of(self.parameters):
+            return clipped, None
+        return self._probe.measure(), clipped
 
     def open(self, letter: Letter, step: int) -> Reading:
         """The numbers of a sealed step, after its update; `refused` is the device's own decision. One host read,
@@ -120,8 +126,8 @@ class UpdateNumbers:
         `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
         while those that the optimizer is about to use are the ones that are looked at.
         """
-        gradients = self._probe.measure()
         scale = getattr(self.optimizer, "grad_scale", None)
+        gradients, clipped = self._measured(clipped) if scale is None else (self._probe.measure(), clipped)
         shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
         vector = row.numbers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -67,4 +68,5 @@ class Clipping:
             return None
         self._limit = float(limit)  # type: ignore[arg-type]
         clip_exact(gradients, self._limit)
+        self._clipped = (key, replace(gradients, clipped=tuple(tensor._version for tensor in gradients.tensors)))
         return gradients.total

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -52,7 +52,8 @@ class Play:
     passes: int = 0
     """How many backwards of another loss these lines make before theirs."""
     rng_before: RngState | None = None
-    """The random numbers after the update or backward before: a line like `model(torch.randn(8))` draws between."""
+    """The random numbers after the update before: a line like `model(torch.randn(8))` draws between."""
+    _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
     def with_named_batches(self) -> Play:
         """The same lines, reading their batches by name where they cut them out of larger tensors themselves."""
@@ -76,7 +77,9 @@ class Play:
     @property
     def batch(self) -> dict[str, Any]:
         """Of the values read, those that hold tensors and are not a model: the batch, and what goes with it."""
-        return {name: value for name, value in self.taken.items() if _is_data(value)}
+        if self._batch is None:
+            self._batch = {name: value for name, value in self.taken.items() if _is_data(value)}
+        return self._batch
 
     @property
     def state(self) -> UserState:
@@ -157,8 +160,8 @@ class Slices:
         if self._judged:
             self._roll()  # no model's call was heard since the last update
         here, value, autocast, before = sys._getframe(1), loss.detach(), autocast_now(), self._rng_before
-        now = self._rng_before = take_rng()
-        self.reached.append(Reached(_places(here), rng if rng is not None else now, autocast, value, before))
+        self._rng_before = None  # a later micro-batch of this update: what was drawn before it is not known
+        self.reached.append(Reached(_places(here), rng if rng is not None else take_rng(), autocast, value, before))
         if not seen or rng is None:
             self.why_not = "the model was not called before backward"
             return

@@ -22,6 +22,7 @@ _HOMES = {
     "Finding": "records",
     "GradientMonitorCallback": "integrations.monitors",
     "Guard": "guard",
+    "GuardHandle": "handle",
     "Incident": "records",
     "Outcome": "records",
     "Policy": "policy",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from .errors import TrainingHalted as TrainingHalted
     from .errors import UsageError as UsageError
     from .guard import Guard as Guard
+    from .handle import GuardHandle as GuardHandle
     from .integrations.monitors import ActivationMonitorCallback as ActivationMonitorCallback
     from .integrations.monitors import GradientMonitorCallback as GradientMonitorCallback
     from .policy import Policy as Policy

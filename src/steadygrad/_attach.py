@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from .handle import GuardHandle
+    from .integrations.optimizer import OptimizerGuard
+    from .policy import Policy
 
 # A class that the target is or descends from, and who looks after it. Told by name, so that nothing is imported that
 # the user has not imported already.
@@ -18,6 +27,19 @@ _OWNERS = (
 )
 
 
+@overload
+def attach(
+    target: Optimizer | Sequence[Optimizer],
+    *,
+    model: nn.Module | None = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    run_dir: Any = None,
+    policy: str | Policy = "balanced",
+    notify: Any = None,
+) -> OptimizerGuard: ...
+@overload
+def attach(target: object, **options: Any) -> GuardHandle: ...
 def attach(target: Any, **options: Any) -> Any:
     """Guard a loop that stays as it is.
 
@@ -32,6 +54,9 @@ def attach(target: Any, **options: Any) -> Any:
     Args:
         target: a trainer, an Accelerator, a torch optimizer, or a list of optimizers.
         **options: those of the integration: `run_dir`, `policy` and more; see `docs/doors`.
+
+    Returns:
+        A GuardHandle: `incidents`, `summary()`, `settle()`, `close()`; used in a `with` it closes itself.
     """
     for package, name, room, function in _OWNERS:
         if any(kind.__name__ == name and kind.__module__.split(".")[0] == package for kind in type(target).__mro__):

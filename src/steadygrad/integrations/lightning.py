@@ -15,7 +15,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -62,6 +63,19 @@ class LightningGuard(Callback):
     def summary(self) -> dict[str, Any]:
         """Steps, applied, skipped, success rate and what is in force; empty before the first fit."""
         return self._guard.summary() if self._guard is not None else {}
+
+    def settle(self) -> None:
+        """Settle a step that is judged late."""
+        if self._guard is not None:
+            self._guard.settle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Take everything off the trainer and close the journal."""

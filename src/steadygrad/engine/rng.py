@@ -97,11 +97,23 @@ _numpy = _NumpyRng()
 _python = _PythonRng()
 
 
+_cuda: dict[int, tuple[tuple[int, int], torch.Tensor]] = {}
+
+
+def _cuda_state(generator: torch.Generator) -> torch.Tensor:
+    """A CUDA generator's state is a seed and an offset: while they are the same, so is the tensor that holds them."""
+    now = (generator.initial_seed(), generator.get_offset())
+    known = _cuda.get(id(generator))
+    if known is None or known[0] != now:
+        known = _cuda[id(generator)] = (now, generator.get_state())
+    return known[1]
+
+
 def take_rng() -> RngState:
     """The global random states now. Does not sync: CUDA generators keep seed and offset on the host."""
     cuda: tuple[torch.Tensor, ...] = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        cuda = tuple(generator.get_state() for generator in torch.cuda.default_generators)
+        cuda = tuple(map(_cuda_state, torch.cuda.default_generators))
     return RngState(torch.default_generator.get_state(), cuda, _python.take(), _numpy.take())
 
 

@@ -81,18 +81,18 @@ def marked_line(kind: type) -> str:
         (LoggedFirst, "no_detach"),
         (Threshold, "straight_through"),
         (Gate, "straight_through"),
-        (Places, None),
+        (Places, "straight_through"),
     ],
 )
 def test_the_line_that_loses_the_gradient_is_told_and_its_repair_tried(
-    kind: type[nn.Module], repair: str | None, run_case: Any, make_case: Any
+    kind: type[nn.Module], repair: str, run_case: Any, make_case: Any
 ) -> None:
     torch.manual_seed(0)
     found = run(kind(), run_case, make_case)
     assert found.cause.slug == "no_trainable_grad"
     assert found.origin.module == "encoder"
     assert found.origin.source == marked_line(kind)
-    assert [trial.remedy.slug for trial in found.remedies] == ([repair] if repair else [])
+    assert [trial.remedy.slug for trial in found.remedies] == [repair]
 
 
 def test_a_pass_without_gradients_beside_one_with_them_cuts_nothing_off(run_case: Any, make_case: Any) -> None:

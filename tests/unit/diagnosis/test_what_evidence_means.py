@@ -1,4 +1,4 @@
-"""What the evidence of a failing step means and what it does not: a test for each rule, and one for its near miss."""
+"""What the evidence of a failing step means, and what it does not: a test for each rule and for its near miss."""
 
 from __future__ import annotations
 

@@ -135,5 +135,5 @@ def test_an_epsilon_that_vanishes_is_caught_in_the_update_and_named() -> None:
     assert diagnosis.cause is not None
     assert diagnosis.cause.slug == "optimizer_eps_underflow"
     assert diagnosis.phase == "optimizer"
-    assert "eps" in {trial.remedy.slug for trial in diagnosis.remedies}
+    assert "optimizer_eps" in {trial.remedy.slug for trial in diagnosis.remedies}
     guard.close()

@@ -404,9 +404,7 @@ def _place(where: tuple[str, int]) -> str:
 def _bad_entries(batch: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the arguments that hold a NaN; an infinity may be a mask."""
     return tuple(
-        name
-        for name, value in walk_batch(batch)
-        if has_values(value) and bool(torch.isnan(value.detach()).any())
+        name for name, value in walk_batch(batch) if has_values(value) and bool(torch.isnan(value.detach()).any())
     )
 
 

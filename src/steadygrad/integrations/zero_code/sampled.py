@@ -35,6 +35,10 @@ class SampledChecks:
         self._sampled: int | None = None
         self._asked = 0
 
+    def optimizer_made(self) -> None:
+        """Another optimizer: it may train a model that is sampled."""
+        self._clerks.clear()
+
     def called(self, call: Call) -> None:
         """A model is called: what measures activations is attached on a step that is due."""
         for optimizer, clerk in list(self._clerks.items()):
@@ -83,8 +87,8 @@ class SampledChecks:
     def _new(self, desk: Desk) -> Clerk | None:
         own = {id(parameter) for parameter in desk.parameters}
         roots = [root for root in self._watch.models.roots() if any(id(p) in own for p in root.parameters())]
-        if len(roots) != 1:
-            return None
+        if len(roots) != 1 or self._watch.trained_by_others(roots[0], desk.optimizer):
+            return None  # what another optimizer moves, and when, is not seen at this one's updates
         clerk = Clerk(desk.books, self._watch.shield, roots[0], [desk.optimizer])
         clerk.inspect_setup()
         return clerk

@@ -134,6 +134,7 @@ class Watch:
                     each.let_go()
                 self.backwards.forget()
             self._made.add(optimizer)
+            self.sampled.optimizer_made()
             self.models.adopt(parameters_of(optimizer))
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
@@ -274,6 +275,12 @@ class Watch:
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
         self.desk_of(optimizer).skipped_by_program(self.step, reading, str(event))
+
+    def trained_by_others(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether a further optimizer that is still there has parameters of this model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        others = (each for each in list(self._made) if each is not optimizer)
+        return any(id(parameter) in own for each in others for parameter in parameters_of(each))
 
     def trainer_of(self, model: nn.Module) -> Optimizer | None:
         """The optimizer that trains this model, whether or not it has stepped yet."""

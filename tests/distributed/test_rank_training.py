@@ -64,7 +64,6 @@ def test_a_bad_micro_batch_on_one_rank_leaves_the_window_of_all(run_ranks: RunRa
         assert story["skipped"] == 1
 
 
-@pytest.mark.unmet  # by default spikes are applied; the harness cannot name a stricter policy yet
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_finite_spike_of_one_rank_is_refused_by_all_from_the_same_limits(run_ranks: RunRanks, kind: str) -> None:
     poison = {"how": "spike", "batches": [30], "ranks": [1]}

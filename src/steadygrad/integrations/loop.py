@@ -8,6 +8,7 @@ capsules and rollback work as they do behind `sg.Guard`. One host read a step.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -254,7 +255,8 @@ class LoopGuard:
             self._closed = True
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
-            for let_go in (lambda: setup.release(self.optimizers), self._engine.release, self._engine.books.close):
+            release = functools.partial(setup.release, self.optimizers)
+            for let_go in (release, self._engine.release, self._engine.books.close):
                 with self._engine.shield("closing", None):
                     let_go()
 

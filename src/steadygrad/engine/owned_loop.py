@@ -343,24 +343,24 @@ class OwnedLoop:
         rng = (self._rng_now if again else self._rng_after) or take_rng()
         if step.window.entry is not None:
             self.forward.forget_since(step.window.entry.place)
+        self.recovery.apply(decision)
         to, decision = self.recovery.roll_back(decision, step.next_outcome)
         step.outcome.rolled_back_to = to
         if to is not None and not self.recovery.rolling_back:
             put_rng(rng)
         return decision
 
-    def proceed(self, step: Step) -> None:
-        """Run again what is good of a refused step, and what came behind it."""
+    def proceed(self, step: Step, decision: Decision) -> None:
+        """Run again what is good of a refused step, and what came behind it, with what was decided in force."""
+        self.recovery.apply(decision)
         assert step.window.entry is not None
         self.forward.forget_since(step.window.entry.place)
         if self._rng_after is not None:
             put_rng(self._rng_after)
         self._rng_after = self._rng_now = None
-        if step.again:
-            self.run_again(step.kept, step.outcome)  # its batch is applied after all, and its outcome says so
-            self.run_again(step.behind, step.next_outcome)
-        else:
-            self.run_again([*step.kept, *step.behind], step.next_outcome)
+        kept, behind = (step.kept, step.behind) if step.again else ([], [*step.kept, *step.behind])
+        self.run_again(kept, step.outcome)  # its batch is applied after all, and its outcome says so
+        self.run_again(behind, step.next_outcome)
 
     def applied(self, step: Step, verdict: Verdict) -> None:
         self.parts.clerk.after_step(verdict.reading)

@@ -75,7 +75,7 @@ class Guard:
         if loop.engine.halt is not None:
             raise loop.engine.halted()
         loop.batches_seen += 1
-        loop.committed, loop.ran = False, False
+        loop.committed, loop.terms, loop.program.began = False, None, False
         self._inside, self._kept = True, batch
         try:
             if loop.fallback is not None:
@@ -86,7 +86,9 @@ class Guard:
                 raise
             except Exception as fault:
                 plain = loop.stand_down(fault)
-                return plain.committed(loop.step - 1) if loop.committed else plain.step(self._kept, loop.step)
+                if loop.committed:
+                    return plain.committed(loop.step - 1)
+                return plain.step(self._kept, loop.step, loop.terms if loop.council.size > 1 else None)
         except TheirFault as fault:
             loop.abandon_window()
             raised = loop.council.leaving(fault.original)

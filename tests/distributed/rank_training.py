@@ -140,13 +140,14 @@ def plain(
 
 def guarded(
     rank: int, world: int, *, kind: str, optimizer: str, given: list[dict[str, Any]], accumulate: int = 1,
-    clip: float | None = 1.0, run_dir: Path | None = None, poke: dict[str, int] | None = None, **options: Any,
+    clip: float | None = 1.0, run_dir: Path | None = None, poke: dict[str, int] | None = None,
+    policy: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[dict[str, Any], sg.Guard]:  # fmt: skip
     model = build(kind, world)
     opt = make_optimizer(model, optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=3, gamma=0.9)
     torch.manual_seed(77 + rank)
-    options = {"diagnose": "off", **options}
+    options = {"diagnose": "off", "policy": sg.Policy.named("balanced").but(**(policy or {})), **options}
     guard = sg.Guard(
         model, opt, loss_fn, max_grad_norm=clip, scheduler=schedule, accumulate=accumulate, run_dir=run_dir, **options
     )  # fmt: skip

@@ -64,11 +64,11 @@ def test_a_bad_micro_batch_on_one_rank_leaves_the_window_of_all(run_ranks: RunRa
         assert story["skipped"] == 1
 
 
-@pytest.mark.unmet  # by default spikes are applied; the harness cannot name a stricter policy yet
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_finite_spike_of_one_rank_is_refused_by_all_from_the_same_limits(run_ranks: RunRanks, kind: str) -> None:
     poison = {"how": "spike", "batches": [30], "ranks": [1]}
-    for story in check(run_ranks, kind=kind, poison=poison, left_out=[30], count=34, optimizer="sgd"):
+    options = {"policy": {"refuse_spikes": True}}
+    for story in check(run_ranks, kind=kind, poison=poison, left_out=[30], count=34, optimizer="sgd", options=options):
         [[_, step, symptom, headline, ranks]] = story["stories"]
         assert (step, symptom) == (30, "spike")
         assert set(ranks) == {1}

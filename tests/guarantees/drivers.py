@@ -355,7 +355,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def steady(*words: str, cwd: Path | None = None, timeout: float = 900.0) -> subprocess.CompletedProcess[str]:
+def steady(*words: str, cwd: Path | None = None, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
     """The command `steady` with these arguments."""
     return subprocess.run(
         [sys.executable, "-m", "steadygrad.commands", *words], capture_output=True, text=True, cwd=cwd,

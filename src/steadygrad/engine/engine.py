@@ -84,8 +84,9 @@ class TrainingLoop(Protocol):
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         """Restore a good state; the decision with what came of it (with HALT if there is none)."""
 
-    def proceed(self, step: Step) -> None:
-        """Go on after a refused step: run again what is good of it and what came behind it."""
+    def proceed(self, step: Step, decision: Decision) -> None:
+        """Go on after a refused step, with what was decided in force: run again what is good of it and what came
+        behind it."""
 
     def applied(self, step: Step, verdict: Verdict) -> None:
         """An update was made and recorded."""
@@ -133,7 +134,7 @@ class Engine:
             self.log.enter_halt(decision)
             self.loop.halting(step)
         elif Action.ROLLBACK not in decision.actions:
-            self.loop.proceed(step)
+            self.loop.proceed(step, decision)
         return Verdict(False, reading, decision)
 
     def conclude(self, step: Step, verdict: Verdict) -> None:

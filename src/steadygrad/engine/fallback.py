@@ -13,7 +13,7 @@ import torch
 
 from ..detect.gradients import Gradients, clip_exact
 from ..records import Action, Decision, Outcome
-from .program import StepProgram
+from .program import StepProgram, Terms
 from .ranks_council import Alone
 from .update import Followers
 
@@ -38,12 +38,13 @@ class PlainLoop:
         self._ema_update = followers.ema_update
         self._micro = 0
 
-    def step(self, batch: Any, step: int) -> Outcome:
-        """One micro-batch without any of the guard's rooms."""
+    def step(self, batch: Any, step: int, terms: Terms | None = None) -> Outcome:
+        """One micro-batch without any of the guard's parts. `terms` are its losses if its backward is done."""
         outcome = Outcome(step=step)
         fills = (self._micro + 1) % self._program.accumulate == 0
         tell = self._council.lost_word(*self._place()) if fills else None
-        terms = self._program.micro(batch, before_backward=tell)
+        half_way = terms is not None
+        terms = terms or self._program.micro(batch, before_backward=tell)
         applied = False
         if terms is None:
             self._council.needs_a_loss()
@@ -52,10 +53,13 @@ class PlainLoop:
             if self._micro % self._program.accumulate:
                 outcome.accumulating = True
                 return outcome
-            self._program.unscale()
+            if not self._program.unscaled or not half_way:
+                self._program.unscale()
             norm = torch.nn.utils.clip_grad_norm_(self._program.parameters, self._max_norm)
             loss_finite = self._council.loss_is_finite(terms)  # asked always: the other ranks ask too
             applied = math.isfinite(float(norm)) and loss_finite
+            if half_way and not applied:
+                self._council.broken(RuntimeError("the step under way was not finite"))
             self._finish(applied)
         return _resolved(outcome, applied)
 

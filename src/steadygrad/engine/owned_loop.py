@@ -66,11 +66,10 @@ class OwnedLoop:
         """What an outcome calls when it is read; a facade puts its own, safer method here."""
         self._before_forward: Entry | None = None
         self._rng_after: RngState | None = None
-        """After a refusal: the random states to go on with."""
         self._rng_now: RngState | None = None
-        """And those at the refusal."""
-        self.ran = False
-        """Whether the step under way has run a batch."""
+        """After a refusal: the random states to go on with, and those at the refusal."""
+        self.terms: Terms | None = None
+        """The losses of the step under way, once its backward is done."""
         self._owed: list[Callable[[], Any]] = []
         """What has still to follow an update that was made: loss scale, gradients, schedule, moving average."""
         recovery.loop = self
@@ -108,10 +107,9 @@ class OwnedLoop:
         """
         entry = self.enter()
         fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
-        tell = self.council.before_backward(self.step, self.batches_seen, self.window) if fills else None
+        tell = self.council.before_backward(self.step, self.batches_seen, self.window, self.shield) if fills else None
         versions = versions_of(batch)
-        self.ran = True
-        terms = self.program.micro(batch, original=original, before_backward=tell)
+        self.terms = terms = self.program.micro(batch, original=original, before_backward=tell)
         if versions != versions_of(batch):
             self.program.writes_batches = True
             self.books.tell_batch_written(key)
@@ -190,7 +188,7 @@ class OwnedLoop:
         self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
     ) -> None:
         """Read first, commit then. One host read."""
-        values, limits = row.numbers().tolist(), self.books.limits(self.parts.updater.max_grad_norm)
+        values, limits = self.council.read(row.numbers()), self.books.limits(self.parts.updater.max_grad_norm)
         lr = self.parts.updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
@@ -233,8 +231,8 @@ class OwnedLoop:
     ) -> None:  # fmt: skip
         self.recovery.before_update()
         self.parts.clerk.before_update()
-        turns = self.parts.followers.turns(None) if flag is None else ()
-        owed = [self.program.update_scale, self.program.zero_grad, *turns] if update is None else []
+        owed = [self.program.update_scale, self.program.zero_grad] if update is None else []
+        owed += self.parts.followers.turns(None) if update is None and flag is None else []
         if update is None:
             self.parts.updater(gradients, flag, force, factor)
         else:
@@ -345,24 +343,24 @@ class OwnedLoop:
         rng = (self._rng_now if again else self._rng_after) or take_rng()
         if step.window.entry is not None:
             self.forward.forget_since(step.window.entry.place)
+        self.recovery.apply(decision)
         to, decision = self.recovery.roll_back(decision, step.next_outcome)
         step.outcome.rolled_back_to = to
         if to is not None and not self.recovery.rolling_back:
             put_rng(rng)
         return decision
 
-    def proceed(self, step: Step) -> None:
-        """Run again what is good of a refused step, and what came behind it."""
+    def proceed(self, step: Step, decision: Decision) -> None:
+        """Run again what is good of a refused step, and what came behind it, with what was decided in force."""
+        self.recovery.apply(decision)
         assert step.window.entry is not None
         self.forward.forget_since(step.window.entry.place)
         if self._rng_after is not None:
             put_rng(self._rng_after)
         self._rng_after = self._rng_now = None
-        if step.again:
-            self.run_again(step.kept, step.outcome)  # its batch is applied after all, and its outcome says so
-            self.run_again(step.behind, step.next_outcome)
-        else:
-            self.run_again([*step.kept, *step.behind], step.next_outcome)
+        kept, behind = (step.kept, step.behind) if step.again else ([], [*step.kept, *step.behind])
+        self.run_again(kept, step.outcome)  # its batch is applied after all, and its outcome says so
+        self.run_again(behind, step.next_outcome)
 
     def applied(self, step: Step, verdict: Verdict) -> None:
         self.parts.clerk.after_step(verdict.reading)
@@ -476,8 +474,12 @@ class OwnedLoop:
         With several ranks all of them do, or all of them stop: see `Council.broken`.
         """
         self.shield.note("guard", fault)
-        self.council.broken(fault, early=not self.ran and not len(self.window) and not self.config.outside)
+        begun, half_way = self.program.began, self.council.size > 1 and not self.committed and self.terms is not None
+        whole = self.program.accumulate == 1 and (not begun or half_way or self.committed)
+        self.council.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
         self.fallback = self._plain_loop()
+        if half_way:
+            return self.fallback  # the ranks' gradients are summed already: this step is made with them
         flight, self.pending = self.pending, None
         window, self.window = self.window, Window()
         entry = window.entry or self._before_forward

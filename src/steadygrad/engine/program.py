@@ -46,6 +46,8 @@ class StepProgram:
         self.accumulate = config.accumulate
         self.device = device
         self.dropped_terms: tuple[str, ...] = ()
+        self.began = False
+        """Whether loss_fn has been called since this was last set to False."""
         self.writes_batches = False
         """Whether loss_fn was seen to write into a batch's tensors; from then on they are copied before it can."""
 
@@ -60,6 +62,7 @@ class StepProgram:
         """
         given = pristine(batch, clone=self.writes_batches) if original is None else original
         with self.autocast(), theirs():
+            self.began = True
             answer = self.loss_fn(self.model, given)
         if answer is None:
             return None

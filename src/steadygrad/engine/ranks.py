@@ -15,7 +15,6 @@ same on every rank to the bit, so judging it gives the same decision everywhere.
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ from .ranks_words import LastWords, check_in
 
 TERMS = 16
 """Loss terms of a micro-batch that are averaged over the ranks; what comes after them is left out of the judgement."""
+_NO_STEP = float(1 << 20)
+"""In the place for guards that have failed: this exchange is not about a step, so that both are told apart."""
 _TOKEN_BITS = 20
 _RANKS_A_SLOT = 50  # a float64 holds 53 bits exactly
 
@@ -61,6 +62,7 @@ class Ranks:
         self._place = "the beginning"
         self._token = 0
         self._under_way: tuple[Any, Tensor] | None = None
+        self._read: list[float] | None = None
 
     # -- once
 
@@ -90,12 +92,8 @@ class Ranks:
         """
         names = tuple(name for name in micros[0] if all(name in micro for micro in micros)) if micros else ()
         self._at(f"batch {batches}, step {step}, terms {'+'.join(names) or 'none'}")
-        if self.device.type == "cpu":
-            self._send(
-                self._on_host([[micro[name].item() for name in names[:TERMS]] for micro in micros], squares, lost)
-            )
-            return
         vector = self._blank()
+        vector[2] = float(lost)
         if micros:
             width = min(len(names), TERMS)
             flat = torch.stack(
@@ -108,13 +106,29 @@ class Ranks:
             room[:, :width] = flat.view(len(micros), width)
         if squares is not None:
             vector[vector.numel() - self._num_squares :] = squares
-        vector[2] = float(lost)
         self._send(vector)
 
+    def read_with(self, numbers: Tensor) -> list[float]:
+        """These numbers, in one host read with the vector that was begun, which `finish` then has. Waits for others."""
+        if self._under_way is None:
+            found: list[float] = numbers.tolist()
+            return found
+        (work, vector), self._under_way = self._under_way, None
+        try:
+            work.wait()
+            values: list[float] = torch.cat([vector, numbers.to(vector)]).tolist()
+        except RuntimeError as error:
+            raise self.lost(error) from error
+        self._read, rest = values[: vector.numel()], values[vector.numel() :]
+        return rest
+
     def finish(self, num_terms: int, num_micro: int = 1) -> Agreed:
-        """Wait for the vector that was begun. One host read. Raises RanksError on every rank if one is out of step."""
-        values = self._receive()
+        """Wait for the vector that was begun. One host read, or none after `read_with`.
+
+        Raises RanksError on every rank if one is out of step.
+        """
         start, size = self._first_term(), float(self.size)
+        values = self._receive()
         width = min(num_terms, TERMS)
         terms = tuple(
             tuple(v / size for v in values[start + i * TERMS : start + i * TERMS + width]) for i in range(num_micro)
@@ -142,9 +156,9 @@ class Ranks:
         """Whether it is so on any rank. One collective; syncs."""
         self._at(about)
         vector = self._blank()
-        vector[2] = float(flag)
+        vector[2] += float(flag)
         self._send(vector)
-        return self._receive()[2] > 0
+        return self._receive()[2] > self.size * _NO_STEP
 
     def all(self, about: str, flag: bool) -> bool:
         """Whether it is so on every rank. One collective; syncs."""
@@ -152,7 +166,7 @@ class Ranks:
 
     def abandon(self) -> None:
         """The step that was begun ends here, because the user's code raised: the vector is let go."""
-        self._under_way = None
+        self._under_way = self._read = None
 
     def say(self, sentence: str) -> None:
         """Leave a word for the others before leaving. Never raises and never waits for them."""
@@ -169,7 +183,6 @@ class Ranks:
     # -- inside
 
     def _at(self, place: str) -> None:
-        self._calls += 1
         self._place = place
         said = f"{self._calls} {place} {self._digest}"
         self._token = zlib.crc32(said.encode()) & ((1 << _TOKEN_BITS) - 1)
@@ -180,22 +193,8 @@ class Ranks:
     def _blank(self) -> Tensor:
         length = self._first_term() + self._num_micro * TERMS + self._num_squares
         vector = torch.zeros(length, dtype=torch.float64, device=self.device)
-        vector[0], vector[1] = self._token, self._token * self._token
+        vector[0], vector[1], vector[2] = self._token, self._token * self._token, _NO_STEP
         return vector
-
-    def _on_host(self, terms: list[list[float]], squares: Tensor | None, lost: bool) -> Tensor:
-        """The same vector for ranks that talk through the host, where a number costs less than a tensor operation."""
-        values = [0.0] * (self._first_term() + self._num_micro * TERMS)
-        values[0], values[1], values[2] = self._token, self._token * self._token, float(lost)
-        if not all(math.isfinite(number) for micro in terms for number in micro):
-            values[3 + self.rank // _RANKS_A_SLOT] = float(1 << self.rank % _RANKS_A_SLOT)
-        for index, micro in enumerate(terms):
-            start = self._first_term() + index * TERMS
-            values[start : start + len(micro)] = micro
-        vector = torch.tensor(values, dtype=torch.float64)
-        if not self._num_squares:
-            return vector
-        return torch.cat([vector, torch.zeros(self._num_squares, dtype=torch.float64) if squares is None else squares])
 
     def _send(self, vector: Tensor) -> None:
         assert self._under_way is None, "one exchange at a time"
@@ -204,15 +203,15 @@ class Ranks:
         except RuntimeError as error:
             raise self.lost(error) from error
         self._under_way = (work, vector)
+        self._calls += 1  # only now: what failed before it was sent can be said again
 
     def _receive(self) -> list[float]:
-        assert self._under_way is not None
-        (work, vector), self._under_way = self._under_way, None
-        try:
-            work.wait()
-            values: list[float] = vector.tolist()
-        except RuntimeError as error:
-            raise self.lost(error) from error
+        if self._read is None:
+            assert self._under_way is not None
+            self.read_with(self._under_way[1][:0])
+        values, self._read = self._read or [], None
+        if 0 < values[2] < _NO_STEP:
+            return values  # a guard that has failed does not know what the others decided; all go on as plain loops
         if values[0] != self._token * self.size or values[1] != self._token * self._token * self.size:
             raise self._out_of_step()
         return values

@@ -26,7 +26,7 @@ from .checkpoints import CheckpointStore
 from .flight import Window
 from .program import StepProgram
 from .ranks import TERMS, Agreed, Ranks, world_size
-from .shield import TheirFault
+from .shield import Shield, TheirFault
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
 from .training_state import Tree
@@ -56,13 +56,20 @@ class Alone:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
 
-    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
+    def before_backward(
+        self, step: int, batches: int, window: Window, shield: Shield
+    ) -> Callable[[dict[str, Tensor]], None] | None:
         return None
 
     def agree(
         self, reading: Reading, step: int, batches: int, window: Window, gradients: Gradients | None
     ) -> Reading:  # fmt: skip
         return replace(reading, rank=self.rank) if self.rank else reading
+
+    def read(self, numbers: Tensor) -> list[float]:
+        """This rank's numbers of the step. One host read."""
+        found: list[float] = numbers.tolist()
+        return found
 
     def agree_on_loss(self, reading: Reading, step: int) -> Reading:
         return reading
@@ -109,7 +116,7 @@ class Alone:
     def abandon(self) -> None:
         """The step under way ends here: what was begun is let go."""
 
-    def broken(self, fault: Exception, *, early: bool = False) -> None:
+    def broken(self, fault: Exception, *, in_step: bool = False) -> None:
         """The guard itself failed. Alone it stands down and the loop goes on."""
 
     def lost_word(self, step: int, batches: int) -> Callable[[dict[str, Tensor]], None] | None:
@@ -132,27 +139,33 @@ class Council(Alone):
         self.size = ranks.size
         self._num_micro = num_micro
         self._begun = False
+        self._agreed: Agreed | None = None
         # Norms of sharded gradients travel with the vector where no clip reduces them anyway.
         self.sums_norms = bool(copies)
 
     # -- every step
 
-    def before_backward(self, step: int, batches: int, window: Window) -> Callable[[dict[str, Tensor]], None] | None:
+    def before_backward(
+        self, step: int, batches: int, window: Window, shield: Shield
+    ) -> Callable[[dict[str, Tensor]], None] | None:
         """To be called between the forward and the backward that fill a window: this rank's word travels beside the
-        backward. Does not sync."""
+        backward, or after it where saying it failed. Does not sync."""
         if self.sums_norms:
             return None
 
         def begin(terms: dict[str, Tensor]) -> None:
-            self._begun = True
-            self._ranks.begin(step, batches, [_loss_first(each) for each in (*window.terms, terms)])
+            with shield("ranks", None):
+                self._agreed = None
+                self._ranks.begin(step, batches, [_loss_first(each) for each in (*window.terms, terms)])
+                self._begun = True
 
         return begin
 
     def agree(
         self, reading: Reading, step: int, batches: int, window: Window, gradients: Gradients | None
     ) -> Reading:  # fmt: skip
-        """The reading with its losses as means over the ranks, the same on every rank to the bit. One host read."""
+        """The reading with its losses as means over the ranks, the same on every rank to the bit. One host read, or
+        none where `read` had the vector."""
         if self.sums_norms:
             micros = [_loss_first(each) for each in window.terms]
             self._ranks.begin(step, batches, micros, squares=self._squares(gradients))
@@ -161,7 +174,7 @@ class Council(Alone):
         names = list(_loss_first(window.terms[0]))[:TERMS]
         num_micro = len(window) if self._begun or self.sums_norms else 1
         self._begun = False
-        agreed = self._ranks.finish(len(names), num_micro)
+        self._agreed = agreed = self._ranks.finish(len(names), num_micro)
         if agreed.lost_ranks:
             raise GuardLost(_all_finite(agreed))
         losses = [micro[0] for micro in agreed.terms]
@@ -180,6 +193,10 @@ class Council(Alone):
             bad_ranks=agreed.bad_ranks,
             rank=agreed.bad_ranks[0] if agreed.bad_ranks else 0,
         )
+
+    def read(self, numbers: Tensor) -> list[float]:
+        """The same, together with what the ranks said of the step: one host read for both."""
+        return self._ranks.read_with(numbers)
 
     def _squares(self, gradients: Gradients | None) -> Tensor:
         """Squared norms of this rank's parts, each divided by how many ranks hold the same part. Does not sync."""
@@ -296,7 +313,7 @@ class Council(Alone):
                 loaded = store.load_newest(at_most=min(told))
 
     def abandon(self) -> None:
-        self._begun = False
+        self._begun, self._agreed = False, None
         self._ranks.abandon()
 
     def closing(self, batches: int) -> None:
@@ -307,18 +324,20 @@ class Council(Alone):
         """Before backward, of a guard that has failed: join the agreement with that word. Does not sync."""
 
         def begin(terms: dict[str, Tensor]) -> None:
+            self._agreed = None
             self._ranks.begin(step, batches, [_loss_first(terms)], lost=True)
 
         return begin
 
     def loss_is_finite(self, terms: dict[str, Tensor]) -> bool:
-        """Whether every rank's losses are. One host read."""
-        return _all_finite(self._ranks.finish(len(terms), self._num_micro))
+        """Whether every rank's losses are. One host read, or none where the ranks have agreed on this step already."""
+        agreed, self._agreed = self._agreed, None
+        return _all_finite(agreed or self._ranks.finish(len(terms), self._num_micro))
 
-    def broken(self, fault: Exception, *, early: bool = False) -> None:
-        """The guard of this rank failed. `early`: nothing of this step has been run or said, so that the others will
-        hear of it in time and all go on as plain loops. Later they may have passed that point: all stop."""
-        if early and not self.sums_norms:
+    def broken(self, fault: Exception, *, in_step: bool = False) -> None:
+        """The guard of this rank failed. `in_step`: it can still take its part in this step as a plain loop, so that
+        the others hear of it with the next one at the latest and all go on as plain loops. Else all stop."""
+        if in_step and not self.sums_norms:
             return
         first = next(iter(str(fault).splitlines()), "")
         self._ranks.abandon()

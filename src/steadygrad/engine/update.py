@@ -40,17 +40,18 @@ class Updater:
     ) -> None:
         """Clip and step with what the ledger `force` has in force. With a flag the optimizers decide on the device
         whether to. `factor` is the clip rule's for these gradients, if it is known already. Does not sync."""
-        divisor = self._clip(gradients, flag, force, factor)
-        with scaled_learning_rate(self._optimizers, force.lr_factor), theirs():
-            if self._scaler is not None and not self._refuses:
-                # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
-                for optimizer in self._optimizers:
-                    self._scaler.step(optimizer)
-            elif flag is not None:
-                self._gate.step(flag, divisor)
-            else:
-                for optimizer in self._optimizers:
-                    optimizer.step()
+        with scaled_learning_rate(self._optimizers, force.lr_factor):
+            divisor = self._clip(gradients, flag, force, factor)  # last: gradients can be clipped only once
+            with theirs():
+                if self._scaler is not None and not self._refuses:
+                    # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
+                    for optimizer in self._optimizers:
+                        self._scaler.step(optimizer)
+                elif flag is not None:
+                    self._gate.step(flag, divisor)
+                else:
+                    for optimizer in self._optimizers:
+                        optimizer.step()
 
     def outside(self, update: Callable[[], Any], force: Ledger) -> None:
         """Let the owner of the loop, who has clipped already, make its update with what is in force."""

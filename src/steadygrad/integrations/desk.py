@@ -425,7 +425,7 @@ class Desk:
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return self.around.roll_back(self, decision)
 
-    def proceed(self, step: Step) -> None:
+    def proceed(self, step: Step, decision: Decision) -> None:
         """The loop goes on with its next batch by itself."""
 
     def applied(self, step: Step, verdict: Verdict) -> None:

@@ -8,6 +8,7 @@ capsules and rollback work as they do behind `sg.Guard`. One host read a step.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -254,12 +255,10 @@ class LoopGuard:
             self._closed = True
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
-            with self._engine.shield("closing", None):
-                setup.release(self.optimizers)
-            with self._engine.shield("closing", None):
-                self._engine.release()
-            with self._engine.shield("closing", None):
-                self._engine.books.close()
+            release = functools.partial(setup.release, self.optimizers)
+            for let_go in (release, self._engine.release, self._engine.books.close):
+                with self._engine.shield("closing", None):
+                    let_go()
 
     def __enter__(self) -> Self:
         return self

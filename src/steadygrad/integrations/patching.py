@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .barrier import Failed, barred, uncounted, undo_all
+from .barrier import Failed, barred, undo_all
+from .barrier import uncounted as uncounted
 
 
 def outside_of_compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ token counts, an entropy controller) is put back afterwards.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -94,6 +95,7 @@ class Replay:
             soft.put_back(trainer)
 
 
+@functools.cache
 def exact_factor(size: int) -> int:
     """`size` if multiplying and dividing by it leaves a float32 gradient of one exactly one, else 1."""
     one = torch.ones(())

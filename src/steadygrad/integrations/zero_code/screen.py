@@ -182,7 +182,7 @@ def _halt(told: dict[str, Any]) -> str:
 
 def _where(incidents: list[Incident], refused: int) -> str:
     """At which steps, where the incidents account for all of them."""
-    found = [each for each in incidents if each.decision is None or not each.decision.applies]
+    found = [each for each in incidents if each.decision is not None and not each.decision.applies]
     if not found:
         return ""
     if sum(each.last_step - each.first_step + 1 for each in found) == refused and len(found) <= _MAX_STEPS:

@@ -153,6 +153,7 @@ class Guard:
         loop, shield = self._loop, self._loop.shield
         try:
             self.settle()
+            loop.silent.finish()
             with shield("final_state", None):
                 self._final_state = loop.recovery.final_state()
         finally:

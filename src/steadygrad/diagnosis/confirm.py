@@ -49,6 +49,8 @@ def look_into(patient: FollowedPatient, findings: Sequence[Finding], *, depth: s
     told = tuple(found for found in findings if found.code in explained)
     if suspicion is None or not told:
         return None
+    if suspicion.kind == "spike" and not _rising(patient):
+        depth = "origin"  # it has risen and stays: from here any change looks like a remedy
     return diagnose(patient, depth=depth, suspicion=replace(suspicion, step=patient.facts.step)), told
 
 
@@ -57,6 +59,13 @@ def _learning(patient: FollowedPatient) -> bool:
     losses = [r.loss for r in patient.facts.history if r.applied and math.isfinite(r.loss)]
     third = max(1, len(losses) // 3)
     return len(losses) >= ENOUGH_STEPS and sum(losses[-third:]) < 0.98 * sum(losses[:third])
+
+
+def _rising(patient: FollowedPatient) -> bool:
+    """Whether the loss of the last steps is higher than that of the steps before."""
+    losses = [abs(r.loss) for r in patient.facts.history if r.applied and math.isfinite(r.loss)][-2 * ENOUGH_STEPS :]
+    half = len(losses) // 2
+    return half > 0 and sum(losses[-half:]) > 1.2 * sum(losses[:half])
 
 
 def _risen(patient: FollowedPatient) -> bool:

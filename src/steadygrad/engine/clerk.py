@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,6 +17,9 @@ from .shield import Shield
 
 _EARLY_FORWARDS = 3
 _AUDIT_EVERY = 100
+_PATIENCE = 100
+"""Steps that a provisional finding waits: then it is told if the loss has not come back to where it began."""
+_LAST = 8
 
 
 class Clerk:
@@ -29,6 +34,8 @@ class Clerk:
         self._waiting: list[int] = []
         self.suspects: list[Finding] = []
         """Warnings that nobody has looked into yet."""
+        self._provisional: list[Finding] = []
+        self._first_loss: float | None = None
         with shield("vitals", None):
             self._vitals = Vitals(model, optimizers, books.policy)
 
@@ -81,6 +88,10 @@ class Clerk:
     def after_step(self, reading: Reading, step: int | None = None) -> None:
         """After an applied step: the findings of a sampled one. One host read there, none elsewhere. `step` is what the
         sampling was begun with, where that is not the reading's."""
+        if self._first_loss is None:
+            self._first_loss = abs(reading.loss)
+        if self._provisional and reading.step - self._provisional[0].step >= _PATIENCE:
+            self.decide_provisional()
         if self._vitals is not None and self._waiting and self._waiting[0] == (reading.step if step is None else step):
             with self._vitals_shield():
                 self._waiting.pop(0)
@@ -94,6 +105,14 @@ class Clerk:
             with self._vitals_shield():
                 self._vitals.discard()
 
+    def decide_provisional(self) -> None:
+        """Tell what was found provisionally if the loss is still above where it began, and forget it if not. At the end
+        of a run, too."""
+        waiting, self._provisional = self._provisional, []
+        losses = [abs(each.loss) for each in self._books.recent[-_LAST:] if each.applied and math.isfinite(each.loss)]
+        if waiting and losses and self._first_loss is not None and median(losses) > self._first_loss:
+            self._say(waiting)
+
     def _vitals_shield(self) -> _SwitchingOff:
         return _SwitchingOff(self)
 
@@ -104,6 +123,10 @@ class Clerk:
         self._shield.note("vitals", fault)
 
     def _tell(self, findings: Sequence[Finding]) -> None:
+        self._provisional += [found for found in findings if found.evidence.get("provisional")]
+        self._say([found for found in findings if not found.evidence.get("provisional")])
+
+    def _say(self, findings: Sequence[Finding]) -> None:
         for found in findings:
             self._books.tell_vital(found)
             if found.severity is not Severity.NOTE:

@@ -54,7 +54,7 @@ class OwnedLoop:
         self.engine = Engine(self, config.policy, parts.books, parts.shield, parts.council)
         self._clinic, self._crashes = clinic, 0
         self._check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
-        self._silent = SilentTrouble(self, clinic, config)
+        self.silent = SilentTrouble(self, clinic, config)
         self.own_skips = OwnSkips(self)
         self.step = self.batches_seen = 0
         self.window = Window()
@@ -82,7 +82,7 @@ class OwnedLoop:
             self.settle_pending()
             self._check.forget()
             self.recovery.parameters_changed(self.step)
-        self._silent.look()
+        self.silent.look()
         recovery = self.recovery
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
         checkpoint = recovery.checkpoint_due(self.step)
@@ -255,7 +255,7 @@ class OwnedLoop:
                     self.settle_pending(self.window.fed)
                 if len(self.window) and not self.config.outside and self.council.size == 1:
                     self._tidy_window()  # not with several ranks: one of them alone may be asking
-        self._silent.look()
+        self.silent.look()
 
     def _tidy_window(self) -> None:
         """The model is about to be looked at with a window unfinished: a bad micro-batch in it must not show."""

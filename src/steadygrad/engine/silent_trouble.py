@@ -37,6 +37,12 @@ class SilentTrouble:
         self._depth = {"auto": "full", "origin": "origin"}.get(config.diagnose)
         self._asked = 0
 
+    def finish(self) -> None:
+        """The run ends: ask about what was waiting for more steps."""
+        with self._engine.shield("vitals", None):
+            self._engine.parts.clerk.decide_provisional()
+        self.look()
+
     def look(self) -> None:
         """Ask, if somebody warned and this is a good moment: the model in training, no window open, nothing in flight.
 

@@ -156,6 +156,9 @@ class OptimizerGuard:
             return
         self._closed = True
         undo_all(self._undo, self._failed)
+        with self._shield("vitals", None):
+            if self._clerk is not None:
+                self._clerk.decide_provisional()
         with self._shield("final_state", None):
             bad = [name for found in bad_state(self._state).values() for name in found]
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))

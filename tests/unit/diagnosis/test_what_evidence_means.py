@@ -324,9 +324,10 @@ def test_a_lower_rate_is_tried_from_where_the_loss_was_calm() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9)
+    batch = torch.randn(8, 6)
     with Guard(model, optimizer, lambda m, b: (m(b).squeeze(1) - b.sum(1)).square().mean()) as guard:
         for _ in range(12):
-            guard.step(torch.randn(8, 6))
+            guard.step(batch)
             if guard.incidents:
                 break
     found = guard.incidents[0].diagnosis

@@ -162,8 +162,10 @@ class Ledger:
         with self._shield("final_state", "not checked") as answer:
             states = [bad_state(watch.state_of(desk)) for desk in self.desks]
             bad = [str(name) for state in states for found in state.values() for name in found]
+            some = f"finite in {len(states)} of {len(self.books)} trainings"
             if states:
-                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else "finite"
+                finite = "finite" if len(states) == len(self.books) else some
+                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else finite
         return answer.value
 
     def guard_done(self, guard: Any) -> None:

@@ -73,10 +73,20 @@ class SampledChecks:
             return
         if desk.refused or desk.last is None:
             clerk.after_refusal()
-        elif sampled is not None:
-            clerk.after_step(desk.last, sampled)
+        else:
+            clerk.after_step(desk.last, -1 if sampled is None else sampled)
         if clerk.suspects and desk.last is not None and desk.books.ledger.steps >= ENOUGH_STEPS:
             self._look_into(desk, clerk, desk.last)
+
+    def finish(self) -> None:
+        """The program ends: tell what was waiting for more steps."""
+        for optimizer, clerk in list(self._clerks.items()):
+            desk = self._watch.known_desk(optimizer)
+            if clerk is not None and desk is not None and desk.books.recent:
+                clerk.decide_provisional()
+                if clerk.suspects:
+                    last = desk.books.recent[-1]
+                    self._look_into(desk, clerk, Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm))
 
     def _clerk(self, desk: Desk) -> Clerk | None:
         optimizer = desk.optimizer

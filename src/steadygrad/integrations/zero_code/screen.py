@@ -51,7 +51,6 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "ended_early": silent,
         "ranks": len(ranks),
         **total,
-        "checked": None if silent else _checked(first),
         "not_checked": _sentences(ended.notes, "not_checked"),
         "final_state": "not checked" if silent else _final_state(trained),
         "halted": any(note.get("halted") for note in ended.notes),
@@ -69,17 +68,12 @@ def outcome(ended: Ended) -> dict[str, Any]:
     }
 
 
-def _checked(notes: list[dict[str, Any]]) -> int | None:
-    """The updates whose result was looked at; None where a process did not count them."""
-    counts = [note.get("checked") for note in notes]
-    return sum(counts) if counts and all(isinstance(count, int) for count in counts) else None  # type: ignore[arg-type]
-
-
 def _final_state(notes: list[dict[str, Any]]) -> str:
-    """ "finite" only where every process that trained looked at its weights at the end and found them so."""
+    """ "finite" only where every process that trained looked at all its weights at the end and found them so."""
     states = [str(note.get("final_state") or "not checked") for note in notes]
-    bad = next((state for state in states if state.startswith("non-finite")), None)
-    return bad or ("finite" if states and set(states) == {"finite"} else "not checked")
+    unequal = next((state for state in states if state != "finite"), None)
+    bad = next((state for state in states if state.startswith("non-finite")), unequal)
+    return bad or ("finite" if states else "not checked")
 
 
 def _sentences(notes: list[dict[str, Any]], key: str) -> list[str]:
@@ -136,7 +130,7 @@ def _updates(told: dict[str, Any]) -> str:
         )
     ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
     parts = []
-    if refused or _all_checked(told):
+    if told["skipped"]:
         parts.append(f"{told['applied']:,} of {_count(steps, 'update')} applied{ranks}")
     else:
         parts.append(f"{_count(steps, 'update')}{ranks}, none refused")
@@ -152,24 +146,21 @@ def _updates(told: dict[str, Any]) -> str:
     return ", ".join(parts) + trainings
 
 
-def _all_checked(told: dict[str, Any]) -> bool:
-    checked = told["checked"]
-    return checked is not None and checked >= told["applied"] and not told["not_checked"]
-
-
 def _weights(told: dict[str, Any]) -> str:
     """What is known of the weights after the last update."""
     state, refused = told["final_state"], told["skipped"] - told["overflows"]
     if state.startswith("non-finite"):
         return f" The weights at the end are not finite{state.removeprefix('non-finite')}."
+    if state.startswith("finite in "):
+        return f" The weights at the end are {state}; the others had ended and were not checked."
     if state != "finite":
         return " The weights at the end were not checked."
-    if not _all_checked(told):
-        checked = f"{told['checked'] or 0:,} of {_count(told['applied'], 'applied update')}"
-        return f" The weights at the end are finite; {checked} checked after being made."
-    if not refused or told["rolled_back"] or told["halted"]:
-        return " The weights at the end are finite." if refused else ""
-    return f" Weights are as if {'that batch' if refused == 1 else 'those batches'} had been left out."
+    exact = refused and not (told["rolled_back"] or told["halted"] or told["not_checked"])
+    if exact:
+        return (
+            f" The weights are finite, and as if {'that batch' if refused == 1 else 'those batches'} had been left out."
+        )
+    return " The weights at the end are finite."
 
 
 def _halt(told: dict[str, Any]) -> str:

@@ -102,6 +102,8 @@ class Watch:
             return {}
         with self.shield("loop_events", None):
             self.events.finished()
+        with self.shield("vitals", None):
+            self.sampled.finish()
         with self.shield("backward", None):
             self.backwards.read()
         return self.ledger.close(self)
@@ -279,8 +281,7 @@ class Watch:
     def trained_by_others(self, model: nn.Module, optimizer: Optimizer) -> bool:
         """Whether a further optimizer that is still there has parameters of this model."""
         own = {id(parameter) for parameter in model.parameters()}
-        others = (each for each in list(self._made) if each is not optimizer)
-        return any(id(parameter) in own for each in others for parameter in parameters_of(each))
+        return any(id(p) in own for each in list(self._made) if each is not optimizer for p in parameters_of(each))
 
     def trainer_of(self, model: nn.Module) -> Optimizer | None:
         """The optimizer that trains this model, whether or not it has stepped yet."""
@@ -417,14 +418,13 @@ class Watch:
 
     def roll_back(self, desk: Desk, decision: Decision) -> Decision:
         """To the newest good state. What came of it stands in the incident."""
-        nothing: WentBack | None = None
+        went: WentBack | None = None
         self.busy = True
         try:
-            with self.shield("snapshots", nothing) as answer:
-                answer.value = self.past.go_back(decision.step, self._good)
+            with self.shield("snapshots", None):
+                went = self.past.go_back(decision.step, self._good)
         finally:
             self.busy = False
-        went = answer.value
         if went is None:
             decision = replace(decision, actions=(*decision.actions, Action.HALT))
             return desk.books.amend(decision, "no good state could be restored")
@@ -433,14 +433,13 @@ class Watch:
 
     def refused_since(self, step: int) -> int:
         """How many updates were refused from this step on, before the one at hand."""
-        return sum(1 for refused in self._refused_steps if refused >= step)
+        return sum(refused >= step for refused in self._refused_steps)
 
     def _good_states(self, reading: Reading, words: RankWords | None) -> list[int]:
         """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
         if not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
             return []
-        steps: list[int] = []
-        with self.shield("snapshots", steps) as answer:
+        with self.shield("snapshots", list[int]()) as answer:
             answer.value = self.past.steps
         return words.in_common(answer.value) if words is not None else answer.value
 

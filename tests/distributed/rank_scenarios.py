@@ -234,11 +234,14 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
 
     guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=folder / "run", diagnose="off")
     try:
-        poison = {"how": "nan", "batches": [6], "ranks": [0]} if how == "guard breaks early" else None
+        stands_down = how in ("guard breaks early", "guard breaks late")
+        poison = {"how": "nan", "batches": [6], "ranks": [0]} if stands_down else None
         for number, batch in enumerate(training.batches(rank, 8, poison)):
             if odd and how == "ends early" and number == 3:
                 break
             if odd and how == "guard breaks" and number == 3:
+                guard._loop.program.backward = lambda terms: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+            if odd and how == "guard breaks late" and number == 3:
                 guard._loop.parts.probe.measure = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
             if odd and how == "guard breaks early" and number == 3:
                 guard._loop.forward.take = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]

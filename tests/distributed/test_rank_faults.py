@@ -61,7 +61,7 @@ def test_a_loss_fn_that_returns_none_on_one_rank_is_one_sentence(run_ranks: RunR
     assert "loss_fn returned None on rank 1" in other.message
 
 
-def test_a_guard_that_fails_in_the_middle_of_a_step_stops_all_with_the_reason(run_ranks: RunRanks) -> None:
+def test_a_guard_that_fails_between_forward_and_backward_stops_all_with_the_reason(run_ranks: RunRanks) -> None:
     other, broken = run_ranks("trouble", how="guard breaks")
     assert broken.status == 24, broken.log
     assert "The guard of rank 1 failed (ZeroDivisionError" in broken.message
@@ -69,8 +69,11 @@ def test_a_guard_that_fails_in_the_middle_of_a_step_stops_all_with_the_reason(ru
     assert "the guard of rank 1 failed: ZeroDivisionError" in other.message
 
 
-def test_a_guard_that_fails_before_its_step_has_begun_stands_down_with_all_others(run_ranks: RunRanks) -> None:
-    first, second = (ended.returned for ended in run_ranks("trouble", how="guard breaks early", keep=True))
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_guard_that_fails_before_forward_or_after_backward_stands_down_with_all_others(
+    run_ranks: RunRanks, when: str
+) -> None:
+    first, second = (ended.returned for ended in run_ranks("trouble", how=f"guard breaks {when}", keep=True))
     assert first == second
     assert first["standing_down"]
     assert first["finite"]  # a bad batch of rank 0 came later, and all of them still refused it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ...engine.shield import Shield
 from ...engine.training_state import bad_state
 from ...errors import JournalError
 from ...journal import Journal
+from ...records import Incident
 from ..desk import Desk
 from .settings import Settings
 
@@ -45,6 +47,7 @@ class Ledger:
         self.summaries: list[tuple[str, dict[str, Any]]] = []
         self.in_backward = self.in_backward_refused = 0
         self.crashes: list[str] = []
+        self.unguarded = 0
 
     @property
     def first(self) -> Books | None:
@@ -69,10 +72,12 @@ class Ledger:
         if self._journal is not None:
             self._journal.event("notice", kind=kind, sentence=sentence)
 
-    def journal(self, names: list[str], optimizer: Optimizer) -> Journal:
+    def journal(self, names: list[str], optimizer: Optimizer | None) -> Journal:
         """The journal of this process, made for its first optimizer."""
         if self._journal is None:
-            config = setup.run_config(self._settings.policy, "the program's own", 1, [optimizer]) | {"door": "run"}
+            config = setup.run_config(
+                self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
+            ) | {"door": "run"}
             self._journal = self._open(names, config)
             self._shield.report_to(self._journal.event)
             for kind, sentence in self.notices.items():
@@ -115,6 +120,20 @@ class Ledger:
         """How many incidents all trainings of this process have had."""
         return sum(len(books.incidents) for books in self.books)
 
+    def note_unguarded(self, backward: int | None) -> None:
+        """An incident for a bad loss of a program whose updates could not be refused: no torch optimizer made them."""
+        if backward is None or self.books or self.in_backward or self.guards or self.summaries:
+            return
+        journal = self.journal([], None)
+        why = "and the update after it was not checked: no torch.optim.Optimizer made it"
+        journal.incident(
+            Incident(
+                number=journal.next_incident(), first_step=backward - 1, last_step=backward - 1, symptom="nan_loss",
+                headline=f"the loss of backward number {backward} is not finite, {why}", time=time.time(),
+            )
+        )  # fmt: skip
+        self.unguarded = 1
+
     def close(self, watch: Watch) -> dict[str, Any]:
         """Close the journal; what this process tells the supervisor."""
         for guard in list(self.guards):
@@ -131,7 +150,7 @@ class Ledger:
             "skipped": sum(each.skipped for each in ledgers),
             "overflows": sum(each.overflows for each in ledgers),
             "rolled_back": sum(each.rollbacks_total for each in ledgers),
-            "incidents": self.num_incidents,
+            "incidents": self.num_incidents + self.unguarded,
             "halted": any(each.halted for each in ledgers),
             "trainings": len(books),
             "skipped_by_program": sum(each.skipped_by_program for each in books),

@@ -111,7 +111,8 @@ def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def headline(told: dict[str, Any]) -> str:
     """What happened, in one or two sentences. Claims nothing that was not checked."""
-    if not told["run_dirs"] and not told["steps"] and not told["in_backward"]:
+    untrained = not told["steps"] and not told["in_backward"]
+    if untrained and (not told["run_dirs"] or told["first_bad_backward"]):
         return _nothing_checked(told)
     if told["ended_early"]:
         known = _updates(told) if told["steps"] else _count(len(told["incidents"]), "incident")

@@ -106,6 +106,7 @@ class Watch:
             self.sampled.finish()
         with self.shield("backward", None):
             self.backwards.read()
+            self.ledger.note_unguarded(self.backwards.first_bad)
         return self.ledger.close(self)
 
     @property

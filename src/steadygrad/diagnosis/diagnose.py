@@ -169,7 +169,7 @@ class Case:
         if not exam.seen.loss_finite and could_be_scrubbed(exam) and scrubbed(examine(self.patient, thorough=True)):
             born = locate(exam)
             self.notes.append(
-                f"the bad value itself was born in {born.op or born.tensor} ({born.phase})" if born else ""
+                f"the bad value itself was made by {born.op or born.tensor} ({born.phase})" if born else ""
             )
             names = tuple(exam.seen.updates)
             hidden = Suspicion(symptom="silent", step=self.patient.facts.step, kind="neutralised", names=names)

@@ -96,6 +96,8 @@ class Books:
         self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0, loss_seen: bool = True
     ) -> None:
         """Remember one settled step: history, journal, and for a refused one an incident."""
+        if not loss_seen:
+            reading = replace(reading, rank_losses=())
         with self._shield("watch", None):
             self.history.admit(reading, applied)
         record = StepRecord(
@@ -140,7 +142,9 @@ class Books:
         symptom = symptom_of(reading, decision.findings)
         last = self.incidents[-1] if self.incidents else None
         if not own and last is not None and last.symptom == symptom and reading.step - last.last_step <= 1:
-            incident = replace(last, last_step=reading.step, decision=decision)
+            # The batch after the first bad one is bad as well: leaving a batch out is no remedy.
+            diagnosis = last.diagnosis and without_skipping(last.diagnosis)
+            incident = replace(last, last_step=reading.step, decision=decision, diagnosis=diagnosis)
             self.incidents[-1] = incident
         else:
             headline = decision.findings[0].detail if decision.findings else "the update was refused"
@@ -161,7 +165,7 @@ class Books:
         if own:
             self.show(f"step {reading.step}: {incident.headline}", kind="skipped_by_program")
         else:
-            self.show(f"step {reading.step} refused: {incident.headline} ({decision.reason})", kind=symptom)
+            self.show(f"step {reading.step} refused: {_refusal(incident.headline, decision.reason)}", kind=symptom)
 
     def enter_own_skip(self, reading: Reading, decision: Decision) -> None:
         """An incident for something that the program skipped by itself. No update was due, so no step is recorded."""
@@ -297,8 +301,8 @@ class Books:
         if origin:
             module = f"in {origin.module}" if origin.module and origin.op else origin.module
             where = " ".join(part for part in (origin.op, module, origin.source) if part)
-        best = f"; {diagnosis.remedies[0].remedy.change} helps" if diagnosis.remedies else ""
-        self.show(f"incident {incident.number}: {cause}, born in {where or diagnosis.phase}{best}", kind="diagnosis")
+        best = f"; verified remedy: {diagnosis.remedies[0].remedy.change}" if diagnosis.remedies else ""
+        self.show(f"incident {incident.number}: {cause}; origin: {where or diagnosis.phase}{best}", kind="diagnosis")
 
     def announce(self) -> None:
         """Tell whoever asked to be told of the newest incident, once for each."""
@@ -382,14 +386,34 @@ def symptom_of(reading: Reading, findings: Sequence[Finding]) -> str:
     return next((_SYMPTOMS[code] for code in codes if code in _SYMPTOMS), "spike" if codes else "none")
 
 
+def _refusal(headline: str, reason: str) -> str:
+    """Why, said once: the reason of a decision mostly begins with the headline of the incident."""
+    plain = reason.removeprefix("batch skipped: ")
+    if plain.startswith(headline):
+        return plain
+    return reason if headline in reason else f"{headline} ({reason})"
+
+
+def without_skipping(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis without the claim that leaving the batch out is enough: the next batch failed as well."""
+    trials = tuple(
+        replace(trial, verified=False, verdict="the next batch fails as well")
+        if trial.verified and trial.remedy.slug == "skip_batch"
+        else trial
+        for trial in diagnosis.trials
+    )
+    return replace(diagnosis, trials=trials)
+
+
 def _by_rank(reading: Reading) -> str:
     """Where it began, for a run of several ranks."""
     if reading.num_ranks == 1:
         return ""
     ranks = ", ".join(map(str, reading.bad_ranks))
     losses = ", ".join(f"{loss:.4g}" for loss in reading.rank_losses[:16])
-    first = f"; first on rank {ranks} of {reading.num_ranks}" if reading.bad_ranks else "; alike on every rank"
-    return first + (f" (losses by rank: {losses})" if losses else "")
+    if not reading.bad_ranks:
+        return f"; on every rank (losses by rank: {losses})" if losses else "; the rank where it began is not known"
+    return f"; first on rank {ranks} of {reading.num_ranks}" + (f" (losses by rank: {losses})" if losses else "")
 
 
 def _bare_findings(reading: Reading) -> tuple[Finding, ...]:

@@ -16,9 +16,7 @@ class WeakSequence(Sequence[T]):
         self._references = [weakref.ref(each) for each in objects]
 
     def __iter__(self) -> Iterator[T]:
-        for reference in self._references:
-            if (found := reference()) is not None:
-                yield found
+        return iter([found for reference in self._references if (found := reference()) is not None])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

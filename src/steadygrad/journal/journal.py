@@ -52,6 +52,7 @@ class Journal:
         self._open: Writing | None = None
         self._last_incident = 0
         self._closed = False
+        self._shut: Callable[[], Any] | None = None
         if run_dir is None:
             self.run_id = "unkept"
             return
@@ -74,6 +75,7 @@ class Journal:
             raise
         # Runs at exit, after Ctrl-C, or when the journal is forgotten; holds the parts and not the journal itself.
         self._finalizer = weakref.finalize(self, opened.shut)
+        self._shut = self._finalizer
         _stand_down_in_forked_children(self)
 
     @property
@@ -197,15 +199,16 @@ class Journal:
         return not self._closed and self._open.worker.flush(timeout)
 
     def stay_open_at_exit(self) -> None:
-        """Its owner closes it at exit, perhaps later than Python would."""
-        if self._open is not None:
-            self._finalizer.atexit = False
+        """Its owner closes it at exit, after Python has run its own finalizers."""
+        if self._open is not None and self._finalizer.detach() is not None:
+            self._shut = self._open.shut
 
     def close(self) -> None:
         """Writes what is left and lets go of the directory. Calling it again does nothing."""
         self._closed = True
-        if self._open is not None:
-            self._finalizer()
+        shut, self._shut = self._shut, None
+        if shut is not None:
+            shut()
 
     def __enter__(self) -> Journal:
         return self

@@ -44,7 +44,7 @@ def steps_of(incident: Incident) -> str:
 def _lines(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if diagnosis.origin is not None:
-        lines.append(("born in", _where(diagnosis.origin)))
+        lines.append(("origin", _where(diagnosis.origin)))
         if diagnosis.origin.code_line:
             lines.append(("", shown(diagnosis.origin.code_line.strip())))
         if diagnosis.origin.inputs:

@@ -17,7 +17,7 @@ from .terminal import shown
 def print_incidents(console: Console, run: str, incidents: Sequence[Incident], *, left_out: int = 0) -> None:
     """One line an incident, newest last."""
     if not incidents:
-        console.print(Text(f"{shown(run)}: no incident. Every update was fit to land."))
+        console.print(Text(f"{shown(run)}: no incident. Every update was applied."))
         return
     title = f"{shown(run)}: {_count(len(incidents) + left_out, 'incident')}"
     title += f", the newest {len(incidents)} of them" if left_out else ""

@@ -234,7 +234,7 @@ def test_a_diagnosis_names_origin_rows_cause_and_the_best_remedy_first(
     text = "\n".join(lines)
     assert lines[0] == "incident 1, steps 7-8: the loss is nan"
     for words in (
-        "born in   the loss   div   train.py:88", "x = a / b", "b float32 4, largest 2.5, 1 zero",
+        "origin    the loss   div   train.py:88", "x = a / b", "b float32 4, largest 2.5, 1 zero",
         "2 (sample ids 10233)", "DX201 zero_division, reproduced 3 of 3", "steady explain DX201",
     ):  # fmt: skip
         assert words in text

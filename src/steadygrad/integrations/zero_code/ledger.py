@@ -91,7 +91,8 @@ class Ledger:
         for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
             try:
                 journal = Journal(place, names=names, run_config=config, rank=rank)
-                journal.stay_open_at_exit()  # `close` comes later, and the last round may be an incident
+                if self._settings.reports is not None:  # then `close` is called at exit, after a look at the last round
+                    journal.stay_open_at_exit()
                 return journal
             except JournalError as error:
                 self.tell("journal", str(error))

@@ -77,8 +77,7 @@ class Watch:
         self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
         self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._making: Desk | None = None
-        self._number = 0
-        self._together = True
+        self._number, self._together = 0, True
         self._good: list[int] = []
         self._refused_steps: list[int] = []
         self._process = os.getpid()

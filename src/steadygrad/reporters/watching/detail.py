@@ -26,7 +26,7 @@ def detail_of(incident: Incident) -> Text:
     origin = diagnosis.origin
     if origin is not None:
         where = (origin.module or place_without_module(origin.phase), origin.op, origin.source)
-        _line(text, "born in", "  ".join(part for part in where if part))
+        _line(text, "origin", "  ".join(part for part in where if part))
         if origin.code_line:
             _line(text, "", origin.code_line.strip())
     if diagnosis.because:
@@ -35,7 +35,7 @@ def detail_of(incident: Incident) -> Text:
         _line(text, "rows", ", ".join(str(row) for row in diagnosis.rows[:8]))
     remedy = best_remedy(incident)
     if remedy:
-        _line(text, "helps", f"{remedy} (verified on this very step)", style="green")
+        _line(text, "remedy", f"{remedy} (verified by replaying this step)", style="green")
     if diagnosis.cause is not None:
         _line(text, "next", f"steady explain {diagnosis.cause.code}")
     return text

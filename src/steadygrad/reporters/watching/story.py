@@ -179,4 +179,4 @@ def one_line(incident: Incident) -> str:
         return "not diagnosed"
     cause = cause_in_words(incident) or "cause not recognised"
     remedy = best_remedy(incident)
-    return f"{cause}; {remedy} helps" if remedy else cause
+    return f"{cause}; verified remedy: {remedy}" if remedy else cause

@@ -34,8 +34,8 @@ UNFINISHED = "not finished"
 GOOD = ("passed", "skipped", "xfailed")
 # A number, an address or a word for one: what may differ between two runs of the same test.
 NUMBER = r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b"
-# Left out: colours, and how long pytest took where that is more than a minute.
-LEFT_OUT = re.compile(r"\x1b\[[\d;]*m|\(\d+:\d\d:\d\d\)")
+# Left out: colours, how long pytest took where that is more than a minute, and how long a line drawn under a table is.
+LEFT_OUT = re.compile(r"\x1b\[[\d;]*m|\(\d+:\d\d:\d\d\)|(?<=---)-+")
 VARIABLE = re.compile(NUMBER + r"|pytest-of-\S+|tmp\w{6,}", re.IGNORECASE)
 # Where Python and the packages are installed.
 INSTALLED = re.compile(r"/[^\s'\"`:]*?/(site-packages|lib/python3\.\d+)/(site-packages/)?")
@@ -117,10 +117,11 @@ def _pytest_arguments(suite: Suite, lines: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The same for all runs: our sources and the plugin are importable, one thread, no network for models."""
+    """The same for all runs: our sources and the plugin are importable, one thread, no network for models, and sets in
+    the same order."""
     paths = [str(ROOT / "src"), str(HERE / "plugin"), os.environ.get("CLIENTS_PYTHONPATH", "")]
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **ours, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **ours, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 
 
 def _read_outcomes(run: Run, lines: Path) -> None:

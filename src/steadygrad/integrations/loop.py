@@ -191,7 +191,8 @@ class LoopGuard:
         finally:
             self.busy = False
         self.landed = self.outcome.applied_flag
-        if not self.landed:
+        reading = self.outcome.reading
+        if not self.landed and not (reading is not None and reading.scale_to_blame):
             engine.books.show_once(
                 "a moving average that the loop updates by itself is not held back after a refused update"
             )

@@ -163,6 +163,16 @@ def test_a_healthy_loop_is_not_changed_by_a_bit() -> None:
     assert_same(guarded.state(), wanted)
 
 
+def test_an_overflow_of_the_loss_scale_is_not_spoken_of_as_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    guarded = Loop(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127), policy="balanced")
+    inputs, targets = made_batches(1)[0]
+    guarded.train([[(inputs, 1e3 * targets)]])
+    assert guarded.guard is not None
+    summary = guarded.guard.summary()
+    assert (summary["overflows"], summary["skipped"]) == (1, 1)
+    assert "refused" not in caplog.text
+
+
 def test_weights_that_turn_bad_between_steps_are_rolled_back_and_the_good_batches_run_again() -> None:
     windows = windows_of(made_batches(12), 2)
     reference = Loop(accumulate=2)

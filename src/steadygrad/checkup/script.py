@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from ..errors import UsageError
@@ -106,7 +107,7 @@ class Script:
     def calls(self) -> list[ast.Call]:
         """Every call, in the order of the text."""
         found = [node for node in self.nodes if isinstance(node, ast.Call)]
-        return sorted(found, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))
+        return sorted(found, key=_end)
 
     @cached_property
     def called(self) -> set[str]:
@@ -275,6 +276,29 @@ class Script:
         """The classes of this file by name."""
         return {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
 
+    def defining(self, name: str) -> tuple[Script, ast.ClassDef | None]:
+        """The class of this name and the file that has it: this one, or one beside it that the name is imported from."""
+        if name in self.classes or name not in self._local_homes:
+            return self, self.classes.get(name)
+        path = Path(self.path).parent / f"{self._local_homes[name]}.py"
+        try:
+            beside = Script(str(path), path.read_text(encoding="utf-8")) if path.is_file() else self
+        except (OSError, ValueError, UsageError):
+            return self, None
+        # What this file passes to the class is what its parameters hold.
+        beside.calls = sorted([*beside.calls, *(c for c in self.calls if last_word(c.func) == name)], key=_end)
+        return beside, beside.classes.get(name)
+
+    @cached_property
+    def _local_homes(self) -> dict[str, str]:
+        """Names imported from a module beside this file, by the module's name."""
+        found = {}
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = node.module.split(".")[-1]
+        return found
+
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The class whose method `node` belongs to."""
         return next((each for each in self.above(node) if isinstance(each, ast.ClassDef)), None)
@@ -420,6 +444,10 @@ class Script:
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                         found.setdefault(field.target.id, written(field.value))
         return found
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 class Name(str):

@@ -25,7 +25,7 @@ from .selection import Selection, allowed, chosen
 from .settings import Settings, from_object, from_script
 
 LIBRARIES = ("torch", "transformers", "lightning", "pytorch_lightning", "trl", "accelerate", "peft", "deepspeed")
-PARTS = {"backward", "zero_grad", "manual_backward", "training_step", "fit", "autocast"} | CLIPS
+PARTS = {"backward", "zero_grad", "manual_backward", "training_step", "fit", "autocast", "from_pretrained"} | CLIPS
 MODELS = {"Module", "LightningModule", "PreTrainedModel", "Trainer", "TrainerCallback", "Function"}
 ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 

@@ -36,9 +36,9 @@ def trained_expressions(script: Script) -> list[ast.expr]:
     found: list[ast.expr] = []
     for call in optimizer_calls(script):
         for node in ast.walk(call):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in ("parameters", "named_parameters"):
-                    found.append(node.func.value)
+            asks = isinstance(node, ast.Call) and last_word(node.func) in ("parameters", "named_parameters")
+            if asks and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                found.append(node.func.value)
     for call in script.calls:
         if last_word(call.func).endswith("Trainer"):
             model = keyword(call, "model") or next(iter(call.args), None)

@@ -277,7 +277,7 @@ class Script:
         return {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
 
     def defining(self, name: str) -> tuple[Script, ast.ClassDef | None]:
-        """The class of this name and the file that has it: this one, or one beside it that the name is imported from."""
+        """The class of this name and the file that has it: this one, or one beside it that it is imported from."""
         if name in self.classes or name not in self._local_homes:
             return self, self.classes.get(name)
         path = Path(self.path).parent / f"{self._local_homes[name]}.py"
@@ -307,12 +307,13 @@ class Script:
         """What a class gives to `self.name` (or `name` in its body), if it does so once on a branch that can run."""
         found: list[ast.expr] = []
         for node in ast.walk(owner):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if _annotated(node) else []
-            for target in targets:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 mine = isinstance(target, ast.Attribute) and target.attr == name and last_word(target.value) == "self"
                 body = isinstance(target, ast.Name) and target.id == name and self.parents.get(node) is owner
-                if (mine or body) and getattr(node, "value", None) is not None and not self._is_dead(node):
-                    found.append(node.value)  # type: ignore[attr-defined]
+                if (mine or body) and not self._is_dead(node):
+                    found.append(node.value)
         return found[0] if len(found) == 1 else None
 
     def _is_dead(self, node: ast.AST) -> bool:
@@ -336,9 +337,10 @@ class Script:
         """What a parameter of the function around `node` is given: the same in all calls of this file, or its default.
         A function that is called with different values has no single answer."""
         function = self.scope(node)
-        if not isinstance(function, ast.FunctionDef) or self._functions.get(function.name) is not function:
-            if not (isinstance(function, ast.FunctionDef) and function.name == "__init__"):
-                return None
+        if not isinstance(function, ast.FunctionDef):
+            return None
+        if function.name != "__init__" and self._functions.get(function.name) is not function:
+            return None
         owner = self.parents.get(function)
         of_class = isinstance(owner, ast.ClassDef)
         called_as = owner.name if isinstance(owner, ast.ClassDef) and function.name == "__init__" else function.name
@@ -484,10 +486,6 @@ def default_of(function: ast.FunctionDef, name: str) -> ast.expr | None:
         (each, value) for each, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if value
     ]
     return next((value for each, value in pairs if each.arg == name), None)
-
-
-def _annotated(node: ast.AST) -> bool:
-    return isinstance(node, ast.AnnAssign) and node.value is not None
 
 
 def _arguments(scope: ast.AST) -> list[ast.arg]:

@@ -69,7 +69,7 @@ def of_script(script: Script) -> Iterator[Advice]:
 def _limit(script: Script, call: ast.Call) -> float | None:
     """The limit that a clip is given; None if the text does not tell."""
     given = call.args[1] if len(call.args) > 1 else keyword(call, "max_norm")
-    if given is not None and ast.unparse(given).replace('"', "'") in (
+    if given is not None and ast.unparse(given) in (
         "float('inf')",
         "math.inf",
         "torch.inf",

@@ -89,12 +89,15 @@ def _of_one(script: Script, node: ast.AST, right: ast.expr) -> str:
 
 def _grows(script: Script, name: ast.Name) -> bool:
     """A list of the same function that is appended to, or inserted into, inside a loop."""
-    for call in script.calls:
-        func = call.func
-        if isinstance(func, ast.Attribute) and func.attr in ("append", "insert", "appendleft"):
-            if last_word(func.value) == name.id and script.scope(call) is script.scope(name):
-                return innermost_loop(script, call) is not None
-    return False
+    grown = [
+        call
+        for call in script.calls
+        if last_word(call.func) in ("append", "insert", "appendleft")
+        and isinstance(call.func, ast.Attribute)
+        and last_word(call.func.value) == name.id
+        and script.scope(call) is script.scope(name)
+    ]
+    return any(innermost_loop(script, call) is not None for call in grown)
 
 
 def _asks_length(script: Script, node: ast.AST, name: str) -> bool:

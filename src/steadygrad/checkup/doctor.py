@@ -18,10 +18,15 @@ from ..errors import UsageError
 from ..records.checkup import Advice, Checkup, DataStatistics, Level
 from .facts import Data, Setup
 from .files import read_target, targets
-from .script import Script
+from .loop import CLIPS
+from .models import optimizer_calls
+from .script import Script, last_word
 from .selection import Selection, allowed, chosen
 from .settings import Settings, from_object, from_script
 
+LIBRARIES = ("torch", "transformers", "lightning", "pytorch_lightning", "trl", "accelerate", "peft", "deepspeed")
+PARTS = {"backward", "zero_grad", "manual_backward", "training_step", "fit", "autocast", "from_pretrained"} | CLIPS
+MODELS = {"Module", "LightningModule", "PreTrainedModel", "Trainer", "TrainerCallback", "Function"}
 ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
@@ -144,6 +149,7 @@ def doctor_files(paths: Sequence[Path], *, select: Sequence[str] = (), ignore: S
     named = {path for path in paths if not path.is_dir()}
     found: list[Advice] = []
     looked_at: list[str] = []
+    unchecked: list[str] = []
     num_allowed, num_rules = 0, 0
     for path in targets(list(paths)):
         selection = chosen(select, ignore, near=path.parent)
@@ -156,23 +162,52 @@ def doctor_files(paths: Sequence[Path], *, select: Sequence[str] = (), ignore: S
             if path in named:
                 raise
             continue
-        if path not in named and not _is_about_training(thing):
+        recognised = _is_about_training(thing)
+        if path not in named and not recognised:
+            continue
+        lines = thing.lines if isinstance(thing, Script) else thing.text
+        advice = sorted(judge(thing, selection), key=lambda each: (each.path, each.line, each.column, each.code))
+        if not recognised and not advice:
+            unchecked.append(str(path))
             continue
         looked_at.append(str(path))
-        lines = thing.lines if isinstance(thing, Script) else thing.text
-        advice = sorted(judge(thing, selection), key=lambda each: (each.line, each.column, each.code))
-        kept = [each for each in advice if not allowed(each, lines)]
+        kept = [each for each in advice if not allowed(each, lines if each.path == str(path) else _lines(each.path))]
         num_allowed += len(advice) - len(kept)
         found += kept
+    if unchecked and not looked_at:
+        raise UsageError(f"Nothing was checked: no training was recognised in {', '.join(unchecked)}.")
     if not looked_at:
         raise UsageError(f"No training script or configuration was found in {', '.join(str(path) for path in paths)}.")
-    return Checkup(advice=tuple(found), looked_at=tuple(looked_at), num_rules=num_rules, num_allowed=num_allowed)
+    return Checkup(
+        advice=tuple(found),
+        looked_at=tuple(looked_at),
+        num_rules=num_rules,
+        num_allowed=num_allowed,
+        unchecked=tuple(unchecked),
+    )
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file beside the one that was read: a model is often made in another one."""
+    return Path(path).read_text(encoding="utf-8").splitlines()
 
 
 def _is_about_training(thing: Script | Settings) -> bool:
+    """Settings of a training, or a script that has a part of one: a step, a trainer, an optimizer, a model, a loss."""
     if isinstance(thing, Settings):
         return thing.kind != "unknown"
-    return thing.imports("torch", "transformers", "lightning", "pytorch_lightning", "trl", "accelerate", "peft")
+    if not thing.imports(*LIBRARIES):
+        return False
+    if thing.called & PARTS or any(word.endswith(("Trainer", "TrainingArguments", "Config")) for word in thing.called):
+        return True
+    bases = {last_word(base) for node in thing.classes.values() for base in node.bases}
+    return bool(bases & MODELS) or any(True for _ in optimizer_calls(thing)) or _computes(thing)
+
+
+def _computes(script: Script) -> bool:
+    """Calls functions of torch on tensors, so that the rules about arithmetic have something to judge."""
+    ops = (script.op(call) for call in script.calls)
+    return any(op is not None and op.module.startswith("torch") and op.operand is not None for op in ops)
 
 
 def judge(thing: Script | Settings | Setup | Data, selection: Selection) -> Iterator[Advice]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .script import Script
-from .settings import Settings, flatten, kind_of
+from .settings import Settings, flatten, kind_of, parts
 
 CONFIGS = {".yaml", ".yml", ".toml", ".json"}
 SCRIPTS = {".py", ".ipynb"}
@@ -135,7 +135,7 @@ def _read_yaml(path: Path, text: str) -> Settings:
             raise UsageError(f"{path} is nested or repeated without end, so it is no configuration.")
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
-                stack.append(((*keys, str(key.value)), value, key.start_mark.line + 1))
+                stack.append(((*keys, *parts(str(key.value))), value, key.start_mark.line + 1))
         elif isinstance(node, yaml.SequenceNode) and any(isinstance(item, yaml.MappingNode) for item in node.value):
             for number, item in enumerate(node.value):
                 stack.append(((*keys, str(number)), item, item.start_mark.line + 1))

@@ -70,6 +70,33 @@ def kind_of(call: ast.Call) -> str:
             return "clip" if word in CLIPS else ""
 
 
+def zeroes_gradient(node: ast.stmt) -> bool:
+    """A statement that leaves gradients as zeros: an optimizer still steps with those, unlike with None."""
+    if isinstance(node, ast.Assign):
+        of_grad = any(ast.unparse(target).endswith((".grad", ".grad.data")) for target in node.targets)
+        value = node.value
+        return of_grad and isinstance(value, ast.Call) and last_word(value.func) in ("zeros_like", "zeros", "new_zeros")
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Mult) and ".grad" in ast.unparse(node.target) and _is_zero(node.value)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    call = node.value
+    match last_word(call.func):
+        case "zero_":
+            return owner_of(call).endswith((".grad", ".grad.data"))
+        case "fill_" | "mul_":
+            return owner_of(call).endswith((".grad", ".grad.data")) and any(_is_zero(each) for each in call.args)
+        case "zero_grad":
+            none = keyword(call, "set_to_none") or next(iter(call.args), None)
+            return isinstance(none, ast.Constant) and none.value is False
+        case _:
+            return False
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0 and not isinstance(node.value, bool)
+
+
 def owner_of(call: ast.Call) -> str:
     """The text before the last dot: `self.optimizer` for `self.optimizer.step()`."""
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""

@@ -31,25 +31,58 @@ def optimizer_calls(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
-def trained_names(script: Script) -> set[str]:
-    """The text of everything whose parameters go into an optimizer or that a Trainer is given."""
-    found = set()
+def trained_expressions(script: Script) -> list[ast.expr]:
+    """Everything whose parameters go into an optimizer or that a Trainer is given."""
+    found: list[ast.expr] = []
     for call in optimizer_calls(script):
         for node in ast.walk(call):
             asks = isinstance(node, ast.Call) and last_word(node.func) in ("parameters", "named_parameters")
             if asks and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                found.add(ast.unparse(node.func.value))
+                found.append(node.func.value)
     for call in script.calls:
         if last_word(call.func).endswith("Trainer"):
             model = keyword(call, "model") or next(iter(call.args), None)
-            if isinstance(model, ast.Name):
-                found.add(model.id)
+            if isinstance(model, ast.Name | ast.Attribute):
+                found.append(model)
     return found
 
 
-def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, ast.AST]]:
-    """The trained models that are turned into `dtype` (float16, bfloat16), with the place where it happens."""
-    trained = trained_names(script)
+def made(script: Script, node: ast.expr, most: int = 6) -> tuple[Script, ast.expr]:
+    """The expression that makes an object, and the file it stands in: behind names, attributes that a class sets,
+    functions of this file that return it, and classes that this file imports from the files beside it."""
+    for _ in range(most):
+        nearer = _maker(script, node, most)
+        if nearer is None:
+            return script, node
+        script, node = nearer
+    return script, node
+
+
+def _maker(script: Script, node: ast.expr, most: int) -> tuple[Script, ast.expr] | None:
+    """One step nearer to where an object is made; None if the text shows no more."""
+    if isinstance(node, ast.Name):
+        value = script.value_of(node) or script.argument(node)
+        return None if value is None else (script, value)
+    if isinstance(node, ast.Attribute):
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            around, home = script.class_of(node), script
+        else:
+            if most <= 1:
+                return None
+            home, owner = made(script, node.value, most - 1)
+            word = last_word(owner.func) if isinstance(owner, ast.Call) else ""
+            home, around = home.defining(word)
+        value = None if around is None else home.attribute(around, node.attr)
+        return None if value is None else (home, value)
+    given = script.returned_by(node)
+    return None if given is None else (script, given)
+
+
+def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, Script, ast.AST]]:
+    """The trained models that are turned into `dtype` (float16, bfloat16), with the file and place of it."""
+    trained = trained_expressions(script)
+    names = {ast.unparse(node) for node in trained}
+    seen: set[ast.AST] = set()
     for node in script.nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             name, value = ast.unparse(node.targets[0]), node.value
@@ -58,11 +91,17 @@ def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, ast.AST]]:
             name, value = (ast.unparse(func.value) if isinstance(func, ast.Attribute) else ""), node.value
         else:
             continue
-        if name in trained and _casts_to(script, value, dtype):
-            yield name, node
+        if name in names and casts_to(script, value, dtype):
+            seen.add(value)
+            yield name, script, node
+    for node in trained:
+        home, value = made(script, node)
+        if value not in seen and casts_to(home, value, dtype):
+            seen.add(value)
+            yield ast.unparse(node), home, value
 
 
-def _casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
+def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
     """`....half()`, `....to(torch.float16)` at the end, or `from_pretrained(..., dtype=torch.float16)` in the chain."""
     node: ast.AST = value
     while isinstance(node, ast.Call):
@@ -78,10 +117,13 @@ def _casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
             if any(str(each) in ("torch.float32", "torch.float") for each in given):
                 return False
         if word == "from_pretrained":
-            if any(keyword(node, key) is not None for key in ("quantization_config", "load_in_4bit", "load_in_8bit")):
+            if script.given(node, "quantization_config", "load_in_4bit", "load_in_8bit") is not None:
                 return False
-            given_dtype = script.literal(keyword(node, "torch_dtype") or keyword(node, "dtype"))
-            return str(given_dtype).removeprefix("torch.") == dtype
+            given_dtype = script.literal(script.given(node, "torch_dtype", "dtype"))
+            return str(given_dtype).removeprefix("torch.") in ({dtype, "half"} if dtype == "float16" else {dtype})
+        if word == "get_peft_model" and node.args:
+            node = made(script, node.args[0])[1]
+            continue
         node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return False
 

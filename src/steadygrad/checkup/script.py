@@ -1,7 +1,8 @@
 """A training script as its syntax tree, with the questions rules ask of it. Nothing is imported and nothing runs.
 
 Names are resolved through imports (`F.softmax` is `torch.nn.functional.softmax`), values through the nearest
-assignment above in the same function, command-line options through their defaults. What cannot be resolved is
+assignment above in the same function, parameters through the calls of the same file, command-line options through
+their defaults, and conditions on CUDA as on a machine that has it. What cannot be resolved is
 UNKNOWN, and a rule that meets it stays silent: a wrong alarm costs more than a missed one.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from ..errors import UsageError
@@ -60,6 +62,7 @@ class Script:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not Python that can be read: {error}. Nothing in it was checked.") from None
         self.nodes: list[ast.AST] = []
+        self._asked: set[ast.AST] = set()
         self.parents: dict[ast.AST, ast.AST] = {}
         stack: list[ast.AST] = [self.tree]
         while stack:
@@ -104,7 +107,7 @@ class Script:
     def calls(self) -> list[ast.Call]:
         """Every call, in the order of the text."""
         found = [node for node in self.nodes if isinstance(node, ast.Call)]
-        return sorted(found, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))
+        return sorted(found, key=_end)
 
     @cached_property
     def called(self) -> set[str]:
@@ -238,7 +241,11 @@ class Script:
         """What a name was last given above its use in the same function; else what the module gives it once."""
         if not isinstance(node, ast.Name):
             return None
-        here = [value for line, value in self._assigned.get((self.scope(node), node.id), []) if line < node.lineno]
+        here = [
+            value
+            for line, value in self._assigned.get((self.scope(node), node.id), [])
+            if line < node.lineno and (value is None or not self._is_dead(value))
+        ]
         if here:
             return here[-1]
         if (self.scope(node), node.id) in self._assigned and self.scope(node) is not self.tree:
@@ -264,6 +271,110 @@ class Script:
                 found[node.name] = None if node.name in found else node
         return found
 
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The classes of this file by name."""
+        return {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
+
+    def defining(self, name: str) -> tuple[Script, ast.ClassDef | None]:
+        """The class of this name and the file that has it: this one, or one beside it that it is imported from."""
+        if name in self.classes or name not in self._local_homes:
+            return self, self.classes.get(name)
+        path = Path(self.path).parent / f"{self._local_homes[name]}.py"
+        try:
+            beside = Script(str(path), path.read_text(encoding="utf-8")) if path.is_file() else self
+        except (OSError, ValueError, UsageError):
+            return self, None
+        # What this file passes to the class is what its parameters hold.
+        beside.calls = sorted([*beside.calls, *(c for c in self.calls if last_word(c.func) == name)], key=_end)
+        return beside, beside.classes.get(name)
+
+    @cached_property
+    def _local_homes(self) -> dict[str, str]:
+        """Names imported from a module beside this file, by the module's name."""
+        found = {}
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = node.module.split(".")[-1]
+        return found
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class whose method `node` belongs to."""
+        return next((each for each in self.above(node) if isinstance(each, ast.ClassDef)), None)
+
+    def attribute(self, owner: ast.ClassDef, name: str) -> ast.expr | None:
+        """What a class gives to `self.name` (or `name` in its body), if it does so once on a branch that can run."""
+        found: list[ast.expr] = []
+        for node in ast.walk(owner):
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                mine = isinstance(target, ast.Attribute) and target.attr == name and last_word(target.value) == "self"
+                body = isinstance(target, ast.Name) and target.id == name and self.parents.get(node) is owner
+                if (mine or body) and not self._is_dead(node):
+                    found.append(node.value)
+        return found[0] if len(found) == 1 else None
+
+    def _is_dead(self, node: ast.AST) -> bool:
+        """On a branch whose condition is known, from what the text tells, to go the other way."""
+        inner = node
+        for each in self.above(node):
+            if isinstance(each, FUNCTIONS):
+                return False
+            if isinstance(each, ast.If) and inner is not each.test:
+                if each in self._asked:
+                    return False  # the condition asks for what is assigned under it
+                self._asked.add(each)
+                known = self.literal(each.test)
+                self._asked.discard(each)
+                if isinstance(known, bool) and known is not any(inner is part for part in each.body):
+                    return True
+            inner = each
+        return False
+
+    def argument(self, node: ast.Name) -> ast.expr | None:
+        """What a parameter of the function around `node` is given: the same in all calls of this file, or its default.
+        A function that is called with different values has no single answer."""
+        function = self.scope(node)
+        if not isinstance(function, ast.FunctionDef):
+            return None
+        if function.name != "__init__" and self._functions.get(function.name) is not function:
+            return None
+        owner = self.parents.get(function)
+        of_class = isinstance(owner, ast.ClassDef)
+        called_as = owner.name if isinstance(owner, ast.ClassDef) and function.name == "__init__" else function.name
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        if node.id not in {*names, *(each.arg for each in function.args.kwonlyargs)}:
+            return None
+        place = names.index(node.id) - of_class if node.id in names else -1
+        given = []
+        for call in (each for each in self.calls if last_word(each.func) == called_as):
+            if any(isinstance(each, ast.Starred) for each in call.args) or any(k.arg is None for k in call.keywords):
+                return None
+            value = keyword(call, node.id) or (call.args[place] if 0 <= place < len(call.args) else None)
+            given.append(value or default_of(function, node.id))
+        given = given or [default_of(function, node.id)]
+        same = {"" if each is None else ast.dump(each) for each in given}
+        return given[0] if len(same) == 1 else None
+
+    def given(self, call: ast.Call, *names: str) -> ast.expr | None:
+        """The expression given to one of these keywords, also through `**options` where the text shows the mapping."""
+        for name in names:
+            if (value := keyword(call, name)) is not None:
+                return value
+        for spread in (each.value for each in call.keywords if each.arg is None):
+            table = self.follow(spread)
+            if isinstance(table, ast.Dict):
+                for key, value in zip(table.keys, table.values, strict=True):
+                    if key is not None and written(key) in names:
+                        return value
+            elif isinstance(table, ast.Call) and last_word(table.func) == "dict":
+                for name in names:
+                    if (value := keyword(table, name)) is not None:
+                        return value
+        return None
+
     def returned_by(self, call: ast.expr | None) -> ast.expr | None:
         """What a function of this file gives back, if it has one return and its name is its own."""
         if not isinstance(call, ast.Call) or self.dotted(call.func).split(".")[0] in ("torch", "numpy", "math"):
@@ -274,7 +385,7 @@ class Script:
         returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and self.scope(n) is function]
         return returns[0].value if len(returns) == 1 else None
 
-    def literal(self, node: ast.AST | None, most: int = 4) -> Any:
+    def literal(self, node: ast.AST | None, most: int = 8) -> Any:
         """The Python value of an expression, as far as the text tells; else UNKNOWN."""
         if node is None or most == 0:
             return UNKNOWN
@@ -282,9 +393,32 @@ class Script:
             return value
         match node:
             case ast.Name():
-                return self.literal(self.value_of(node), most - 1)
-            case ast.Attribute(value=ast.Name(), attr=name) if self.dotted(node).split(".")[0] != "torch":
-                return self.options.get(name, UNKNOWN)
+                return self.literal(self.value_of(node) or self.argument(node), most - 1)
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if self.dotted(node).split(".")[0] != "torch":
+                around = self.class_of(node) if owner == "self" else None
+                kept = None if around is None else self.attribute(around, name)
+                return self.options.get(name, UNKNOWN) if kept is None else self.literal(kept, most - 1)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                known = self.literal(test, most - 1)
+                return self.literal(body if known else orelse, most - 1) if isinstance(known, bool) else UNKNOWN
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                known = self.literal(operand, most - 1)
+                return not known if isinstance(known, bool) else UNKNOWN
+            case ast.BoolOp(op=op, values=parts):
+                every = [self.literal(part, most - 1) for part in parts]
+                decisive = isinstance(op, ast.Or)
+                if any(each is decisive for each in every):
+                    return decisive
+                return not decisive if all(isinstance(each, bool) for each in every) else UNKNOWN
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
+                pair = self.literal(left, most - 1), self.literal(right, most - 1)
+                if not all(isinstance(each, str | int | float) for each in pair):
+                    return UNKNOWN
+                return (pair[0] == pair[1]) is isinstance(op, ast.Eq)
+            case ast.Call(func=func, args=parts):
+                if self.dotted(func) == "torch.cuda.is_available":
+                    return True  # what a script does on a GPU is what its author wants to know
+                return self.literal(parts[0], most - 1) if self.dotted(func) == "torch.device" and parts else UNKNOWN
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 values = self.literal(left, most - 1), self.literal(right, most - 1)
                 small = all(isinstance(value, int | float) and abs(value) < 100 for value in values)
@@ -314,6 +448,10 @@ class Script:
         return found
 
 
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
 class Name(str):
     """The dotted name of something of torch, such as `torch.float16`, where a value was asked for."""
 
@@ -338,6 +476,16 @@ def last_word(node: ast.AST) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def default_of(function: ast.FunctionDef, name: str) -> ast.expr | None:
+    """The default of a parameter."""
+    plain = [*function.args.posonlyargs, *function.args.args]
+    pairs = list(zip(reversed(plain), reversed(function.args.defaults), strict=False))
+    pairs += [
+        (each, value) for each, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if value
+    ]
+    return next((value for each, value in pairs if each.arg == name), None)
 
 
 def _arguments(scope: ast.AST) -> list[ast.arg]:

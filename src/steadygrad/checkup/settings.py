@@ -8,20 +8,60 @@ of `TrainingArguments(...)` or a field of the live object. Dialects that spell a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from .script import UNKNOWN, Name, Script, last_word
 
 SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
-    "learning_rate": ("learning_rate", "lr"),
-    "max_grad_norm": ("max_grad_norm", "gradient_clipping", "gradient_clip_val", "clip_grad_norm", "grad_clip"),
+    "learning_rate": (
+        "learning_rate", "lr", "base_lr", "max_lr", "peak_lr", "init_lr", "initial_lr", "base_learning_rate",
+        "max_learning_rate", "peak_learning_rate", "initial_learning_rate", "student_lr",
+    ),
+    "max_grad_norm": (
+        "max_grad_norm", "gradient_clipping", "gradient_clip_val", "clip_grad_norm", "grad_clip", "grad_clip_norm",
+        "gradient_clip_norm", "gradient_clip", "grad_norm_clip", "clip_norm", "clip_grad", "grad_clip_val",
+        "max_gradient_norm", "clip_gradients", "grad_clipping", "clip_max_norm",
+    ),
     "model": ("model_name_or_path", "base_model", "pretrained_model_name_or_path", "model_name", "model_id", "model"),
-    "epsilon": ("adam_epsilon", "eps"),
+    "epsilon": ("adam_epsilon", "adam_eps", "optimizer_eps", "opt_eps", "eps", "epsilon"),
     "optimizer": ("optim", "optimizer", "optimizer_name"),
-    "warmup": ("warmup_steps", "warmup_ratio", "warmup_num_steps", "num_warmup_steps", "lr_warmup_steps", "warmup"),
-    "precision": ("precision", "mixed_precision", "dtype", "torch_dtype", "model_dtype"),
-}
+    "warmup": (
+        "warmup_steps", "warmup_ratio", "warmup_num_steps", "num_warmup_steps", "lr_warmup_steps", "warmup",
+        "warmup_iters", "warmup_epochs", "warmup_updates", "warmup_fraction", "n_warmup_steps", "lr_warmup",
+    ),
+    "precision": ("precision", "mixed_precision", "dtype", "torch_dtype", "model_dtype", "amp_dtype", "train_dtype"),
+    "loss_scale": ("loss_scale", "init_scale", "initial_scale_power", "grad_scaler", "use_grad_scaler", "loss_scaling"),
+    "batch_size": (
+        "per_device_train_batch_size", "train_batch_size", "micro_batch_size", "batch_size", "per_device_batch_size",
+        "train_micro_batch_size_per_gpu",
+    ),
+    "accumulation": (
+        "gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulation_steps",
+        "gradient_accumulation", "grad_accum", "grad_accumulation_steps", "accum_steps", "accum_iter", "update_freq",
+    ),
+    "length": (
+        "num_train_steps", "max_steps", "train_steps", "total_steps", "num_steps", "max_iters", "num_train_epochs",
+        "num_epochs", "epochs", "max_epochs", "n_epochs", "training_steps", "max_train_steps",
+    ),
+    "save_interval": (
+        "save_steps", "save_every", "save_interval", "save_freq", "checkpoint_every", "checkpoint_interval",
+        "ckpt_interval", "ckpt_every", "save_every_n_steps", "checkpointing_steps", "checkpoint_steps", "save_iters",
+    ),
+    "save_limit": ("save_total_limit", "keep_last", "keep_last_n", "max_to_keep", "checkpoints_total_limit"),
+    "log_interval": ("logging_steps", "log_every", "log_interval", "log_steps", "log_freq", "log_every_n_steps"),
+}  # fmt: skip
+OF_A_SECTION: Final = {"epsilon": re.compile(r"optim|adam", re.IGNORECASE)}
+"""Spellings that mean this setting only at the top or under such a section: layers have an eps too."""
+OF_TRAINING: Final = (
+    "learning_rate", "max_grad_norm", "epsilon", "warmup", "batch_size", "accumulation", "length", "save_interval",
+    "weight_decay", "optimizer",
+)  # fmt: skip
+OF_SEQUENCES: Final = {
+    "n_heads", "num_heads", "n_head", "num_attention_heads", "n_layer", "n_layers", "d_model", "seq_len", "max_seq_len",
+    "sequence_length", "seq_length", "max_seq_length", "max_length", "vocab_size", "block_size", "tokenizer",
+}  # fmt: skip
 ARGUMENT_CLASSES = {
     "TrainingArguments", "SFTConfig", "GRPOConfig", "DPOConfig", "RLOOConfig", "KTOConfig", "ORPOConfig", "CPOConfig",
     "RewardConfig",
@@ -38,6 +78,7 @@ BESIDE_OUTPUT_DIR = {
     "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "warmup_steps", "warmup_ratio", "save_steps",
     "save_strategy", "save_total_limit", "eval_strategy", "gradient_checkpointing", "max_steps", "lr_scheduler_type",
 }  # fmt: skip
+NAMES_A_CLASS = {"type", "name", "_target_", "_component_", "class_path"}
 BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
 """Keys of programs that build objects from their configuration: they have settings of their own."""
 
@@ -46,7 +87,8 @@ BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
 class Settings:
     """Settings by their path of keys, with the line each stands on.
 
-    `kind` is transformers, deepspeed, lightning, accelerate or unknown: whose defaults fill what is not written.
+    `kind` is transformers, deepspeed, lightning or accelerate, whose defaults fill what is not written; own, which has
+    settings of a training in names of its own; or unknown, in which no training was recognised.
     `explicit` are the keys somebody wrote; a saved TrainingArguments has all and cannot tell.
     """
 
@@ -62,8 +104,7 @@ class Settings:
 
     def keys(self, name: str) -> Iterator[tuple[str, ...]]:
         """The paths of keys that end in this setting, in any of its spellings, shallow ones first."""
-        for spelling in SPELLINGS.get(name, (name,)):
-            yield from sorted((path for path in self.values if path[-1].lower() == spelling), key=len)
+        yield from keys_of(self.values, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting; UNKNOWN if it is set to what only running would tell."""
@@ -138,8 +179,31 @@ class Settings:
     def adam(self) -> bool:
         """An optimizer of Adam's family, or none named where Adam is the default."""
         words = [str(self.values[path]).lower() for path in self.keys("optimizer")]
-        words += [str(value).lower() for path, value in self.values.items() if path[-2:] == ("optimizer", "type")]
-        return any("adam" in word for word in words) or (not words and self.kind == "transformers")
+        words += [
+            str(value).lower()
+            for path, value in self.values.items()
+            if len(path) > 1 and path[-2] in ("optimizer", "optim") and path[-1] in NAMES_A_CLASS
+        ]
+        named = any("adam" in word for word in words)
+        if self.kind != "own":
+            return named or (not words and self.kind == "transformers")
+        # An epsilon, or a second decay rate, is what the optimizers of Adam's family have and plain SGD has not.
+        has_moments = {plain_key(path[-1]) for path in self.values} & {"betas", "beta2", "adam_beta2"}
+        return named or (not words and (bool(has_moments) or self.has("epsilon") or self.sequences))
+
+    @property
+    def sequences(self) -> bool:
+        """A transformer or recurrent network, or what one needs: warm-up with half precision or accumulation."""
+        if {plain_key(part) for path in self.values for part in path} & OF_SEQUENCES:
+            return True
+        return self.has("warmup") and (
+            self.half or self.on("bf16") or self.has("precision") or self.has("accumulation")
+        )
+
+    def off(self, name: str) -> bool:
+        """Set to nothing: 0 or below, null or false."""
+        number = self.number(name)
+        return self.has(name) and (self.get(name) in (None, False) or (number is not None and number <= 0))
 
 
 def uses_peft(script: Script) -> bool:
@@ -147,6 +211,20 @@ def uses_peft(script: Script) -> bool:
     return script.imports("peft", "unsloth") and bool(
         script.words & {"get_peft_model", "LoraConfig", "peft_config", "FastLanguageModel", "add_adapter"}
     )
+
+
+def plain_key(key: str) -> str:
+    """A key as the spellings have it: `gradClipNorm` and `grad-clip-norm` are grad_clip_norm."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+
+
+def keys_of(values: Mapping[tuple[str, ...], Any], name: str) -> Iterator[tuple[str, ...]]:
+    """The paths of keys that end in a setting, in any of its spellings, shallow ones first."""
+    section = OF_A_SECTION.get(name)
+    for spelling in SPELLINGS.get(name, (name,)):
+        for path in sorted((path for path in values if plain_key(path[-1]) == spelling), key=len):
+            if section is None or len(path) == 1 or any(section.search(part) for part in path):
+                yield path
 
 
 def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:
@@ -158,10 +236,16 @@ def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:
         return "lightning"
     if "distributed_type" in first and "mixed_precision" in first:
         return "accelerate"
-    if keys & BUILT_BY_NAME:
-        return "unknown"
     written = keys & OF_TRANSFORMERS_ALONE or ("output_dir" in first and first & BESIDE_OUTPUT_DIR)
-    return "transformers" if written else "unknown"
+    if written and not keys & BUILT_BY_NAME:
+        return "transformers"
+    named = [name for name in OF_TRAINING if any(True for _ in keys_of(values, name))]
+    return "own" if len(named) >= (2 if "learning_rate" in named else 3) else "unknown"
+
+
+def parts(key: str) -> list[str]:
+    """`optimizer.lr`, as overrides are written, is lr of optimizer; a key that is no such path is itself."""
+    return key.split(".") if re.fullmatch(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+", key) else [key]
 
 
 def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -169,7 +253,7 @@ def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
     if isinstance(data, Mapping):
         found: dict[tuple[str, ...], Any] = {}
         for key, value in data.items():
-            found |= flatten(value, (*path, str(key)))
+            found |= flatten(value, (*path, *parts(str(key))))
         return found
     if isinstance(data, list) and any(isinstance(item, Mapping) for item in data):
         found = {}

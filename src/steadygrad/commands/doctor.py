@@ -28,7 +28,7 @@ def doctor(
 
     `# steady: allow PF101` on a line, or alone above it, silences a finding; `# steady: allow-file PF101` does so for
     the file. `[tool.steadygrad.doctor]` in pyproject.toml takes select, ignore and exclude. Exits with 1 if there is a
-    warning or an error, and with 0 if there are only notes.
+    warning or an error, with 2 if no training was recognised in a file that was named, and with 0 otherwise.
     """
     from ..checkup.doctor import doctor_files
     from ..reporters.doctor import print_checkup
@@ -39,5 +39,5 @@ def doctor(
         print_json(found)
     else:
         print_checkup(console(), found)
-    if not found.clean:
-        raise typer.Exit(1)
+    if not found.clean or found.unchecked:
+        raise typer.Exit(2 if found.clean else 1)

@@ -90,13 +90,17 @@ class DataStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """Everything one call of the doctor found. Sorted by place; `num_allowed` were silenced by a comment."""
+    """Everything one call of the doctor found. Sorted by place; `num_allowed` were silenced by a comment.
+
+    `unchecked` are files that were named and in which no training was recognised.
+    """
 
     advice: tuple[Advice, ...] = ()
     looked_at: tuple[str, ...] = ()
     num_rules: int = 0
     num_allowed: int = 0
     statistics: DataStatistics | None = None
+    unchecked: tuple[str, ...] = ()
 
     def count(self, level: Level) -> int:
         """How many pieces of advice have this level."""
@@ -113,6 +117,8 @@ class Checkup:
         parts = [f"{count} {word}" if count == 1 else f"{count} {word}s" for count, word in counts if count]
         where = self.looked_at[0] if len(self.looked_at) == 1 else f"{len(self.looked_at)} places"
         allowed = f"; {self.num_allowed} allowed by comments" if self.num_allowed else ""
+        if self.unchecked:
+            allowed += f"; nothing was checked in {', '.join(self.unchecked)}, where no training was recognised"
         if not self.advice:
             return f"{where}: nothing found by {self.num_rules} rules{allowed}."
         found = "1 finding" if len(self.advice) == 1 else f"{len(self.advice)} findings"

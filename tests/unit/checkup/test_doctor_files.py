@@ -197,7 +197,7 @@ def test_the_command_exits_with_1_for_warnings_and_errors_and_0_for_notes_alone(
     noted = written(
         tmp_path, "noted.py", "from transformers import TrainingArguments\nTrainingArguments(output_dir='x')\n"
     )
-    clean = written(tmp_path, "clean.py", "import torch\n")
+    clean = written(tmp_path, "clean.py", "import torch\ndef loss(x, y):\n    return torch.dist(x, y)\n")
     code, out, _ = call(bad)
     assert code == 1
     assert f"{bad}:5:5 error PF201 clip_before_unscale" in out
@@ -209,6 +209,31 @@ def test_the_command_exits_with_1_for_warnings_and_errors_and_0_for_notes_alone(
     code, out, _ = call(clean)
     assert code == 0
     assert "nothing found by" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hello.py", 'print("hello")\n'),
+        ("only_imports.py", "import torch\n"),
+        ("service.yaml", "port: 8080\nname: web\n"),
+        ("package.json", '{"name": "web"}'),
+    ],
+)
+def test_a_file_without_training_is_not_called_healthy(tmp_path: Path, call: Call, name: str, text: str) -> None:
+    path = written(tmp_path, name, text)
+    code, out, err = call(path)
+    assert (code, out) == (2, "")
+    assert f"Nothing was checked: no training was recognised in {path}" in err.replace("\n", "")
+
+
+def test_a_file_without_training_beside_a_healthy_one_is_named_and_ends_in_2(tmp_path: Path, call: Call) -> None:
+    hello = written(tmp_path, "hello.py", 'print("hello")\n')
+    clean = written(tmp_path, "clean.py", "import torch\ndef loss(x, y):\n    return torch.dist(x, y)\n")
+    code, out, _ = call(hello, clean)
+    assert code == 2
+    assert f"nothing was checked in {hello}" in out.replace("\n", "")
+    assert call(hello, written(tmp_path, "bad.py", UNSCALED.format(comment="")))[0] == 1
 
 
 def test_json_holds_everything_a_program_needs(tmp_path: Path, call: Call) -> None:

@@ -2,7 +2,8 @@
 
 What it sees
     A loop that runs forward under float16 autocast, calls backward and steps, in a file that never mentions a scaler;
-    or live settings with float16 and no GradScaler.
+    or live settings with float16 and no GradScaler; or a configuration of its own names with float16 and a loss scale
+    of 1, or none.
 
 Why it hurts
     Gradients under 6e-8 become zero in float16, often most of them. Nothing is NaN; the model just learns less, or
@@ -31,10 +32,11 @@ from collections.abc import Iterator
 
 from ...records.checkup import Advice, Level
 from ...rules import Rule
-from ..advice import about, at
+from ..advice import about, at, setting
 from ..facts import ParameterFacts, Setup
 from ..loop import autocast_dtype, hands_over, has_scaler, loops
 from ..script import Script
+from ..settings import Settings
 
 RULE = Rule("PF102", "fp16_without_scaler", "float16 autocast without a loss scale.")
 HELP = "scale the loss with torch.amp.GradScaler, or use bfloat16"
@@ -56,6 +58,22 @@ def _is_entered(script: Script, call: ast.Call) -> bool:
     return isinstance(script.parents.get(call), ast.withitem | ast.FunctionDef)
 
 
+def of_settings(settings: Settings) -> Iterator[Advice]:
+    """Programs with settings of their own names; the others scale the loss by themselves."""
+    if settings.kind != "own" or not settings.half:
+        return
+    key = "fp16" if settings.on("fp16") else "precision"
+    scale = settings.number("loss_scale")
+    if scale is not None and scale <= 1.0:
+        detail = f"float16 with a loss scale of {scale:g}: small gradients become zero"
+        yield setting(RULE, Level.WARNING, settings, key, detail, help=HELP)
+    elif not settings.has("loss_scale"):
+        detail = "float16 is asked for and no loss scale is named here"
+        yield setting(
+            RULE, Level.NOTE, settings, key, detail, help="use bfloat16, or see that the program scales the loss"
+        )
+
+
 def of_setup(setup: Setup) -> Iterator[Advice]:
     """Where the precision was told."""
     if setup.precision == "fp16" and not setup.has_scaler and not setup.guarded and setup.trainable:
@@ -74,6 +92,8 @@ def train(model, optimizer, loader):
         optimizer.step()
 """,
     Setup(precision="fp16", parameters=(ParameterFacts(name="w"),)),
+    {"optimizer": {"lr": 1e-4, "weight_decay": 0.1}, "training": {"dtype": "fp16"}, "loss": {"loss_scale": 1.0}},
+    {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
 NEAR_MISSES = [
     """
@@ -99,4 +119,7 @@ def train(model, optimizer, loader):
         scaler.update()
 """,
     Setup(precision="fp16", has_scaler=True, parameters=(ParameterFacts(name="w"),)),
+    {"optimizer": {"lr": 1e-4, "weight_decay": 0.1}, "training": {"dtype": "bf16"}, "loss": {"loss_scale": 1.0}},
+    {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16", "loss_scale": 65536},
+    {"output_dir": "x", "fp16": True},
 ]

@@ -73,6 +73,8 @@ SPECIMENS = [
     "import torch\nmodel = Net().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8)\n",
     "import torch\nopt = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=0)\n",
     {"adam_epsilon": 0.0, "output_dir": "x"},
+    {"optimizer": {"lr": 1e-4, "eps": 0}, "training": {"warmup_steps": 10}},
+    {"optimizer.lr": 1e-4, "optimizer.eps": 0, "batch_size": 4},
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float16",)),)),
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float32",), state_dtypes=("float16",)),)),
 ]
@@ -80,6 +82,8 @@ NEAR_MISSES = [
     "import torch\nmodel = Net().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)\n",
     "import torch\nmodel = Net()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8)\n",
     {"adam_epsilon": 1e-8, "output_dir": "x"},
+    {"optimizer": {"lr": 1e-4, "eps": 1e-8}, "training": {"warmup_steps": 10}},
+    {"optimizer": {"lr": 1e-4, "weight_decay": 0.1}, "model": {"norm": {"eps": 0}}},
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("bfloat16",)),)),
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float16",), fused=True),)),
     Setup(groups=(GroupFacts(kind="SGD", eps=None, dtypes=("float16",)),)),

@@ -59,9 +59,9 @@ def of_script(script: Script) -> Iterator[Advice]:
     rates += [rate for each in from_script(script) if (rate := each.number("learning_rate")) and not each.on("bf16")]
     small = [rate for rate in rates if 0 < rate < UNSEEN_LR]
     if loaded and small:
-        name, node = loaded[0]
+        name, home, node = loaded[0]
         yield at(
-            RULE, Level.WARNING, script, node,
+            RULE, Level.WARNING, home, node,
             f"{name} is bfloat16 and trained at {small[0]:g}: weights above {small[0] * 256:.2g} do not move",
             help=HELP,
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """The learning rate is outside what works for this kind of training.
 
 What it sees
-    A rate of zero or below; above 1e-3 for a whole pretrained model with Adam; outside 1e-6 to 5e-3 for adapters. A
-    model made from a configuration is not a pretrained one.
+    A rate of zero or below; above 1e-3 for a whole pretrained model with Adam; outside 1e-6 to 5e-3 for adapters; 0.01
+    and above for any transformer or recurrent network with Adam. A model made from a configuration is not a
+    pretrained one.
 
 Why it hurts
     Too high and the loss diverges within a few hundred steps, often as NaN; too low and the run is wasted.
@@ -23,18 +24,22 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ...records.checkup import Advice, Level
 from ...rules import Rule
-from ..advice import about, setting
+from ..advice import about, at, setting
 from ..facts import GroupFacts, Setup
-from ..settings import Settings
+from ..loop import loops
+from ..models import learning_rates, made, trained_expressions, trains_sequences
+from ..script import Script, last_word
+from ..settings import Settings, uses_peft
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
 
 
-def wrong(rate: float, *, lora: bool, pretrained: bool) -> str:
+def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
     """Why a rate cannot be right; "" if it may be."""
     if rate <= 0:
         return f"a learning rate of {rate:g} learns nothing"
@@ -42,9 +47,11 @@ def wrong(rate: float, *, lora: bool, pretrained: bool) -> str:
         low, high = 1e-6, 5e-3
     elif pretrained:
         low, high = 1e-9, 1e-3
+    elif sequences:
+        low, high = 0.0, 0.0099
     else:
         return ""
-    what = "LoRA" if lora else "a whole pretrained model"
+    what = "LoRA" if lora else "a whole pretrained model" if pretrained else "a sequence model under Adam"
     return (
         ""
         if low <= rate <= high
@@ -60,7 +67,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     pretrained = isinstance(settings.get("model"), str) or (
         settings.script is not None and "from_pretrained" in settings.script.called
     )
-    if why := wrong(rate, lora=settings.lora, pretrained=pretrained):
+    sequences = settings.kind == "own" and settings.sequences
+    if why := wrong(rate, lora=settings.lora, pretrained=pretrained, sequences=sequences):
         yield setting(
             RULE,
             Level.WARNING,
@@ -69,6 +77,26 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
             why,
             help="1e-5 to 5e-5 for whole models, 1e-4 to 3e-4 for LoRA",
         )
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Adam's family over a model that the file loads whole, or over a sequence model that it builds and trains."""
+    if uses_peft(script) or not loops(script):
+        return
+    loaded = any(_is_loaded(script, node) for node in trained_expressions(script))
+    for call, kind, rate in learning_rates(script):
+        if not kind.startswith("Adam") or kind == "Adamax":
+            continue
+        why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
+        if why:
+            yield at(RULE, Level.WARNING, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+
+
+def _is_loaded(script: Script, node: ast.expr) -> bool:
+    return any(
+        isinstance(each, ast.Call) and last_word(each.func) == "from_pretrained"
+        for each in ast.walk(made(script, node)[1])
+    )
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
@@ -87,9 +115,55 @@ SPECIMENS = [
     {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"learning_rate": 1e-8, "output_dir": "x", "adapter": "lora", "base_model": "gpt2"},
     {"learning_rate": 0, "output_dir": "x"},
+    {"optimizer": {"lr": 0.01, "eps": 1e-8}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
+    """
+import torch
+class Learner:
+    def __init__(self, lr=0.02):
+        self.lr = lr
+        self.model = torch.nn.Transformer()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.lr)
+    def fit(self, loader):
+        for x, y in loader:
+            self.optimizer.zero_grad()
+            self.model(x, y).sum().backward()
+            self.optimizer.step()
+""",
+    """
+import torch
+from transformers import AutoModel
+def train(loader):
+    model = AutoModel.from_pretrained("x")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).loss.backward()
+        optimizer.step()
+""",
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 NEAR_MISSES = [
+    """
+import torch
+model = GCN()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for x in loader:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+""",
+    """
+import torch
+from transformers import AutoModel
+backbone = AutoModel.from_pretrained("x")
+head = torch.nn.Linear(8, 2)
+optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
+for x in loader:
+    optimizer.zero_grad()
+    head(backbone(x)).sum().backward()
+    optimizer.step()
+""",
+    {"optimizer": {"name": "sgd", "lr": 0.1}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
     {"learning_rate": 2e-5, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"learning_rate": 2e-4, "output_dir": "x", "adapter": "lora", "base_model": "gpt2"},
     {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2", "optim": "sgd"},

@@ -36,13 +36,13 @@ MOST_STEPS = 5000
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
     """The interval in steps alone; a share of the run (below 1) is left to the user."""
-    if settings.kind != "transformers":
+    if settings.kind not in ("transformers", "own"):
         return
-    interval, kept = settings.number("save_steps"), settings.number("save_total_limit")
+    interval, kept = settings.number("save_interval"), settings.number("save_limit")
     off = settings.word("save_strategy") == "no"
     if kept == 1 and not off and not settings.on("load_best_model_at_end"):
         yield setting(
-            RULE, Level.WARNING, settings, "save_total_limit", "a poisoned save deletes the only good checkpoint",
+            RULE, Level.WARNING, settings, "save_limit", "a poisoned save deletes the only good checkpoint",
             help="save_total_limit=3, and steady scan before trusting one",
         )  # fmt: skip
     if off:
@@ -55,7 +55,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
             RULE,
             Level.NOTE,
             settings,
-            "save_steps",
+            "save_interval",
             f"{interval:g} steps may be lost",
             help="save every 500 to 1000 steps",
         )
@@ -65,8 +65,10 @@ SPECIMENS = [
     {"output_dir": "x", "save_total_limit": 1},
     {"output_dir": "x", "save_strategy": "no"},
     {"output_dir": "x", "save_steps": 50000},
+    {"lr": 1e-4, "batch_size": 8, "checkpoint_every": 50000},
 ]
 NEAR_MISSES = [
+    {"lr": 1e-4, "batch_size": 8, "checkpoint_every": 1000},
     {"output_dir": "x", "save_total_limit": 3, "save_steps": 500},
     {"output_dir": "x", "save_total_limit": 1, "load_best_model_at_end": True},
     {"output_dir": "x", "save_total_limit": 1, "save_strategy": "epoch", "load_best_model_at_end": True},

@@ -1,8 +1,8 @@
 """A division by a sum, count or norm that may be zero.
 
 What it sees
-    `x / x.sum()`, `x / x.norm()`, or anything divided by the sum of a mask or of a comparison, with nothing that keeps
-    the divisor from zero.
+    `x / x.sum()`, `x / x.norm()`, a scale without a floor (`x / x.abs().max()`, or that over 127), or anything divided
+    by the sum of a mask or of a comparison, with nothing that keeps the divisor from zero.
 
 Why it hurts
     One row with an empty mask, or one zero vector, is enough: 0/0 is NaN, and the mean over the batch spreads it.
@@ -56,7 +56,13 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _plain(script: Script, node: ast.expr) -> ast.expr | None:
-    return bare(script, node)
+    """Behind names and views, and behind a division or product by a constant: `x.abs().max() / 127`."""
+    found = bare(script, node)
+    while isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult):
+        if not isinstance(script.literal(found.right), int | float):
+            break
+        found = bare(script, found.left)
+    return found
 
 
 def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
@@ -77,7 +83,16 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
             return "count"
     if divisor.name in ("sum", "norm") and ast.unparse(numerator) == text and not isinstance(operand, ast.Constant):
         return "norm"
+    if divisor.name in ("max", "amax") and all(isinstance(script.literal(each), int) for each in _dims(divisor)):
+        largest = script.op(operand)
+        if largest is not None and largest.name == "abs" and largest.operand is not None:
+            return "norm" if ast.unparse(largest.operand) == ast.unparse(numerator) else ""
     return ""
+
+
+def _dims(op: Op) -> list[ast.expr]:
+    """What a reduction is given beside its operand."""
+    return list(op.call.args if op.module == "tensor" else op.call.args[1:])
 
 
 def _is_mask(name: str) -> bool:
@@ -85,11 +100,13 @@ def _is_mask(name: str) -> bool:
 
 
 SPECIMENS = [
+    "import torch\ndef quantised(w):\n    scale = w.abs().amax(-1, keepdim=True) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum()\n",
     "import torch\ndef loss_fn(t, labels):\n    n = (labels != -100).sum()\n    return t.sum() / n\n",
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef quantised(w):\n    scale = w.abs().max().clamp(min=1e-5) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum().clamp(min=1)\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / (mask.sum() + 1e-8)\n",
     "import torch\ndef f(x):\n    w = torch.exp(x)\n    return w / w.sum(-1, keepdim=True)\n",

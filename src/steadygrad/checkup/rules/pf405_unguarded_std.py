@@ -1,7 +1,8 @@
 """A division by a standard deviation that may be zero.
 
 What it sees
-    `(x - x.mean()) / x.std()` with nothing added to the deviation and no floor under it.
+    `(x - x.mean()) / x.std()` with nothing added to the deviation and no floor under it; and, whatever is added, the
+    unbiased deviation of a tensor made from a list that grows in a loop, which may hold one element.
 
 Why it hurts
     In a group of equal values, as rewards that are all right or all wrong, the deviation is zero and the result NaN.
@@ -29,10 +30,14 @@ from collections.abc import Iterator
 from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
-from ..arithmetic import asked_before, bare
-from ..script import Script
+from ..arithmetic import asked_before, bare, names_in
+from ..loop import innermost_loop
+from ..script import Script, last_word
 
 RULE = Rule("PF405", "unguarded_std", "A division by a standard deviation that may be zero.")
+
+FROM_LISTS = {"tensor", "stack", "cat", "FloatTensor", "Tensor", "as_tensor", "from_numpy"}
+LENGTHS = {"len", "numel", "shape", "size"}
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -47,6 +52,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         else:
             continue
         op = script.op(bare(script, right))
+        if one := _of_one(script, node, right):
+            yield at(
+                RULE, Level.WARNING, script, node, f"{one}.std() is NaN where {one} has a single element",
+                help="std(unbiased=False), or leave the normalisation out for fewer than two elements",
+            )  # fmt: skip
+            continue
         if op is None or op.name != "std" or not (op.of_torch or op.module == "numpy"):
             continue
         if not _is_standardised(script, left):
@@ -59,6 +70,42 @@ def of_script(script: Script) -> Iterator[Advice]:
         )  # fmt: skip
 
 
+def _of_one(script: Script, node: ast.AST, right: ast.expr) -> str:
+    """The tensor whose deviation is taken over all of it, if it was made from a list of unknown length."""
+    for each in [right, *([right.left, right.right] if isinstance(right, ast.BinOp) else [])]:
+        op = script.op(bare(script, each))
+        if op is None or op.name != "std" or not op.of_torch or not isinstance(op.operand, ast.Name):
+            continue
+        told = {"unbiased", "correction", "dim"} & {str(word.arg) for word in op.call.keywords}
+        if told or (op.call.args and op.module == "tensor") or _asks_length(script, node, op.operand.id):
+            continue
+        source = script.op(script.value_of(op.operand))
+        if source is None or source.name not in FROM_LISTS or not isinstance(source.operand, ast.Name):
+            continue
+        if _grows(script, source.operand) and not _asks_length(script, node, source.operand.id):
+            return op.operand.id
+    return ""
+
+
+def _grows(script: Script, name: ast.Name) -> bool:
+    """A list of the same function that is appended to, or inserted into, inside a loop."""
+    grown = [
+        call
+        for call in script.calls
+        if last_word(call.func) in ("append", "insert", "appendleft")
+        and isinstance(call.func, ast.Attribute)
+        and last_word(call.func.value) == name.id
+        and script.scope(call) is script.scope(name)
+    ]
+    return any(innermost_loop(script, call) is not None for call in grown)
+
+
+def _asks_length(script: Script, node: ast.AST, name: str) -> bool:
+    """Whether a condition of the function looks at the length."""
+    tests = [each.test for each in ast.walk(script.scope(node)) if isinstance(each, ast.If | ast.IfExp | ast.Assert)]
+    return any(name in names_in(test) and names_in(test) & LENGTHS for test in tests)
+
+
 def _is_standardised(script: Script, node: ast.expr) -> bool:
     """Something with its mean taken off, or rewards and their kin by name: not random numbers being scaled."""
     centred = bare(script, node)
@@ -67,11 +114,25 @@ def _is_standardised(script: Script, node: ast.expr) -> bool:
     return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return", "score"))
 
 
+_EPISODE = """
+import torch
+def normalised(rewards, gamma):
+    found, total = [], 0.0
+    for r in reversed(rewards):
+        total = r + gamma * total
+        found.insert(0, total)
+    returns = torch.tensor(found)
+    {length}
+    return (returns - returns.mean()) / (returns.{std} + 1e-8)
+"""
 SPECIMENS = [
+    _EPISODE.format(std="std()", length=""),
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 NEAR_MISSES = [
+    _EPISODE.format(std="std(unbiased=False)", length=""),
+    _EPISODE.format(std="std()", length="if len(returns) < 2: return returns"),
     "import torch\ndef start(n):\n    a = torch.randn(n, n)\n    return a / a.std()\n",
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / (r.std() + 1e-4)\n",
     "import torch\ndef normalise(x, mean, std):\n    return (x - mean) / std\n",

@@ -147,6 +147,7 @@ def _write(result: Result, run_dir: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "result.json.tmp").write_text(json.dumps(asdict(result)), encoding="utf-8")
     (run_dir / "result.json.tmp").replace(run_dir / "result.json")
+    (run_dir / "metrics.json").write_text(json.dumps({"perplexity": result.curve}), encoding="utf-8")
 
 
 def read_result(run_dir: Path) -> Result | None:

@@ -37,6 +37,10 @@ def report(name: str, out: Path, settings: Settings, scores: dict[str, Score], t
         f"refused, {trained.non_finite_weights} non-finite weights. {result['hardware']}, {result['date']}.",
     ]
     (out / "result.json").write_text(json.dumps(result, indent=2))
+    after = list(scores.values())[-1]
+    (out / "run" / "metrics.json").write_text(
+        json.dumps({"accuracy": after.accuracy, "answer_rate": after.answer_rate}) + "\n"
+    )
     (out / "result.md").write_text("\n".join(lines) + "\n")
     plots.bars(
         out / "scores.svg",

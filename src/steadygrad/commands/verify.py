@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="The run directory a guard wrote to.", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="The run directory a guard wrote to, or a recipe's folder.", metavar="RUN")
+    ],
     model: Annotated[
         list[Path] | None, typer.Option("--model", help="A checkpoint to scan beside the run's newest; repeatable.")
     ] = None,
@@ -32,16 +34,16 @@ def verify(
         float | None, typer.Option("--max-norm", min=0.0, help="No gradient norm may exceed this before clipping.")
     ] = None,
     min_success: Annotated[
-        float, typer.Option("--min-success", min=0.0, max=1.0, help="The share of steps that must have landed.")
+        float, typer.Option("--min-success", min=0.0, max=1.0, help="The share of steps that must have been applied.")
     ] = 0.85,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Leave a line out; repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Go through the checklist for after training: it ended, no bad update landed, the loss fell, the weights are good.
+    """Go through the checklist for after training: it ended, no bad update was applied, the loss fell.
 
-    Each line passes, fails, or stays open where the run does not tell. Accuracy and answer rate are looked for in the
-    loss terms, in RUN/metrics.json and in --metrics files, and must be above zero where they are found. Exits with 1 if
-    any line fails and with 2 if the run cannot be read.
+    Each line passes, fails, or stays open where it was not recorded. Metrics are looked for in the loss terms, in
+    RUN/metrics.json, RUN/result.json and --metrics files; an accuracy or answer rate that was recorded must be above
+    zero. Exits with 1 if any line fails or one asked for by name was not recorded, and with 2 if the run is unreadable.
     """
     from ..reporters.terminal import console, print_json
     from ..reporters.verify import as_data, failed, print_checklist
@@ -54,13 +56,17 @@ def verify(
         min_success=min_success, max_norm=max_norm, above=_limits(above or []), falls=tuple(falls or ()),
         ignore=frozenset(ignore or ()),
     )  # fmt: skip
+    folders = [run]
+    if not (run / "run.json").exists() and (run / "run" / "run.json").is_file():
+        folders = [run, run / "run"]  # a recipe's folder, which holds its results and the run
+        run = run / "run"
     follower = Follower(run)
     follower.poll()
     story = tell(run, follower)
     if story.rows is None or not story.rows.num_rows:
         raise JournalError(f"{run} holds no steps yet: nothing was trained, so there is nothing to verify.")
     evidence = Evidence(
-        story=story, metrics=gathered(run, story.rows, metrics or ()), checkpoint=_scanned(run, model or [])
+        story=story, metrics=gathered(folders, story.rows, metrics or ()), checkpoint=_scanned(run, model or [])
     )
     checks = checklist(evidence, wishes)
     if json:

@@ -31,9 +31,18 @@ def print_scan(console: Console, report: ScanReport, *, tensors: bool = False) -
     line = Text()
     line.append(report.verdict, style=_STYLES[report.verdict])
     speed = f", {amount(int(total / report.seconds))}/s" if report.seconds > 0.05 else ""
-    files = f"{len(report.files)} file" + ("s" if len(report.files) != 1 else "")
-    line.append(f": {files}, {_tensors(count)}, {amount(total)} in {report.seconds:.1f} s{speed}", style="dim")
+    line.append(f": {_files(report)}, {_tensors(count)}, {amount(total)} in {report.seconds:.1f} s{speed}", style="dim")
     console.print(line, soft_wrap=True)
+
+
+def _files(report: ScanReport) -> str:
+    """How many files the verdict is about: "4 of 10 files", and how many of the others cannot be read."""
+    number = len(report.files)
+    counts = {verdict: sum(file.verdict is verdict for file in report.files) for verdict in Verdict}
+    share = f"{counts[report.verdict]:,} of " if counts[report.verdict] != number else ""
+    text = f"{share}{number:,} file" + ("s" if number != 1 else "")
+    unread = counts[Verdict.UNREADABLE] if report.verdict is Verdict.POISONED else 0
+    return text + (f" ({unread:,} cannot be read)" if unread else "")
 
 
 def _print_file(console: Console, file: FileScan, tensors: bool) -> None:

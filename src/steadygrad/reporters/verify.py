@@ -29,16 +29,17 @@ def print_checklist(console: Console, story: Story, checks: Sequence[Check]) -> 
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """For example "8 passed, 1 failed, 2 the run does not tell"."""
+    """For example "8 passed, 1 failed, 2 not recorded"."""
     count = {mark: sum(check.mark is mark for check in checks) for mark in Mark}
     words = [f"{count[Mark.PASS]} passed", f"{count[Mark.FAIL]} failed"]
     if count[Mark.OPEN]:
-        words.append(f"{count[Mark.OPEN]} open: the run does not tell")
+        words.append(f"{count[Mark.OPEN]} not recorded")
     return ", ".join(words)
 
 
 def failed(checks: Sequence[Check]) -> bool:
-    return any(check.mark is Mark.FAIL for check in checks)
+    """Whether a line failed, or one that was asked for by name is open."""
+    return any(check.mark is Mark.FAIL or (check.asked and check.mark is Mark.OPEN) for check in checks)
 
 
 def as_data(run: str, checks: Sequence[Check]) -> dict[str, Any]:

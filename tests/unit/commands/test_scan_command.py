@@ -60,7 +60,7 @@ def test_the_words_name_file_tensor_rule_and_place(call: Call, files: Path) -> N
     assert "CK101 nan_values        w: 1 of 2 values is NaN, the first at [0, 1]" in out
     assert "CK102 inf_values" in out
     assert "too short for a safetensors file" in out
-    assert out.splitlines()[-1].startswith("poisoned: 3 files, 4 tensors")
+    assert out.splitlines()[-1].startswith("poisoned: 1 of 3 files (1 cannot be read), 4 tensors")
 
 
 def test_names_from_a_stranger_cannot_move_the_terminal(call: Call, files: Path) -> None:

@@ -108,13 +108,17 @@ def test_scales_that_are_spread_over_nibbles_or_are_powers_of_two_are_put_togeth
     assert codes(scanned(path)) == ["CK101", "CK101"]
 
 
-def test_a_type_nobody_knows_is_noted_and_the_rest_is_scanned(tmp_path: Path) -> None:
+def test_a_file_with_a_type_not_known_here_is_not_clean_and_its_other_tensors_are_scanned(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "future.gguf"
     values = np.array([1.0, np.nan], np.float32).tobytes()
     path.write_bytes(gguf([("new", (32,), 99, b"\xff" * 18), ("w", (2,), 0, values)]))
     found = scanned(path)
     assert codes(found) == ["CK101"]
-    assert "GGML type 99" in found.notes[0]
+    assert "1 tensors have a GGML type that is not known here, type 99 (1), and were not checked" in found.problems[0]
+    path.write_bytes(gguf([("new", (32,), 99, b"\xff" * 18)]))
+    assert scanned(path).verdict is Verdict.UNREADABLE
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .order import natural
 from .pickles import MAX_PICKLE_BYTES, Called, Name, Pairs, Refused, read_pickle
 from .source import Source, Unreadable
 from .span import MAX_NAME, MAX_TENSORS, Contents, Span
@@ -54,7 +55,8 @@ def _part(metadata: Path, index: Any, info: Any) -> Part:
     numbers = type(offset) is int and type(length) is int and offset >= 0 and length >= 0
     named = isinstance(info, Called) and isinstance(info.what, Name) and info.what.name == _INFO
     if not isinstance(name, str) or not isinstance(where, str) or not numbers or not named:
-        raise Unreadable(f"{metadata}: its entry for {str(name)[:MAX_NAME]!r} is damaged, or of a kind not known here.")
+        shown = name[:MAX_NAME] if isinstance(name, str) else "?"
+        raise Unreadable(f"{metadata}: its entry for {shown!r} is damaged, or of a kind not known here.")
     if where in ("", ".", "..") or "/" in where or "\\" in where or "\0" in where:
         raise Unreadable(f"{metadata} names the file {where[:200]!r}, which is not in its own folder: it was not read.")
     return Part(name=name[:MAX_NAME], file=where, offset=offset, length=length)
@@ -70,7 +72,7 @@ def contents_by_file(folder: Path, found: list[Part]) -> Iterator[tuple[Path, li
     by_file: dict[str, list[Part]] = {}
     for part in found:
         by_file.setdefault(part.file, []).append(part)
-    for name in sorted(by_file):
+    for name in sorted(by_file, key=natural):
         yield folder / name, by_file[name]
 
 
@@ -78,6 +80,7 @@ def read_parts(source: Source, found: list[Part]) -> Contents:
     """The tensors in the parts of one file."""
     spans: list[Span] = []
     notes: list[str] = []
+    strange: list[str] = []
     reached = 0
     for part in sorted(found, key=lambda part: part.offset):
         if part.offset + part.length > source.size:
@@ -86,9 +89,15 @@ def read_parts(source: Source, found: list[Part]) -> Contents:
             raise Unreadable(f"{source.path}: {part.name!r} overlaps the part before it: the metadata lies.")
         reached = part.offset + part.length
         if source.read(part.offset, min(4, part.length)) != b"PK\x03\x04":
-            notes.append(f"{part.name!r} is not stored as torch.save does, and was not looked at")
+            strange.append(part.name)
             continue
         contents = read_torch_zip(source, start=part.offset, length=part.length, root=part.name)
         spans.extend(contents.spans)
         notes.extend(note for note in contents.notes if note not in notes)
-    return Contents(path=source.path, format="torch distributed", spans=tuple(spans), notes=tuple(notes))
+    problem = (
+        f"{source.path}: {len(strange):,} parts are not stored as torch.save does, and were not checked: {strange[:1]}."
+    )
+    return Contents(
+        path=source.path, format="torch distributed", spans=tuple(spans), notes=tuple(notes),
+        problems=(problem,) if strange else (),
+    )  # fmt: skip

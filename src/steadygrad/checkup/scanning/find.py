@@ -6,16 +6,17 @@ searched to a bounded depth; links to files are followed, because model caches c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .bounded_json import parse_json
 from .distributed import METADATA, Part, contents_by_file, parts, read_parts
 from .gguf_file import MAGIC as GGUF_MAGIC
 from .gguf_file import read_gguf
+from .order import natural
 from .our_names import with_our_names
 from .safetensors_file import looks_like_safetensors, read_safetensors
 from .source import Source, Unreadable
@@ -73,7 +74,7 @@ def targets(path: Path) -> Iterator[Target]:
 
 def _in_folder(folder: Path, depth: int) -> Iterator[Target]:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder), key=lambda entry: natural(entry.name))
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         names = [entry.name for entry in entries if entry.is_file() or entry.is_symlink()]
     except OSError as error:
@@ -104,10 +105,18 @@ def _index_targets(path: Path) -> Iterator[Target]:
     except Unreadable as why:
         yield Target(path=path, problem=str(why))
         return
-    for name, tensors in sorted(shards.items()):
+    for name, tensors in sorted(shards.items(), key=lambda entry: natural(entry[0])):
         shard = path.parent / name
-        missing = f"{path} names the shard {name}, which is missing: {len(tensors):,} tensors are not there."
-        yield Target(path=shard, expected=frozenset(tensors), problem=None if shard.exists() else missing, model=path)
+        missing = f"{path} names the shard {name[:200]}, which is missing: {len(tensors):,} tensors are not there."
+        yield Target(path=shard, expected=frozenset(tensors), problem=None if _is_there(shard) else missing, model=path)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file a stranger named exists; a name that no file can have does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _shards(path: Path) -> dict[str, list[str]]:
@@ -117,14 +126,14 @@ def _shards(path: Path) -> dict[str, list[str]]:
             raise Unreadable(f"{path} has {source.size:,} bytes: more than any index.")
         text = source.read(0, source.size)
     try:
-        index: Any = json.loads(text)
+        index: Any = parse_json(path, text, max_values=MAX_TENSORS + 1000)
         places = index["weight_map"]
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except Unreadable:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"{path} is not an index of shards: it is damaged, or holds no weight_map.") from error
-    if len(places) > MAX_TENSORS:
-        raise Unreadable(f"{path} names {len(places):,} tensors: more than any checkpoint has.")
     shards: dict[str, list[str]] = {}
     for tensor, name in places.items():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
@@ -141,8 +150,8 @@ def _distributed_targets(metadata: Path, only: str | None = None) -> Iterator[Ta
         return
     for path, inside in contents_by_file(metadata.parent, found):
         if only is None or path.name == only:
-            missing = f"{metadata} names {path.name}, which is missing: {len(inside):,} parts are not there."
-            yield Target(path=path, parts=tuple(inside), problem=None if path.exists() else missing, model=metadata)
+            missing = f"{metadata} names {path.name[:200]}, which is missing: {len(inside):,} parts are not there."
+            yield Target(path=path, parts=tuple(inside), problem=None if _is_there(path) else missing, model=metadata)
 
 
 def open_contents(source: Source, target: Target) -> Contents | None:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from .kinds import E4M3, E8M0, FLOAT16, FLOAT32
 from .source import Source, Unreadable
-from .span import MAX_NAME, MAX_TENSORS, Blocks, Contents, Span, check_layout, check_shape, size_of
+from .span import MAX_NAME, Blocks, Contents, Span, check_layout, check_shape, size_of
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20
 MAX_ENTRIES = 100_000
-MAX_LIST = 1 << 21
-MAX_TEXT_BYTES = 64 << 20
+MAX_GGUF_TENSORS = 1 << 16
+MAX_TEXT_BYTES = 16 << 20
+MAX_VALUES = 1_000_000
 _STEP = 1 << 20
 
 
@@ -77,10 +78,31 @@ class _Cursor:
         self._buffer = b""
         self._at = 0
         self.position = 0
+        self._num_values = 0
 
-    def take(self, length: int) -> bytes:
+    def skip(self, length: int) -> None:
+        """Pass over this many bytes without reading them."""
+        self._check(length)
+        self._at += length
+        self.position += length
+        if self._at > len(self._buffer):
+            self._buffer, self._at = b"", 0
+
+    def skip_text(self) -> None:
+        self.skip(int.from_bytes(self.take(8), "little"))
+
+    def count(self, number: int) -> None:
+        """Refuse a header with more values in its lists than any vocabulary has."""
+        self._num_values += number
+        if self._num_values > MAX_VALUES:
+            raise Unreadable(f"{self._source.path}: its header claims lists of {self._num_values:,} values: it lies.")
+
+    def _check(self, length: int) -> None:
         if length < 0 or self.position + length > min(self._source.size, MAX_HEADER_BYTES):
             raise Unreadable(f"{self._source.path}: its header is cut short, or lies about a length.")
+
+    def take(self, length: int) -> bytes:
+        self._check(length)
         while len(self._buffer) - self._at < length:
             begin = self.position + len(self._buffer) - self._at
             step = min(max(_STEP, length), self._source.size - begin)
@@ -112,14 +134,14 @@ def read_gguf(source: Source) -> Contents:
         hint = "it is big-endian" if version in (2 << 24, 3 << 24) else "versions 2 and 3 are read"
         raise Unreadable(f"{path} has GGUF version {version}: {hint}.")
     num_tensors, num_entries = cursor.number("<Q"), cursor.number("<Q")
-    if num_tensors > MAX_TENSORS or num_entries > MAX_ENTRIES:
+    if num_tensors > MAX_GGUF_TENSORS or num_entries > MAX_ENTRIES:
         raise Unreadable(f"{path} claims {num_tensors:,} tensors and {num_entries:,} entries: its header lies.")
     alignment = _entries(cursor, num_entries, path)
     infos = [_info(cursor, path) for _ in range(num_tensors)]
     start = -(-cursor.position // alignment) * alignment
-    spans, notes = _spans(path, infos, start, source.size)
+    spans, problems = _spans(path, infos, start, source.size)
     check_layout(path, spans, start=min(start, source.size), end=source.size)
-    return Contents(path=path, format="gguf", spans=tuple(spans), notes=tuple(notes))
+    return Contents(path=path, format="gguf", spans=tuple(spans), problems=tuple(problems))
 
 
 def _entries(cursor: _Cursor, number: int, path: Path) -> int:
@@ -138,18 +160,20 @@ def _entries(cursor: _Cursor, number: int, path: Path) -> int:
 
 def _skip(cursor: _Cursor, kind: int, path: Path, depth: int = 0) -> None:
     if kind in _SCALARS:
-        cursor.take(_SCALARS[kind])
+        cursor.skip(_SCALARS[kind])
     elif kind == _STRING:
-        cursor.text()
+        cursor.skip_text()
     elif kind == _ARRAY and depth < 4:
         inner, length = cursor.number("<I"), cursor.number("<Q")
         if inner in _SCALARS:
-            cursor.take(_SCALARS[inner] * length)
+            cursor.skip(_SCALARS[inner] * length)
             return
-        if length > MAX_LIST:
-            raise Unreadable(f"{path}: its header claims a list of {length:,} entries.")
+        cursor.count(length if inner == _STRING else 100 * length)  # lists of lists are hardly ever written
         for _ in range(length):
-            _skip(cursor, inner, path, depth + 1)
+            if inner == _STRING:
+                cursor.skip_text()
+            else:
+                _skip(cursor, inner, path, depth + 1)
     else:
         raise Unreadable(f"{path}: its header holds an entry of type {kind}, which is not known.")
 
@@ -184,8 +208,7 @@ def _spans(
                 raise Unreadable(f"{path}: tensor {name!r} begins after the end of the file: it is truncated.")
             continue
         spans.append(Span(name=name, dtype=dtype, shape=shape, offset=start + offset, num_bytes=size, blocks=blocks))
-    notes = [
-        f"{number} tensors of GGML type {kind}, which is not known, were not looked at"
-        for kind, number in unknown.items()
-    ]
-    return spans, notes
+    kinds = ", ".join(f"type {kind} ({number:,})" for kind, number in sorted(unknown.items())[:8])
+    number = sum(unknown.values())
+    problem = f"{path}: {number:,} tensors have a GGML type that is not known here, {kinds}, and were not checked."
+    return spans, [problem] if unknown else []

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .dangerous import KNOWN
 from .kinds import bytes_a_value
 from .pickles import Called, Name, Persistent, Pickle, parts_of
 from .source import Unreadable
-from .span import MAX_NAME, MAX_TENSORS, Span, check_shape
+from .span import MAX_BYTES, MAX_NAME, MAX_TENSORS, Span, check_shape
 
 STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -27,9 +28,10 @@ DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
     "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
 }  # fmt: skip
+MAX_DEPTH = 1000
+_PLAIN = (str, int, float, bytes, type(None), Name)
 # Parts of the path to a tensor that name torch's own drawers and tell nobody anything.
 _DRAWERS = {"_modules", "_parameters", "_buffers", "_local_tensor", "_tensor"}
-_HARMLESS = ("torch", "collections", "numpy", "_codecs", "builtins", "__builtin__", "copyreg", "copy_reg", "pathlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +47,39 @@ class View:
     in_order: bool = True
     storage_width: int = 1
     """Bytes in which the storage counts its length; not the tensor's own where the storage has no type."""
+    storage_bytes: int
+    """How many bytes the storage is said to have."""
 
 
 def views_in(path: Path, pickle: Pickle, root: str = "") -> list[View]:
     """Every tensor a pickle describes, with the name its place gives it. Each object is visited once."""
     found: list[View] = []
     seen: set[int] = set()
-    waiting: list[tuple[str, Any]] = [(root, pickle.value)]
+    waiting: list[tuple[str, Iterator[tuple[str, Any]]]] = [("", iter([(root, pickle.value)]))]
     while waiting:
-        name, value = waiting.pop()
+        above, parts = waiting[-1]
+        part, value = next(parts, (None, None))
+        if part is None:
+            waiting.pop()
+            continue
+        if isinstance(value, _PLAIN):
+            continue
+        name = _joined(above, part)
         view = _view(path, name, value)
         if view is not None:
             found.append(view)
             if len(found) > MAX_TENSORS:
                 raise Unreadable(f"{path} describes more than {MAX_TENSORS:,} tensors.")
-            continue
-        if isinstance(value, str | int | float | bytes | None | Name) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        waiting += reversed([(_joined(name, part), item) for part, item in parts_of(value)])
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting.append((name, parts_of(value)))
+            if len(waiting) > MAX_DEPTH:
+                raise Unreadable(f"{path}: its pickle nests more than {MAX_DEPTH:,} levels: no checkpoint's does.")
     return found
 
 
 def _joined(name: str, part: str) -> str:
-    if not part or part in _DRAWERS:
+    if not part or part in _DRAWERS or len(name) >= MAX_NAME:
         return name
     return f"{name}.{part}"[:MAX_NAME] if name else part[:MAX_NAME]
 
@@ -96,7 +107,11 @@ def _view(path: Path, name: str, value: Any) -> View | None:
     width = bytes_a_value(dtype)
     if width is None:
         raise Unreadable(f"{path}: tensor {name!r} has the type {dtype[:40]!r}, which is not known.")
-    if len(stride) != len(shape) or type(offset) is not int or min((offset, *stride)) < 0:
+    if (
+        len(stride) != len(shape)
+        or type(offset) is not int
+        or not 0 <= min((offset, *stride)) <= max((offset, *stride)) < MAX_BYTES
+    ):
         raise Unreadable(f"{path}: the description of tensor {name!r} is damaged.")
     reach = 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
     if reach and (offset + reach) * width > num_bytes:
@@ -110,6 +125,7 @@ def _view(path: Path, name: str, value: Any) -> View | None:
         num_bytes=reach * width,
         in_order=_contiguous(shape, stride),
         storage_width=storage_width,
+        storage_bytes=num_bytes,
     )
 
 
@@ -131,7 +147,7 @@ def _whole_storage(path: Path, name: str, reference: Persistent) -> View | None:
     shape = (num_bytes // width,)
     return View(
         name=name or "(the storage)", dtype=dtype, shape=shape, key=key, start=0, num_bytes=num_bytes,
-        storage_width=width,
+        storage_width=width, storage_bytes=num_bytes,
     )  # fmt: skip
 
 
@@ -139,8 +155,10 @@ def _storage(reference: Any) -> tuple[str, str, int]:
     """(type, key, bytes) of a storage."""
     word, kind, key, _, length, *_ = reference.key
     word = word.decode() if isinstance(word, bytes) else word
-    if word != "storage" or not isinstance(kind, Name) or type(length) is not int or length < 0:
+    if word != "storage" or not isinstance(kind, Name) or type(length) is not int or not 0 <= length < MAX_BYTES:
         raise ValueError
+    if not isinstance(key, str | bytes) and type(key) is not int:
+        raise TypeError
     dtype = STORAGES[kind.name] if kind.name in STORAGES else _dtype(kind)
     width = bytes_a_value(dtype)
     if width is None:
@@ -195,16 +213,17 @@ def spans_of(path: Path, views: list[View], places: dict[str, tuple[int, int]]) 
     """The views as stretches of the file, given where each storage begins and how many bytes it has."""
     order = {id(view): number for number, view in enumerate(views)}
     spans: list[tuple[int, Span]] = []
-    for view, also in merged(views):
+    for view in views:
         place = places.get(view.key)
         if place is None:
             raise Unreadable(f"{path}: the values of tensor {view.name!r} are missing: the file is truncated.")
-        start, length = place
-        if view.start + view.num_bytes > length:
+        if not 0 <= place[1] - view.storage_bytes < view.storage_width:
             raise Unreadable(
-                f"{path}: tensor {view.name!r} needs {view.start + view.num_bytes:,} bytes and {length:,} are there: "
-                "the file is truncated or lies."
+                f"{path}: the storage of tensor {view.name!r} is said to have {view.storage_bytes:,} bytes and "
+                f"{place[1]:,} are there: the file is truncated or lies."
             )
+    for view, also in merged(views):
+        start, _ = places[view.key]
         # Views of several types over one memory may end in the middle of a value of the first's.
         whole = view.num_bytes - view.num_bytes % (bytes_a_value(view.dtype) or 1)
         span = Span(
@@ -217,4 +236,4 @@ def spans_of(path: Path, views: list[View], places: dict[str, tuple[int, int]]) 
 
 def strangers(pickle: Pickle) -> list[str]:
     """The names in a pickle that a plain checkpoint does not hold; loading the file would import them."""
-    return sorted(str(name) for name in pickle.names if name.module.partition(".")[0] not in _HARMLESS)
+    return sorted(str(name) for name in pickle.names if name.module.partition(".")[0] not in KNOWN)

@@ -7,21 +7,27 @@ imported, nothing of the file runs, and what can be seen of the tensors in it is
 instructions is `pickletools`', which only reads.
 
 A file that names something with which programs are started, code is run or files are written is refused all the same:
-no checkpoint needs it, and whoever loads the file should know.
+no checkpoint needs it, and whoever loads the file should know. So is one that would call what it first computes, or
+change what it imports. What a pickle may cost is limited: instructions, values on the stack, and objects made.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
-from .dangerous import dangerous
+from .dangerous import class_like, dangerous, needless_call
 
 MAX_PICKLE_BYTES = 64 << 20
-MAX_INSTRUCTIONS = 8_000_000
+# Together they keep what any pickle costs under two seconds and 200 MB. Those who write pickles empty the stack every
+# thousand values, and a tensor takes about fifty instructions and ten objects.
+MAX_INSTRUCTIONS = 2_500_000
+MAX_OBJECTS = 600_000
+MAX_STACK = 100_000
+MAX_TEXT_BYTES = 1 << 20
 
 
 class Refused(Exception):
@@ -52,13 +58,13 @@ class Pairs:
 
 @dataclass(slots=True, eq=False)
 class Called:
-    """What a call or a new object would have been; `state` and `items` are what was put into it afterwards."""
+    """What a call or a new object would have been; `state`, `items` and `pairs` are what was put into it afterwards."""
 
     what: Any
     arguments: tuple[Any, ...] = ()
     state: Any = None
-    items: list[Any] = field(default_factory=list)
-    pairs: Pairs = field(default_factory=Pairs)
+    items: list[Any] | None = None
+    pairs: Pairs | None = None
 
     @property
     def name(self) -> str:
@@ -80,12 +86,16 @@ class Pickle:
     names: set[Name]
 
 
+_Instruction = tuple[Callable[[Any], Any] | None, Callable[[Any], None]]
 _MARK = object()
+_GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_PUSH = {
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-    "BINBYTES8", "BYTEARRAY8",
+_NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+# How many bytes of length stand before a text, and how it is encoded: "" for bytes.
+_TEXTS = {
+    "SHORT_BINSTRING": (1, "latin-1"), "BINSTRING": (4, "latin-1"), "SHORT_BINUNICODE": (1, "utf-8"),
+    "BINUNICODE": (4, "utf-8"), "BINUNICODE8": (8, "utf-8"), "SHORT_BINBYTES": (1, ""), "BINBYTES": (4, ""),
+    "BINBYTES8": (8, ""), "BYTEARRAY8": (8, ""),
 }  # fmt: skip
 
 
@@ -97,16 +107,60 @@ def read_pickle(data: bytes) -> Pickle:
 def next_pickle(stream: BytesIO) -> Pickle:
     """The next of several pickles one after another; leaves the stream right behind it. Raises Refused."""
     machine = _Machine()
+    table, stack = _table(machine, stream), machine.stack
     try:
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if number > MAX_INSTRUCTIONS:
-                raise Refused("its pickle is longer than any checkpoint's")
-            machine.do(opcode.name, argument)
-    except Refused:
-        raise
+        for _ in range(MAX_INSTRUCTIONS):
+            reader, action = table[stream.read(1)]
+            action(reader(stream) if reader is not None else None)
+            if len(stack) > MAX_STACK or machine.num_objects > MAX_OBJECTS or len(machine.memo) > MAX_OBJECTS:
+                break
+            if machine.stopped:
+                return Pickle(machine.result, machine.names)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise Refused("its pickle is damaged or cut short") from error
-    return Pickle(machine.result, machine.names)
+    raise Refused("its pickle has more instructions, or nests more deeply, than a checkpoint's: it was not read on")
+
+
+def _table(
+    machine: _Machine, stream: BytesIO
+) -> dict[bytes, tuple[Callable[[Any], Any] | None, Callable[[Any], None]]]:
+    """How the argument of each instruction is read, and what is done with it, by the instruction's byte."""
+    size = stream.getbuffer().nbytes
+    table: dict[bytes, _Instruction] = {}
+    for opcode in pickletools.opcodes:
+        name = opcode.name
+        action: Callable[[Any], None] = getattr(machine, f"_{name.lower()}", machine._unknown)
+        reader: Callable[[Any], Any] | None = opcode.arg.reader if opcode.arg is not None else None
+        if name in _NUMBERS:
+            action = machine.stack.append
+        elif name in _CONSTANTS:
+            action = _pusher(machine.stack, _CONSTANTS[name])
+        elif name in _TEXTS:
+            reader, action = _text_reader(*_TEXTS[name], size), machine.push_text
+        elif name in ("STRING", "UNICODE"):
+            action = machine.push_text
+        table[opcode.code.encode("latin-1")] = reader, action
+    return table
+
+
+def _pusher(stack: list[Any], constant: Any) -> Callable[[Any], None]:
+    return lambda argument: stack.append(constant)
+
+
+def _text_reader(width: int, encoding: str, size: int) -> Callable[[BytesIO], Any]:
+    """Reads a text with its length before it. Of one too long to be a name only the length is kept."""
+
+    def read(stream: BytesIO) -> Any:
+        length = int.from_bytes(stream.read(width), "little")
+        if stream.tell() + length > size:
+            raise ValueError
+        if length > MAX_TEXT_BYTES:
+            stream.seek(length, 1)
+            return f"({length:,} bytes of text)" if encoding else b""
+        data = stream.read(length)
+        return data.decode(encoding, "surrogatepass") if encoding else data
+
+    return read
 
 
 class _Machine:
@@ -117,15 +171,15 @@ class _Machine:
         self.memo: dict[int, Any] = {}
         self.names: set[Name] = set()
         self.result: Any = None
+        self.stopped = False
+        self.num_objects = 0
 
-    def do(self, opcode: str, argument: Any) -> None:
-        if opcode in _PUSH:
-            self.stack.append(argument)
-        elif opcode in _CONSTANTS:
-            self.stack.append(_CONSTANTS[opcode])
-        else:
-            # A closed set: pickletools knows these instructions and no others.
-            getattr(self, f"_{opcode.lower()}", self._unknown)(argument)
+    def push(self, made: Any) -> None:
+        """Push something that takes memory."""
+        self.num_objects += 1
+        self.stack.append(made)
+
+    push_text = push
 
     def _unknown(self, argument: Any) -> None:
         raise Refused("its pickle holds an instruction that no checkpoint uses")
@@ -151,6 +205,21 @@ class _Machine:
             )
         self.names.add(found)
         return found
+
+    def _calls(self, what: Any, arguments: tuple[Any, ...]) -> Any:
+        if isinstance(what, Called) or (
+            isinstance(what, Name) and str(what) in _GETATTR and not _plain_attribute(arguments)
+        ):
+            raise Refused(
+                "on loading it calls something that it first computes, with which code can be run: it was not read "
+                "further, and should not be loaded"
+            )
+        if isinstance(what, Name) and needless_call(what.module, what.name):
+            raise Refused(
+                f"on loading it calls {str(what)[:200]}, which no tensor needs: what that makes was not checked, and "
+                "the file should not be loaded"
+            )
+        return _call(what, arguments)
 
     # -- stack and memo
 
@@ -185,23 +254,28 @@ class _Machine:
 
     def _stop(self, argument: Any) -> None:
         self.result = self.stack.pop()
+        self.stopped = True
 
     # -- containers
 
     def _empty_tuple(self, argument: Any) -> None:
-        self.stack.append(())
+        self.push(())
 
     def _tuple(self, argument: Any) -> None:
-        self.stack.append(tuple(self._since_mark()))
+        self.push(tuple(self._since_mark()))
 
     def _tuple1(self, argument: Any) -> None:
-        self.stack[-1:] = [tuple(self._last(1))]
+        self._replace(1, tuple(self._last(1)))
 
     def _tuple2(self, argument: Any) -> None:
-        self.stack[-2:] = [tuple(self._last(2))]
+        self._replace(2, tuple(self._last(2)))
 
     def _tuple3(self, argument: Any) -> None:
-        self.stack[-3:] = [tuple(self._last(3))]
+        self._replace(3, tuple(self._last(3)))
+
+    def _replace(self, number: int, made: Any) -> None:
+        self.num_objects += 1
+        self.stack[-number:] = [made]
 
     def _last(self, number: int) -> list[Any]:
         if len(self.stack) < number:
@@ -209,12 +283,12 @@ class _Machine:
         return self.stack[-number:]
 
     def _empty_list(self, argument: Any) -> None:
-        self.stack.append([])
+        self.push([])
 
     _empty_set = _empty_list
 
     def _list(self, argument: Any) -> None:
-        self.stack.append(self._since_mark())
+        self.push(self._since_mark())
 
     _frozenset = _list
 
@@ -229,10 +303,10 @@ class _Machine:
     _additems = _appends
 
     def _empty_dict(self, argument: Any) -> None:
-        self.stack.append(Pairs())
+        self.push(Pairs())
 
     def _dict(self, argument: Any) -> None:
-        self.stack.append(Pairs(_paired(self._since_mark())))
+        self.push(Pairs(_paired(self._since_mark())))
 
     def _setitem(self, argument: Any) -> None:
         key, value = self._last(2)
@@ -247,7 +321,7 @@ class _Machine:
 
     def _global(self, argument: Any) -> None:
         module, _, name = str(argument).partition(" ")
-        self.stack.append(self._named(module, name))
+        self.push(self._named(module, name))
 
     def _stack_global(self, argument: Any) -> None:
         module, name = self._last(2)
@@ -257,22 +331,25 @@ class _Machine:
         what, arguments = self._last(2)
         if not isinstance(arguments, tuple):
             raise TypeError
-        self.stack[-2:] = [_call(what, arguments)]
+        self._replace(2, self._calls(what, arguments))
 
     _newobj = _reduce
 
     def _newobj_ex(self, argument: Any) -> None:
         what, arguments, keywords = self._last(3)
-        self.stack[-3:] = [Called(what, tuple(arguments), state=keywords)]
+        made = self._calls(what, tuple(arguments))
+        if isinstance(made, Called):
+            made.state = keywords
+        self._replace(3, made)
 
     def _inst(self, argument: Any) -> None:
         module, _, name = str(argument).partition(" ")
         arguments = tuple(self._since_mark())
-        self.stack.append(_call(self._named(module, name), arguments))
+        self.push(self._calls(self._named(module, name), arguments))
 
     def _obj(self, argument: Any) -> None:
         what, *arguments = self._since_mark()
-        self.stack.append(_call(what, tuple(arguments)))
+        self.push(self._calls(what, tuple(arguments)))
 
     def _build(self, argument: Any) -> None:
         state = self.stack.pop()
@@ -281,12 +358,17 @@ class _Machine:
             target.state = state
         elif isinstance(target, Pairs) and isinstance(state, Pairs):
             target.pairs.extend(state.pairs)
+        elif isinstance(target, Name):
+            raise Refused(
+                f"on loading it changes {str(target)[:200]}, with which code can be run: it was not read further, and "
+                "should not be loaded"
+            )
 
     def _persid(self, argument: Any) -> None:
-        self.stack.append(Persistent(argument))
+        self.push(Persistent(argument))
 
     def _binpersid(self, argument: Any) -> None:
-        self.stack.append(Persistent(self.stack.pop()))
+        self.push(Persistent(self.stack.pop()))
 
 
 def _call(what: Any, arguments: tuple[Any, ...]) -> Any:
@@ -301,10 +383,19 @@ def _call(what: Any, arguments: tuple[Any, ...]) -> Any:
     return Called(what, arguments)
 
 
+def _plain_attribute(arguments: tuple[Any, ...]) -> bool:
+    """Whether getattr is asked for what pickles need it for: a member of an enumeration, a method of an object."""
+    if len(arguments) != 2 or not isinstance(arguments[1], str) or arguments[1].startswith("__"):
+        return False
+    return class_like(arguments[0].name) if isinstance(arguments[0], Name) else True
+
+
 def _items(target: Any) -> list[Any]:
     if isinstance(target, list):
         return target
     if isinstance(target, Called):
+        if target.items is None:
+            target.items = []
         return target.items
     raise TypeError
 
@@ -313,6 +404,8 @@ def _pairs(target: Any) -> list[tuple[Any, Any]]:
     if isinstance(target, Pairs):
         return target.pairs
     if isinstance(target, Called):
+        if target.pairs is None:
+            target.pairs = Pairs()
         return target.pairs.pairs
     raise TypeError
 
@@ -337,10 +430,12 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             for index, item in enumerate(value.arguments):
                 yield "" if alone else str(index), item
             yield "", value.state
-            for index, item in enumerate(value.items):
+            for index, item in enumerate(value.items or ()):
                 yield str(index), item
             yield "", value.pairs
 
 
 def _label(key: Any) -> str:
-    return key if isinstance(key, str) else str(key) if isinstance(key, int | float | bool) else "?"
+    if isinstance(key, str):
+        return key
+    return str(key) if isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64) else "?"

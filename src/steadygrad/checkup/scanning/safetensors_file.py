@@ -6,15 +6,16 @@ all checked before anything is allocated for them.
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
 
+from .bounded_json import parse_json
 from .source import Source, Unreadable
-from .span import MAX_NAME, MAX_TENSORS, Contents, Span, check_layout, size_of
+from .span import MAX_BYTES, MAX_NAME, MAX_TENSORS, Contents, Span, check_layout, size_of
 
 MAX_HEADER_BYTES = 32 << 20
+MAX_VALUES = 800_000
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
@@ -47,7 +48,7 @@ def read_safetensors(source: Source) -> Contents:
         for name, entry in header.items()
         if name != "__metadata__"
     ]  # fmt: skip
-    check_layout(path, spans, start=start, end=source.size)
+    check_layout(path, spans, start=start, end=source.size, whole=True)
     return Contents(path=path, format="safetensors", spans=tuple(spans))
 
 
@@ -59,10 +60,10 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         return made
 
     try:
-        header = json.loads(text, object_pairs_hook=no_twins)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, Unreadable):
-            raise
+        header = parse_json(path, text, max_values=MAX_VALUES, pairs=no_twins)
+    except Unreadable:
+        raise
+    except ValueError as error:
         raise Unreadable(f"{path}: its header is not JSON: it is damaged, or no safetensors file.") from error
     if not isinstance(header, dict):
         raise Unreadable(f"{path}: its header is not a JSON object: it is damaged, or no safetensors file.")
@@ -77,16 +78,18 @@ def _span(path: Path, name: str, entry: Any, start: int) -> Span:
         code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"{path}: the header's entry for tensor {shown!r} is damaged.") from error
-    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < MAX_BYTES:
         raise Unreadable(f"{path}: tensor {shown!r} has offsets that make no sense.")
+    if not isinstance(code, str):
+        raise Unreadable(f"{path}: tensor {shown!r} has a type that is no text: its header is damaged.")
     if code in PACKED_BITS:
         expected = size_of(path, shown, "uint8", shape) * PACKED_BITS[code] // 8
-        dtype = str(code).lower()
-    elif isinstance(code, str) and code in DTYPES:
+        dtype = code.lower()
+    elif code in DTYPES:
         dtype = DTYPES[code]
         expected = size_of(path, shown, dtype, shape)
     else:
-        raise Unreadable(f"{path}: tensor {shown!r} has the type {str(code)[:40]!r}, which is not known.")
+        raise Unreadable(f"{path}: tensor {shown!r} has the type {code[:40]!r}, which is not known.")
     if end - begin != expected:
         raise Unreadable(
             f"{path}: tensor {shown!r} of shape {list(shape)} takes {expected:,} bytes and its header gives it "

@@ -12,6 +12,7 @@ from ...records.scan import FileScan, ScanReport, TensorScan
 from .find import Target, open_contents, targets
 from .judge import findings_of
 from .measure import measure
+from .order import natural
 from .rules import ck203_mixed_dtypes
 from .source import Source, Unreadable
 
@@ -56,7 +57,7 @@ def scan(
     """
     started = time.monotonic()
     watcher = watcher or Nobody()
-    todo = [target for path in paths for target in targets(path)]
+    todo = [target for path in sorted(paths, key=lambda path: natural(str(path))) for target in targets(path)]
     watcher.found(sum(_size(target) for target in todo))
     files = [_scan_target(target, expected_dtype, threads, watcher, mapped) for target in todo]
     _judge_types_together(todo, files)
@@ -106,6 +107,8 @@ def _scan_target(
             tensors = measure(source, contents.spans, threads=threads, progress=watcher.advances, mapped=mapped)
     except Unreadable as why:
         return FileScan(path=path, format=form, num_bytes=size, problems=(str(why),))
+    except Exception as error:  # what a hostile file leads to is not all foreseen, and one file must not end the scan
+        return FileScan(path=path, format=form, num_bytes=size, problems=(_unforeseen(target.path, error),))
     return FileScan(
         path=path,
         format=form,
@@ -113,9 +116,13 @@ def _scan_target(
         num_bytes=size,
         tensors=tuple(tensors),
         findings=findings_of(tensors, expected_dtype=expected_dtype),
-        problems=_missing(target, tensors),
+        problems=(*contents.problems, *_missing(target, tensors)),
         notes=contents.notes,
     )
+
+
+def _unforeseen(path: Path, error: Exception) -> str:
+    return f"{path} cannot be read: it led to {type(error).__name__}, so it is damaged or of a form not known here."
 
 
 def _missing(target: Target, tensors: Sequence[TensorScan]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from .source import Unreadable
 MAX_TENSORS = 200_000
 MAX_NAME = 1000
 MAX_DIMENSIONS = 64
+MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class Contents:
     format: str
     spans: tuple[Span, ...]
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What in the file could not be looked at, though the rest could."""
 
 
 def size_of(path: Path, name: str, dtype: str, shape: Sequence[int]) -> int:
@@ -71,12 +74,12 @@ def size_of(path: Path, name: str, dtype: str, shape: Sequence[int]) -> int:
 def check_shape(path: Path, name: str, shape: Sequence[int]) -> None:
     if len(shape) > MAX_DIMENSIONS or any(type(length) is not int or length < 0 for length in shape):
         raise Unreadable(f"{path}: tensor {name!r} has a shape that makes no sense.")
-    if math.prod(shape) >= 1 << 62:
+    if math.prod(shape) >= MAX_BYTES:
         raise Unreadable(f"{path}: tensor {name!r} claims more values than any file can hold.")
 
 
-def check_layout(path: Path, spans: Sequence[Span], *, start: int, end: int) -> None:
-    """Every stretch lies between `start` and `end` and no two of them share a byte."""
+def check_layout(path: Path, spans: Sequence[Span], *, start: int, end: int, whole: bool = False) -> None:
+    """Every stretch lies between `start` and `end` and no two of them share a byte; with `whole`, none is left over."""
     reached, before = start, ""
     for span in sorted(spans, key=lambda span: (span.offset, span.num_bytes)):
         if span.offset < start or span.offset + span.num_bytes > end:
@@ -86,5 +89,16 @@ def check_layout(path: Path, spans: Sequence[Span], *, start: int, end: int) -> 
             )
         if span.num_bytes and span.offset < reached:
             raise Unreadable(f"{path}: tensors {before!r} and {span.name!r} overlap: its header lies.")
+        if whole and span.num_bytes and span.offset > reached:
+            raise _left_over(path, reached, span.offset)
         if span.num_bytes:
             reached, before = span.offset + span.num_bytes, span.name
+    if whole and reached < end:
+        raise _left_over(path, reached, end)
+
+
+def _left_over(path: Path, begin: int, end: int) -> Unreadable:
+    return Unreadable(
+        f"{path}: the bytes from {begin:,} to {end:,} belong to no tensor, so they cannot be checked: it is damaged or "
+        "its header lies."
+    )

@@ -65,12 +65,15 @@ def _pickle(path: Path, data: bytes) -> Pickle:
 
 
 def _notes(pickle: Pickle) -> tuple[str, ...]:
+    arrays = any(name.name == "_reconstruct" for name in pickle.names)
+    unseen = ("it holds NumPy arrays, which were not checked",) if arrays else ()
     found = strangers(pickle)
     if not found:
-        return ()
+        return unseen
     names = ", ".join(name[:100] for name in found[:_MAX_STRANGERS])
     more = f" and {len(found) - _MAX_STRANGERS} more" if len(found) > _MAX_STRANGERS else ""
-    return (f"loading it would import {names}{more}; torch.load(weights_only=True) refuses that, and nothing was run",)
+    note = f"loading it would import {names}{more}; torch.load(weights_only=True) refuses that, and nothing was run"
+    return (note, *unseen)
 
 
 def read_torch_legacy(source: Source) -> Contents:
@@ -100,7 +103,7 @@ def _legacy_places(source: Source, at: int, keys: Any, views: list[View]) -> dic
     if not isinstance(keys, list):
         raise Unreadable(f"{source.path}: its list of storages is damaged.")
     for key in keys:
-        if str(key) not in widths:
+        if not isinstance(key, str | bytes | int) or str(key) not in widths:
             raise Unreadable(f"{source.path}: a storage belongs to no tensor, so its length is not known.")
         (number,) = struct.unpack("<q", source.read(at, 8))
         length = number * widths[str(key)]

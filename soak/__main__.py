@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from soak.jobs import Task, work
+
 DEFAULT_RESULTS = Path("runs") / "soak.jsonl"
 
 
@@ -101,31 +103,15 @@ def _chosen(options: argparse.Namespace, healthy: list[str], sick: list[str]) ->
     return options.only or [*healthy, *(sick if options.sick else [])]
 
 
-Task = tuple[str, int, list[str], int, Path]
-
-
 def _run(tasks: list[Task], jobs: int) -> None:
     start, total = time.perf_counter(), len(tasks)
     if jobs <= 1:
         for number, task in enumerate(tasks, start=1):
-            _progress(number, total, start, _work(task))
+            _progress(number, total, start, work(task))
         return
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=12) as pool:
-        for number, line in enumerate(pool.imap_unordered(_work, tasks), start=1):
+        for number, line in enumerate(pool.imap_unordered(work, tasks), start=1):
             _progress(number, total, start, line)
-
-
-def _work(task: Task) -> str:
-    """One regime with one seed; its results are written as they come."""
-    from .results import append
-    from .runner import soak
-
-    name, seed, entry_points, steps, path = task
-    found = []
-    for result in soak(name, seed, entry_points, steps):
-        append(path, result)
-        found.append(f"{result.entry_point} {result.status}")
-    return f"{name}, seed {seed}: {', '.join(found)}"
 
 
 def _progress(number: int, total: int, start: float, line: str) -> None:

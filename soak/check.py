@@ -7,6 +7,7 @@ import re
 from .observed import Observed
 from .state import State, differences
 
+_DIVERGENCE = re.compile(r"SY203|the loss stays at|loss and gradient run away")
 _CLAIMS = re.compile(r"(?<!not )\b(refused|skipped|rolled back|halted|halved)\b|\bnot applied\b", re.IGNORECASE)
 
 
@@ -55,5 +56,5 @@ def omissions(plain_bad: list[str], observed: Observed) -> list[str]:
 
 def unreported(observed: Observed) -> list[str]:
     """What is missing about a run that diverged with finite values; an empty list means that it was reported."""
-    reported = "SY203" in observed.findings or any("SY203" in sentence for sentence in observed.messages)
+    reported = "SY203" in observed.findings or any(map(_DIVERGENCE.search, observed.messages))
     return [] if reported or observed.incidents else ["no incident and no SY203 finding"]

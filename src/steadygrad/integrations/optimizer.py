@@ -40,8 +40,9 @@ from .patching import outside_of_compile, wrap_method
 from .rhythm import Rhythm
 
 _LIMITS = (
-    "attached to an optimizer: incidents are not diagnosed, batches that the loop skips itself are not seen, and a "
-    "moving average that the loop updates is not held back"
+    "attached to an optimizer: the loss is not seen, so a divergence with finite values is not reported, incidents are "
+    "not diagnosed, batches that the loop skips itself are not seen, and a moving average that the loop updates is not "
+    "held back"
 )
 _NO_MODEL = "without model= running statistics and random numbers are not restored"
 

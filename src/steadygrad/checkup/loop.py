@@ -119,6 +119,8 @@ def inside(scope: ast.AST) -> Iterator[ast.AST]:
 
 def loops(script: Script) -> list[list[Event]]:
     """The events of every function, or of the module itself, that has both a backward and an optimizer step."""
+    if "backward" not in script.called:
+        return []
     scopes = [script.tree, *(node for node in script.nodes if isinstance(node, FUNCTIONS))]
     found = [events(script, scope) for scope in scopes]
     wanted = [each for each in found if "backward" in kinds(each) and kinds(each) & {"step", "scaler_step"}]

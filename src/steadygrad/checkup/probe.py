@@ -22,8 +22,9 @@ from ..engine.program import named_terms
 from ..engine.shield import TheirFault
 from ..engine.tape import pristine
 from ..errors import UsageError
-from ..records.probe import Fit, ModuleRange, Probe
+from ..records.probe import Fit, ModuleRange, PrecisionTrial, Probe
 from .borrowed import borrowed
+from .hooks import mapped
 from .precision import Run, Stage, try_precision
 from .ranges import FORMATS, Format, Tally, loss_scale_for
 
@@ -48,10 +49,10 @@ def probe(
     if unknown := [name for name in dtypes if name not in FORMATS]:
         raise UsageError(f"sg.probe does not know {', '.join(unknown)}; it knows {', '.join(FORMATS)}.")
     notes: list[str] = []
-    work = model
+    work, given = model, batch
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
-        work = copy.deepcopy(model).float()
-        notes.append("the weights are not float32: a float32 copy of the model was probed")
+        work, given = copy.deepcopy(model).float(), mapped(batch, _wide)
+        notes.append("the weights are not float32: a float32 copy of the model and of the batch was probed")
     device = next((p.device.type for p in work.parameters()), "cpu")
     with borrowed(model, (), loss_fn) as lent, borrowed(work) as copied:
 
@@ -60,15 +61,21 @@ def probe(
             copied.put_back()
 
         def loss() -> Tensor:
-            answer = loss_fn(work, pristine(batch, clone=True))
+            answer = loss_fn(work, pristine(given, clone=True))
             try:
                 return named_terms(answer)["loss"]
             except TheirFault as fault:
                 raise fault.original from None
 
         stage = Stage(work, loss, put_back, device)
-        reference = stage.run()
-        trials = tuple(try_precision(stage, FORMATS[name], reference) for name in dtypes)
+        try:
+            reference = stage.run()
+        except UsageError:
+            raise
+        except Exception as error:  # the user's own loss: one sentence, and the error behind it
+            of = "the model" if work is model else "its float32 copy"
+            raise UsageError(f"One step of {of} raised {type(error).__name__}: {error}") from error
+        trials = tuple(_tried(stage, FORMATS[name], reference) for name in dtypes)
         if not reference.finite:
             notes.append("the step is not finite as it is: mend that first (steady doctor, sg.diagnose)")
         modules = _ranges(reference, [FORMATS[name] for name in dtypes])
@@ -79,6 +86,18 @@ def probe(
         num_parameters=sum(p.numel() for p in model.parameters()),
         notes=tuple(notes),
     )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _tried(stage: Stage, form: Format, reference: Run) -> PrecisionTrial:
+    """A step that raises in a dtype, as one that fixes a dtype by hand may, does not fit in it."""
+    try:
+        return try_precision(stage, form, reference)
+    except Exception as error:
+        return PrecisionTrial(dtype=form.name, fits=False, because=f"the step raised {type(error).__name__}: {error}")
 
 
 def _ranges(run: Run, forms: list[Format]) -> tuple[ModuleRange, ...]:

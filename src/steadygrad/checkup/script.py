@@ -305,16 +305,23 @@ class Script:
 
     def attribute(self, owner: ast.ClassDef, name: str) -> ast.expr | None:
         """What a class gives to `self.name` (or `name` in its body), if it does so once on a branch that can run."""
-        found: list[ast.expr] = []
-        for node in ast.walk(owner):
+        found = [value for value in self._attributes.get((owner, name), []) if not self._is_dead(value)]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _attributes(self) -> dict[tuple[ast.AST, str], list[ast.expr]]:
+        """What every class assigns to its attributes."""
+        found: dict[tuple[ast.AST, str], list[ast.expr]] = {}
+        for node in self.nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                 continue
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                mine = isinstance(target, ast.Attribute) and target.attr == name and last_word(target.value) == "self"
-                body = isinstance(target, ast.Name) and target.id == name and self.parents.get(node) is owner
-                if (mine or body) and not self._is_dead(node):
-                    found.append(node.value)
-        return found[0] if len(found) == 1 else None
+                owner = self.class_of(node)
+                mine = isinstance(target, ast.Attribute) and last_word(target.value) == "self"
+                body = isinstance(target, ast.Name) and self.parents.get(node) is owner
+                if owner is not None and (mine or body):
+                    found.setdefault((owner, last_word(target)), []).append(node.value)
+        return found
 
     def _is_dead(self, node: ast.AST) -> bool:
         """On a branch whose condition is known, from what the text tells, to go the other way."""
@@ -481,11 +488,9 @@ def last_word(node: ast.AST) -> str:
 def default_of(function: ast.FunctionDef, name: str) -> ast.expr | None:
     """The default of a parameter."""
     plain = [*function.args.posonlyargs, *function.args.args]
-    pairs = list(zip(reversed(plain), reversed(function.args.defaults), strict=False))
-    pairs += [
-        (each, value) for each, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if value
-    ]
-    return next((value for each, value in pairs if each.arg == name), None)
+    pairs = dict(zip(reversed([each.arg for each in plain]), reversed(function.args.defaults), strict=False))
+    named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return {**{each.arg: value for each, value in named}, **pairs}.get(name)
 
 
 def _arguments(scope: ast.AST) -> list[ast.arg]:

@@ -26,10 +26,17 @@ from ..engine.rng import RngState, put_rng, take_rng
 from ..engine.shield import TheirFault
 from ..engine.tape import pristine
 from ..errors import UsageError
+from ..records.checkup import Advice, Level
 from ..records.selftest import Selftest, SelftestStep
 from .borrowed import borrowed
+from .hooks import tensors_in
+from .live import measure
+from .rules import judges_of_setup
 from .selftest_judges import Trial, judge
 
+HALF = {torch.float16, torch.bfloat16}
+WARM_UP = 100
+"""A rate that starts at zero is raised as a warm-up of so many steps would."""
 LossFn = Callable[[nn.Module, Any], Any]
 
 
@@ -57,6 +64,9 @@ def selftest(
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     _check_arguments(model, optimizers, loss_fn, steps, precision)
     trial = Trial(precision=precision, asked_for=steps)
+    trial.advice = tuple(_advice(model, optimizers, precision))
+    if precision == "fp32" and (half := {p.dtype for p in model.parameters() if p.requires_grad} & HALF):
+        trial.precision = f"the {' and '.join(sorted(str(d).removeprefix('torch.') for d in half))} of its weights"
     with borrowed(model, optimizers, loss_fn) as lent:
         drawn = _drawn(batches, steps)
         bench = Bench(model, optimizers, loss_fn, precision, max_grad_norm)
@@ -64,12 +74,20 @@ def selftest(
             bench.first_pass(drawn[0], trial, again=lent.put_back)
             rng = take_rng()
             bench.train(drawn, trial)
+            trial.idle = bench.idle(drawn[0], {*trial.without_gradient, *trial.zero_gradient, *trial.unmoved})
             trial.loss_afterwards = bench.loss_again(drawn[0], rng)
         except Exception as error:  # whatever the user's code raises is the answer
             original = error.original if isinstance(error, TheirFault) else error
             trial.raised = f"{type(original).__name__}: {original}"
     trial.unreturnable = lent.unreturnable
     return judge(trial)
+
+
+def _advice(model: nn.Module, optimizers: list[Optimizer], precision: str) -> Iterator[Advice]:
+    """What the doctor says of these objects, to name the cause if a check fails. A scaler is used where one is due."""
+    setup = measure(model, optimizers, precision=precision, guarded=True)
+    for rule in judges_of_setup():
+        yield from (each for each in rule.of_setup(setup) if each.level is not Level.NOTE)
 
 
 def _check_arguments(model: Any, optimizers: list[Any], loss_fn: Any, steps: int, precision: str) -> None:
@@ -154,8 +172,11 @@ class Bench:
     def train(self, batches: list[Any], trial: Trial) -> None:
         """The steps; ends at the first that is not finite."""
         scaler = self._scaler()
+        trial.warms_up = self._starts_at_zero()
         before = [p.detach().clone() for _, p in self.named]
         for number, batch in enumerate(batches, start=1):
+            for group in trial.warms_up:
+                group["lr"] = group["initial_lr"] * number / WARM_UP
             step = self._step(number, batch, scaler)
             trial.steps.append(step)
             # An adapter whose other half starts at zero gets its first gradient in the second step.
@@ -167,6 +188,45 @@ class Bench:
             if bad or not math.isfinite(step.loss) or (not math.isfinite(step.grad_norm) and scaler is None):
                 return
         trial.unmoved = [name for (name, p), old in zip(self.named, before, strict=True) if torch.equal(p, old)]
+
+    def _starts_at_zero(self) -> list[dict[str, Any]]:
+        """Groups whose scheduler has set the rate to zero for now: a warm-up begins so, and says what it leads to."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [group for group in groups if group["lr"] == 0 and group.get("initial_lr", 0) > 0]
+
+    def idle(self, batch: Any, missing: set[str]) -> list[str]:
+        """The tensors, of those that did not learn, of a member of a list whose other members ran side by side with it:
+        an expert that no row was sent to. In a chain, where one member's output is the next one's input, every member
+        should have run."""
+        found: list[str] = []
+        for name, holder in self.model.named_modules():
+            if not missing or not isinstance(holder, nn.ModuleList | nn.ModuleDict):
+                continue
+            members = {key: child for key, child in holder.named_children() if any(True for _ in child.parameters())}
+            owned = {key: [f"{name}.{key}.{p}" for p, _ in child.named_parameters()] for key, child in members.items()}
+            unused = [key for key in members if missing.issuperset(owned[key])]
+            kinds = {type(child) for child in members.values()}
+            if unused and len(unused) < len(members) and len(kinds) == 1 and self._side_by_side(batch, members):
+                found += [each for key in unused for each in owned[key]]
+        return found
+
+    def _side_by_side(self, batch: Any, members: dict[str, nn.Module]) -> bool:
+        went_in: list[Tensor] = []
+        came_out: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            went_in.extend(tensors_in((args, kwargs)))
+            came_out.extend(tensors_in(out))
+
+        handles = [child.register_forward_hook(note, with_kwargs=True) for child in members.values()]
+        try:
+            with torch.no_grad():
+                self._loss(batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        outputs = {id(tensor) for tensor in came_out}
+        return bool(went_in) and not any(id(tensor) in outputs for tensor in went_in)
 
     def _step(self, number: int, batch: Any, scaler: Any) -> SelftestStep:
         self._zero_grad()

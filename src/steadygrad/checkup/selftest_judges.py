@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..records.checkup import Advice
 from ..records.selftest import Selftest, SelftestCheck, SelftestStep
 from .advice import listed
 
@@ -38,6 +40,12 @@ class Trial:
     bad_weights_step: int = 0
     loss_afterwards: float = math.nan
     raised: str = ""
+    idle: list[str] = field(default_factory=list)
+    """Tensors of members of a list of alternatives, such as experts, that no row reached."""
+    warms_up: list[dict[str, Any]] = field(default_factory=list)
+    """Groups whose rate a scheduler has set to zero for the first step."""
+    advice: tuple[Advice, ...] = ()
+    """What the doctor says of the set-up."""
     unreturnable: tuple[str, ...] = ()
 
 
@@ -46,6 +54,12 @@ def judge(trial: Trial) -> Selftest:
     checks = tuple(_checks(trial))
     worst = max((check.outcome for check in checks), key=[PASS, DOUBT, FAIL].index)
     notes = []
+    if worst != PASS:
+        notes += [f"likely cause ({each.code}): {each.detail}; next step: {each.help}" for each in trial.advice]
+    if trial.warms_up:
+        notes.append("the learning rate starts at zero: the steps were made at 1 % to 10 % of what it rises to")
+    if trial.idle:
+        notes.append(f"no row of these batches reached {listed(trial.idle)}, while others of their list were used")
     if not trial.repeats:
         notes.append("the same step from the same state gave other bits: the set-up is not deterministic")
     if trial.unreturnable:
@@ -84,17 +98,20 @@ def _finite(name: str, value: float, detail: str) -> SelftestCheck:
 
 def _gradients(trial: Trial) -> SelftestCheck:
     name = "every weight gets a gradient"
+    without = [each for each in trial.without_gradient if each not in trial.idle]
+    zero = [each for each in trial.zero_gradient if each not in trial.idle]
     if not trial.num_tensors:
         return _check(name, FAIL, "nothing in the model can be trained")
     if trial.bad_gradient:
         return _check(name, FAIL, f"gradients of {listed(trial.bad_gradient)} are not finite")
     if len(trial.without_gradient) + len(trial.zero_gradient) >= trial.num_tensors:
         return _check(name, FAIL, "no weight gets a gradient other than zero")
-    if trial.without_gradient:
-        return _check(name, DOUBT, f"{listed(trial.without_gradient)} get none")
-    if trial.zero_gradient:
-        return _check(name, DOUBT, f"the gradient of {listed(trial.zero_gradient)} was exactly zero in every step")
-    return _check(name, PASS, f"all {trial.num_tensors} trainable tensors")
+    if without:
+        return _check(name, DOUBT, f"{listed(without)} get none")
+    if zero:
+        return _check(name, DOUBT, f"the gradient of {listed(zero)} was exactly zero in every step")
+    used = f"all {trial.num_tensors} trainable tensors"
+    return _check(name, PASS, f"{used} that these batches reach" if trial.idle else used)
 
 
 def _moves(trial: Trial) -> SelftestCheck:
@@ -103,8 +120,11 @@ def _moves(trial: Trial) -> SelftestCheck:
         return _check(name, DOUBT, f"{listed(trial.not_in_optimizer)} are in no optimizer")
     if trial.num_tensors and len(trial.unmoved) == trial.num_tensors:
         return _check(name, FAIL, f"no weight changed in {len(trial.steps)} steps: is the learning rate zero?")
-    if trial.unmoved:
-        return _check(name, DOUBT, f"{listed(trial.unmoved)} did not change in {len(trial.steps)} steps")
+    unmoved = [each for each in trial.unmoved if each not in trial.idle]
+    if unmoved:
+        return _check(name, DOUBT, f"{listed(unmoved)} did not change in {len(trial.steps)} steps")
+    if trial.bad_weights:
+        return _check(name, FAIL, f"to values that are not finite, in step {trial.bad_weights_step}")
     ratios = [step.update_ratio for step in trial.steps if step.update_ratio]
     typical = sorted(ratios)[len(ratios) // 2] if ratios else 0.0
     if typical > 0.1:
@@ -116,7 +136,9 @@ def _stays_finite(trial: Trial) -> SelftestCheck:
     name = "loss, norms and weights stay finite"
     if trial.bad_weights:
         which = listed(trial.bad_weights)
-        return _check(name, FAIL, f"{which} turned bad in step {trial.bad_weights_step}")
+        finite = all(math.isfinite(step.grad_norm) for step in trial.steps)
+        of = ", from finite gradients" if finite else ""
+        return _check(name, FAIL, f"{which} became non-finite in step {trial.bad_weights_step}{of}")
     for step in trial.steps:
         if not math.isfinite(step.loss):
             return _check(name, FAIL, f"the loss is {step.loss} in step {step.step}")
@@ -137,6 +159,8 @@ def _learns(trial: Trial) -> SelftestCheck:
     words = f"from {first:.6g} to {last:.6g}"
     if math.isfinite(first) and first > 0 and last > RISE * first:
         return _check(name, FAIL, f"it diverges: {words}")
+    if trial.warms_up and abs(last - first) <= 0.01 * abs(first):
+        return _check(name, PASS, f"{words}, at the small rates of a warm-up")
     if not last < first:
         return _check(name, DOUBT, f"it did not: {words}")
     return _check(name, PASS, words)

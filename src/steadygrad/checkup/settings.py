@@ -7,6 +7,7 @@ of `TrainingArguments(...)` or a field of the live object. Dialects that spell a
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -101,6 +102,8 @@ class Settings:
     text: tuple[str, ...] = ()
     script: Script | None = None
     saved: bool = False
+    of_library: bool = False
+    """Made by a trainer class, or in an installed package: a default for others, and no run."""
 
     def keys(self, name: str) -> Iterator[tuple[str, ...]]:
         """The paths of keys that end in this setting, in any of its spellings, shallow ones first."""
@@ -289,7 +292,14 @@ def from_script(script: Script) -> Iterator[Settings]:
             first_line=call.lineno,
             text=tuple(script.lines),
             script=script,
+            of_library=_is_library(script, call),
         )
+
+
+def _is_library(script: Script, call: ast.Call) -> bool:
+    owner = script.class_of(call)
+    named = [] if owner is None else [owner.name, *(last_word(base) for base in owner.bases)]
+    return "site-packages" in script.path or any(name.endswith("Trainer") for name in named)
 
 
 def from_object(args: Any, path: str = "args") -> Settings:

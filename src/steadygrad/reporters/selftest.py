@@ -41,6 +41,6 @@ def print_selftest(console: Console, found: Selftest) -> None:
     console.print(
         Text.assemble(
             (found.verdict, STYLES[found.verdict]),
-            f" in {found.precision}: {found.num_trainable:,} of {found.num_parameters:,} parameters learn.",
+            f" in {found.precision}: {found.num_trainable:,} of {found.num_parameters:,} parameters are trainable.",
         )
     )

@@ -195,6 +195,26 @@ def test_half_weights_are_probed_through_a_float32_copy() -> None:
     assert {each.dtype for each in found.modules} == {"float32"}
 
 
+def test_half_weights_with_a_half_batch_are_probed_and_come_back_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).half()
+    batch = (torch.randn(4, 8).half(), torch.randn(4, 2).half())
+    before = [p.detach().clone() for p in model.parameters()]
+    found = sg.probe(model, lambda m, b: nn.functional.mse_loss(m(b[0]), b[1]), batch)
+    assert {trial.dtype: trial.fits for trial in found.trials}["bf16"]
+    assert any("float32 copy" in note for note in found.notes)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert batch[0].dtype == torch.float16
+
+
+def test_a_step_that_raises_is_one_sentence() -> None:
+    def broken(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return module(batch.half()).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(UsageError, match="its float32 copy raised RuntimeError"):
+        sg.probe(nn.Linear(2, 2).half(), broken, torch.ones(1, 2))
+
+
 def test_a_compiled_model_is_probed_through_its_own_modules() -> None:
     model, ids = made(gain=3e5)
     compiled = torch.compile(model, backend="eager")

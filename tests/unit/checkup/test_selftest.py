@@ -168,7 +168,9 @@ def test_finite_gradients_that_poison_the_weights_are_seen() -> None:
     x[:, 0] = 1.0  # seven of eight weights get a gradient of exactly zero: 0/0 in float16
     found = sg.selftest(model, optimizer, lambda m, b: m(b).float().pow(2).mean(), [x])
     assert found.verdict == "unfit"
-    assert "weight turned bad in step 1" in next(c.detail for c in found.checks if "finite" in c.name)
+    assert "weight became non-finite in step 1, from finite gradients" in next(
+        c.detail for c in found.checks if "finite" in c.name
+    )
 
 
 def test_frozen_orphaned_and_unmoved_weights_are_named() -> None:
@@ -229,6 +231,71 @@ def test_growing_norms_are_doubted_by_their_numbers_alone() -> None:
     found = judge(Trial(first_loss=1.0, num_tensors=1, steps=steps, loss_afterwards=0.5))
     assert found.verdict == "doubtful"
     assert "grew from 10 to 1e+10" in next(c.detail for c in found.checks if "finite" in c.name)
+
+
+def halved() -> tuple[nn.Module, torch.optim.Optimizer, Any, list[Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).half()
+    batches = [(torch.randn(8, 4).half(), torch.randn(8, 4).half()) for _ in range(3)]
+
+    def loss_fn(module: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(module(x), y)
+
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss_fn, batches
+
+
+def test_float16_weights_are_named_as_the_cause_with_a_next_step() -> None:
+    found = sg.selftest(*halved())
+    assert found.verdict == "unfit"
+    assert "float16" in found.precision
+    causes = [note for note in found.notes if note.startswith("likely cause")]
+    assert any("PF101" in note and "next step: load and keep the weights in float32" in note for note in causes)
+    assert any("eps=1e-08 is 0 in float16" in note for note in causes)
+
+
+def test_a_healthy_set_up_names_no_cause() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = [torch.ones(2, 4)]
+    assert sg.selftest(model, optimizer, lambda m, x: m(x).square().mean(), batches).notes == ()
+
+
+def test_a_rate_that_a_warm_up_starts_from_zero_is_fit_and_is_zero_again_afterwards() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 50))
+    found = sg.selftest(model, optimizer, lambda m, x: m(x).square().mean(), [torch.randn(8, 4)])
+    assert found.verdict == "fit"
+    assert any("starts at zero" in note for note in found.notes)
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+class _Members(nn.Module):
+    """Three equal layers, of which one is never called: beside the others, or in a chain with them."""
+
+    def __init__(self, chain: bool) -> None:
+        super().__init__()
+        self.chain = chain
+        self.members = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.chain:
+            return self.members[1](self.members[0](x))  # type: ignore[no-any-return]
+        return self.members[0](x) + self.members[1](x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("chain", "verdict"), [(False, "fit"), (True, "doubtful")])
+def test_an_expert_that_no_row_reaches_is_noted_and_a_layer_left_out_of_a_chain_is_doubted(
+    chain: bool, verdict: str
+) -> None:
+    torch.manual_seed(0)
+    model = _Members(chain)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    found = sg.selftest(model, optimizer, lambda m, x: m(x).square().mean(), [torch.randn(8, 4)])
+    assert found.verdict == verdict
+    assert any("members.2" in words for words in (*found.notes, *(check.detail for check in found.checks)))
 
 
 def test_wrong_arguments_are_refused_in_words() -> None:
@@ -294,7 +361,7 @@ def test_the_command_runs_a_function_of_a_file_with_the_modules_beside_it(
 ) -> None:
     code, out, _ = call(f"{script}:make")
     assert code == 0
-    assert "fit in fp32: 5 of 5 parameters learn." in out
+    assert "fit in fp32: 5 of 5 parameters are trainable." in out
     assert "the loss of the first batch falls" in out
     code, out, _ = call(f"{script}:make", "--json", "--steps", "3")
     found = json.loads(out)

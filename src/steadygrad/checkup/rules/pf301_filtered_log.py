@@ -38,7 +38,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     if settings.kind != "transformers":
         return
     asked = settings.on("logging_nan_inf_filter") and not settings.saved
-    default = settings.complete and not settings.has("logging_nan_inf_filter")
+    default = settings.complete and not settings.of_library and not settings.has("logging_nan_inf_filter")
     if asked or default or (settings.saved and settings.on("logging_nan_inf_filter")):
         yield setting(
             RULE, Level.WARNING if asked else Level.NOTE, settings, "logging_nan_inf_filter",
@@ -51,6 +51,12 @@ SPECIMENS = [
     "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir='x')\n",
 ]
 NEAR_MISSES = [
+    """
+from transformers import Trainer, TrainingArguments
+class OurTrainer(Trainer):
+    def __init__(self, model, args=None):
+        super().__init__(model, TrainingArguments(output_dir="x") if args is None else args)
+""",
     {"output_dir": "x", "logging_nan_inf_filter": False},
     "from transformers import TrainingArguments\nargs = TrainingArguments(**options)\n",
     {"lr": 1e-3},

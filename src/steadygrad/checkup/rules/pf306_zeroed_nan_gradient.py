@@ -57,7 +57,10 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 def _zeroed_and_stepped(script: Script, node: ast.If) -> ast.stmt | None:
     """The statement under a question about NaN that sets gradients to zero, if an optimizer step follows anyway."""
-    if not _asks(script, node.test) or any(isinstance(each, ast.Call) and _steps(each) for each in ast.walk(node)):
+    within = list(ast.walk(node))
+    if not any(isinstance(each, ast.stmt) and zeroes_gradient(each) for each in within):
+        return None
+    if not _asks(script, node.test) or any(isinstance(each, ast.Call) and _steps(each) for each in within):
         return None
     for branch in (node.body, node.orelse):
         inside = [each for statement in branch for each in ast.walk(statement)]

@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument("--fresh", action="store_true", help="text: begin with a fresh adapter")
             verb.add_argument("--seconds", type=float, help="text: end training after this long")
             verb.add_argument("--learning-rate", type=float)
+            verb.add_argument(
+                "--clip-value", type=float, help="hold sampled logits within +- this; 30, or 0 for no limit"
+            )
             verb.add_argument("--batch-size", type=int, help="completions a step")
             verb.add_argument("--group", type=int, help="completions of one prompt")
         if name == "faults":
@@ -133,7 +136,7 @@ def vision(given: argparse.Namespace, out: Path) -> dict[str, Any]:
 def changed(settings: Any, given: argparse.Namespace) -> Any:
     """The task's settings with what was said on the command line."""
     said = {"seed": given.seed}
-    for name in ("steps", "learning_rate", "batch_size", "group", "questions", "pictures"):
+    for name in ("steps", "learning_rate", "batch_size", "group", "questions", "pictures", "clip_value"):
         if getattr(given, name, None) is not None:
             if not hasattr(settings, name):
                 raise sg.UsageError(f"--{name.replace('_', '-')} is not for this task.")

@@ -25,6 +25,8 @@ class Settings:
     learning_rate: float = 5e-3
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    clip_value: float = 30.0
+    """Sampled logits are held within +- this; 0 for no limit."""
     warmup_steps: int = 10
     save_every: int = 50
     rank: int = 16
@@ -35,6 +37,8 @@ class Settings:
         for name in ("steps", "batch_size", "group", "max_tokens", "learning_rate", "save_every"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
+        if self.clip_value < 0:
+            raise UsageError(f"clip_value must be above 0, or 0 for no limit, not {self.clip_value}.")
         if self.batch_size % self.group:
             raise UsageError(f"A batch of {self.batch_size} completions cannot be cut into groups of {self.group}.")
         return self

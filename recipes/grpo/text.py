@@ -91,7 +91,8 @@ def train(
     )
     with StableGRPOTrainer(
         adapted, [answered, right], arguments, train_dataset=rows, processing_class=llm.tokenizer,
-        run_dir=out / "run", callbacks=[StopInTime(seconds)] if seconds is not None else None,
+        run_dir=out / "run", clip_value=settings.clip_value,
+        callbacks=[StopInTime(seconds)] if seconds is not None else None,
     ) as trainer:  # fmt: skip
         told = run(trainer, out, checkpoint=checkpoint)
         trainer.model.save_pretrained(out / "adapter")

@@ -31,7 +31,7 @@ def train(settings: Settings, out: Path, *, resume: bool = False, show: bool = T
     arguments = config_for(settings, out, disable_tqdm=not show)
     with StableGRPOTrainer(
         tiny_llama(settings.seed), share_of_digits, arguments, train_dataset=prompts(),
-        processing_class=byte_tokenizer(), run_dir=out / "run",
+        processing_class=byte_tokenizer(), run_dir=out / "run", clip_value=settings.clip_value,
     ) as trainer:  # fmt: skip
         told = run(trainer, out, checkpoint=checkpoint)
         trainer.model.save_pretrained(out / "model")

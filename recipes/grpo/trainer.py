@@ -64,6 +64,7 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             `--sick` can show what each is worth.
         monitors: gradient statistics every ten steps and activation statistics every `activations_every`, printed.
         guard_options: further options of `sg.attach`, such as `policy` or `diagnose`.
+        clip_value: sampled logits are held within +- this; 0 for no limit.
         say: where the lines about logits go.
     """
 
@@ -75,6 +76,7 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         processors: bool = True,
         monitors: bool = True,
         activations_every: int = 50,
+        clip_value: float = CLIP_VALUE,
         guard_options: dict[str, Any] | None = None,
         say: Callable[[str], None] = print,
         **kwargs: Any,
@@ -84,7 +86,7 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.gradients = sg.GradientMonitorCallback(check_every_n_steps=1, log_every_n_steps=10)
         self.activations = sg.ActivationMonitorCallback(check_every_n_steps=activations_every)
         self.stop = StopAtCtrlC()
-        self.processors = LogitsProcessorList(self._processors(say)) if processors else None
+        self.processors = LogitsProcessorList(self._processors(say, clip_value or None)) if processors else None
         self.add_callback(self.stop)
         if monitors:
             self.add_callback(self.gradients)
@@ -92,12 +94,12 @@ class StableGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         options = {**(guard_options or {}), **({"run_dir": run_dir} if run_dir is not None else {})}
         self.guard = sg.attach(self, **options) if guarded else None
 
-    def _processors(self, say: Callable[[str], None]) -> list[Any]:
+    def _processors(self, say: Callable[[str], None], clip_value: float | None) -> list[Any]:
         """Ours do the dividing by the temperature, so transformers' own must not: it would come after the clipping."""
         warper = sg.numerics.TemperatureLogitsWarper(self.temperature, min_temperature=MIN_TEMPERATURE)
         self.temperature = warper.temperature  # by which the loss divides, too
         self.generation_config.temperature = self.generation_kwargs["temperature"] = 1.0
-        stable = sg.numerics.NumericalStabilityLogitsProcessor(clip_value=CLIP_VALUE, min_prob=MIN_PROB)
+        stable = sg.numerics.NumericalStabilityLogitsProcessor(clip_value=clip_value, min_prob=MIN_PROB)
         return [Counted(stable, self.logit_statistics, say), warper]
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

@@ -51,6 +51,8 @@ class Settings:
     rate: float = 3e-4
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    clip_value: float = 30.0
+    """Sampled logits are held within +- this; 0 for no limit."""
     warmup_steps: int = 10
     train_vision: bool = False
     blind: bool = False
@@ -76,6 +78,8 @@ class Settings:
             raise UsageError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}.")
         if self.generations < 2:
             raise UsageError("generations must be at least 2: an advantage is a comparison within a group.")
+        if self.clip_value < 0:
+            raise UsageError(f"clip_value must be above 0, or 0 for no limit, not {self.clip_value}.")
         for name in ("warm_batch", "steps", "prompts", "measured_on"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -95,7 +99,16 @@ class Settings:
 
     def warm_plain(self) -> dict[str, Any]:
         """What the warm start depends on."""
-        after = ("steps", "prompts", "generations", "rate", "temperature", "max_grad_norm", "warmup_steps")
+        after = (
+            "steps",
+            "prompts",
+            "generations",
+            "rate",
+            "temperature",
+            "max_grad_norm",
+            "warmup_steps",
+            "clip_value",
+        )
         left_out = {*after, "train_vision", "blind", "measured_on"}
         return {name: value for name, value in self.plain().items() if name not in left_out}
 

@@ -97,7 +97,7 @@ def reinforce(model: SegmentingLlava, processor: Any, settings: Settings) -> dic
     trainer = StableGRPOTrainer(
         model, rewards_for(model, processor, settings, scenes), arguments, train_dataset=rows(scenes, settings),
         processing_class=processor, run_dir=folder / "run", monitors=settings.show,
-        say=print if settings.show else _silent,
+        say=print if settings.show else _silent, clip_value=settings.clip_value,
     )  # fmt: skip
     trainer.pop_callback(PrinterCallback)  # thirty numbers a step; the curve keeps those that matter
     trainer.add_callback(SampledByStep(settings.seed))

@@ -73,6 +73,7 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         self._seen: dict[str, Tensor] = {}
         self._order: list[str] = []
         self._norms: list[float] = []
+        self._finite_norm = 0.0
         self._num_nan = self._num_inf = 0
         self._bad: tuple[tuple[str, str], ...] = ()
         self._alarmed: tuple[tuple[str, str], ...] = ()
@@ -127,12 +128,13 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         bad = tuple(
             (n, _kind(norm, largest)) for n, (norm, largest) in zip(seen, rows, strict=True) if not _finite(largest)
         )
+        self._finite_norm = math.sqrt(math.fsum(norm * norm for norm, largest in rows if _finite(largest))) / scale
         if bad:
             self._num_nan += any(kind == "NaN" for _, kind in bad)
             self._num_inf += any(kind == "Inf" for _, kind in bad)
             self._bad = bad
         else:
-            self._norms.append(math.sqrt(math.fsum(norm * norm for norm, _ in rows)) / scale)
+            self._norms.append(self._finite_norm)
         return bad
 
     def _alarm(self, step: int, bad: tuple[tuple[str, str], ...], *, refused: bool) -> str:
@@ -141,13 +143,15 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         if bad == self._alarmed and not self._halt_on_nan:
             return f"{rows[0]}, those named before"  # a run that is dead says so at every step
         self._alarmed = bad
+        total = "nan" if "NaN" in kinds else "inf"
+        rows.append(f"  total norm: {total} ({_shown(self._finite_norm)} over the parameters with finite gradients)")
         rows += [f"  {name} ({kind})" for name, kind in bad[:_SHOWN]]
         if len(bad) > _SHOWN:
             rows.append(f"  and {len(bad) - _SHOWN} more")
         if self._halt_on_nan:
             rows.append("  Training stops here; the weights are those from before this step.")
         elif refused:
-            rows.append("  The guard that is attached to this trainer judges this update before it lands.")
+            rows.append("  The guard that is attached to this trainer judges this update before it is applied.")
         else:
             rows.append(
                 "  This callback only looks: the optimizer is about to apply it. sg.attach(trainer) refuses it."

@@ -31,7 +31,7 @@ _USUAL_LIMIT = 30.0
 
 
 class _Processor:
-    """What both processors keep: counts, a voice, and a board to post on."""
+    """What both processors keep: counts, a log, and a board to post on."""
 
     supports_continuous_batching = False
 
@@ -58,14 +58,15 @@ class _Processor:
         self.num_bounded_rows += damage.num_bounded
         self.num_stuck_rows += damage.num_stuck
         if damage.num_bounded and self.verbose:
-            log.info("Logits from %.4g to %.4g were moved within the limit.", damage.lowest, damage.highest)
+            rows = f"{damage.num_bounded} of {num_rows} rows at position {length}"
+            log.warning("%s: clipping logits: %s (%s)", type(self).__name__, self._clipped(damage), rows)
         if damage.num_rows:
             self.num_repaired_calls += 1
             what = f"{damage.num_nan} NaN and {damage.num_inf} infinite logits in {damage.num_rows} of {num_rows} rows"
             self._post(
                 NON_FINITE_LOGITS,
                 Severity.FATAL,
-                f"{what} at position {length}; repaired for sampling, but the model that made them is not sound",
+                f"{what} at position {length}; repaired for sampling, but the model that made them is still damaged",
                 num_nan=damage.num_nan,
                 num_inf=damage.num_inf,
                 num_rows=damage.num_rows,
@@ -81,6 +82,13 @@ class _Processor:
                 num_calls=1,
                 first_position=length,
             )
+
+    def _clipped(self, damage: Damage) -> str:
+        """What was beyond the limit and what it became, for example "max=45.23 -> 30.0"."""
+        limit = float(getattr(self, "clip_value", None) or _USUAL_LIMIT)
+        top = [f"max={damage.highest:.2f} -> {limit}"] if damage.highest > limit else []
+        bottom = [f"min={damage.lowest:.2f} -> {-limit}"] if damage.lowest < -limit else []
+        return ", ".join(top + bottom)
 
     def _post(self, rule: Rule, severity: Severity, detail: str, **evidence: int) -> None:
         if self.verbose or rule.code not in self._told:
@@ -113,7 +121,8 @@ class NumericalStabilityLogitsProcessor(_Processor):
 
     Args:
         clip_value: None leaves finite logits alone whatever their size; float32 softmax does not mind it.
-        verbose: log every repair, and every row moved; otherwise only the first of each kind is logged.
+        verbose: log every repair and every clipping ("max=45.23 -> 30.0"); otherwise only the first repair of each kind
+            is logged.
         fallback_token_id: what a row gets in which every token is forbidden, for example the end of the sequence.
     """
 

@@ -169,6 +169,21 @@ def test_the_first_repair_is_logged_and_verbose_logs_each(caplog: pytest.LogCapt
         assert "steady explain SY501" in caplog.text
 
 
+def test_verbose_says_what_was_clipped_and_to_what(caplog: pytest.LogCaptureFixture) -> None:
+    high = torch.tensor([[45.23, 0.0, 1.0], [1.0, 2.0, 3.0]])
+    low = torch.tensor([[0.0, -99.5, 1.0]])
+    with caplog.at_level(logging.WARNING, "steadygrad.numerics"):  # seen without any set-up of logging
+        quiet(verbose=False)(IDS, high)
+        assert caplog.text == ""
+        processor = quiet(verbose=True)
+        processor(IDS, high)
+        assert "clipping logits: max=45.23 -> 30.0 (1 of 2 rows at position" in caplog.text
+        processor(IDS, low)
+    assert "clipping logits: min=-99.50 -> -30.0 (1 of 1 rows" in caplog.text
+    assert len(caplog.records) == 2
+    assert processor.num_bounded_rows == 2
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 2.0])
 def test_the_warper_divides_healthy_rows_to_the_bit(dtype: torch.dtype, temperature: float) -> None:

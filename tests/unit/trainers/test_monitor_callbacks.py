@@ -60,6 +60,7 @@ def test_a_bad_gradient_is_told_at_its_step_with_the_parameters_names(
     printed = capsys.readouterr().out
     assert f"[step {BAD_STEP}] NaN in the gradients of" in printed
     assert "transformer.wte.weight (NaN)" in printed
+    assert "  total norm: nan (" in printed
     assert "sg.attach(trainer) refuses it" in printed
     first = monitor.reports[0]
     assert first.num_nan == 1
@@ -74,7 +75,7 @@ def test_names_that_stay_bad_are_listed_once(tmp_path: Path, capsys: pytest.Capt
     assert printed.count("those named before") == STEPS - BAD_STEP
 
 
-def test_beside_a_guard_the_alarm_does_not_say_that_the_update_lands(
+def test_beside_a_guard_the_alarm_does_not_say_that_the_update_is_applied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = poisoned(tmp_path, sg.GradientMonitorCallback())
@@ -82,7 +83,7 @@ def test_beside_a_guard_the_alarm_does_not_say_that_the_update_lands(
         train(trainer)
     printed = capsys.readouterr().out
     assert "[step 3] NaN in the gradients of" in printed
-    assert "judges this update before it lands" in printed
+    assert "judges this update before it is applied" in printed
     assert "about to apply it" not in printed
     assert all_finite(trainer)
 

@@ -198,7 +198,7 @@ def test_a_run_of_hardly_any_steps_is_a_page_too(tmp_path: Path, open_page: Open
     write_report([write_long_run(tmp_path / "run", steps=steps, tensors=1)], tmp_path / "short.html")
     page = open_page(tmp_path / "short.html")
     assert page.locator("h1").inner_text() == ("1 step, 0 refused" if steps == 1 else "2 steps, 0 refused")
-    assert "Every update was fit to land." in page.locator("main").inner_text()
+    assert "Every update was applied." in page.locator("main").inner_text()
 
 
 def test_runs_at_the_edges_of_what_can_happen_are_drawn_too(tmp_path: Path, open_page: Open) -> None:

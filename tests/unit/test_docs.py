@@ -100,8 +100,8 @@ def test_every_test_that_the_laws_name_exists() -> None:
     assert missing == []
 
 
-def test_the_readme_names_every_room() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_source_map_names_every_package() -> None:
+    readme = (ROOT / "docs/source_map.md").read_text(encoding="utf-8")
     rooms = [path for path in (ROOT / "src/steadygrad").iterdir() if not path.name.startswith("_")]
     names = [f"{path.name}/" if path.is_dir() else path.name for path in rooms if path.suffix in ("", ".py")]
     assert len(names) > 10

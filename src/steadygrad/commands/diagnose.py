@@ -1,4 +1,4 @@
-"""steady diagnose: where the first bad value was born, why, and what helps."""
+"""steady diagnose: where the first bad value was made, why, and which remedies work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def diagnose(
     target: Annotated[Path, typer.Argument(help="A run, or one of its incidents (RUN/incidents/0001).")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Show the diagnosis of an incident: origin, rows, cause, and the remedies tried on that very step.
+    """Show the diagnosis of an incident: origin, rows, cause, and the remedies tried by replaying the step.
 
     With a run it is the newest diagnosed incident. Exits with 1, because something bad was found.
     """

@@ -142,7 +142,7 @@ def print_ending(console: Console, result: Result, run_dir: Path, *, report: Pat
     diagnosed = next((incident for incident in result.incidents if incident.diagnosis is not None), None)
     if diagnosed is not None and diagnosed.diagnosis is not None:
         console.print()
-        console.print(Text(f"Why: the clinic replayed step {diagnosed.first_step}", style="bold"))
+        console.print(Text(f"Why: step {diagnosed.first_step} was replayed", style="bold"))
         print_findings_of_clinic(console, diagnosed.diagnosis)
     console.print()
     console.print(_told("journal", shown(run_dir)))

@@ -1,4 +1,4 @@
-"""A diagnosis on the terminal: where the bad value was born, from what, whose rows, why, and what was tried."""
+"""A diagnosis on the terminal: where the bad value was made, from what, in which rows, why, and what was tried."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _rows(diagnosis: Diagnosis) -> str:
 def _trials(trials: tuple[Trial, ...]) -> Table:
     table = Table(box=None, show_edge=False, pad_edge=False, header_style="dim")
     table.add_column("  remedies", no_wrap=True)
-    table.add_column("tried on this very step", overflow="fold")
+    table.add_column("tried by replaying the step", overflow="fold")
     table.add_column("finite")
     table.add_column("loss moved", justify="right")
     table.add_column("cosine", justify="right")

@@ -184,7 +184,7 @@ def test_the_headline_names_cause_place_and_remedy() -> None:
     assert told == (
         "412 steps, 3 refused, cause: fp16 overflow in layers.1.attn, verified remedy: layers.1.attn in float32"
     )
-    assert headline(Counts(steps=1, applied=1), []) == "1 step, 0 refused: every update was fit to land"
+    assert headline(Counts(steps=1, applied=1), []) == "1 step, 0 refused: every update was applied"
     undiagnosed = [an_overflow(1, 40, diagnosed=False)]
     assert headline(Counts(steps=9, applied=8, refused=1), undiagnosed) == (
         "9 steps, 1 refused, not diagnosed: the loss is nan"

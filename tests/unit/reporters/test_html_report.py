@@ -70,8 +70,8 @@ def test_a_real_runs_page_tells_cause_line_rows_remedies_and_what_to_do(guarded_
     line = 1 + next(place for place, text in enumerate(source) if "mask.sum(1)" in text)
     for told in (
         "60 steps, 3 refused", "ended at step 59", "zero division", f"ratio_model.py:{line}",
-        "return (hidden * mask).sum(1) / mask.sum(1)", "samples 2003", "Where it was born", "What led up to it",
-        "Remedies tried on this very step", "least change", "What to do", "steady explain DX201", "bad input",
+        "return (hidden * mask).sum(1) / mask.sum(1)", "samples 2003", "Origin", "What led up to it",
+        "Remedies tried by replaying this step", "least change", "What to do", "steady explain DX201", "bad input",
         "clip",
     ):  # fmt: skip
         assert told in words, told

@@ -160,7 +160,7 @@ def _tiles(story: Story) -> list[tuple[str, str, str]]:
     rate = counts.success_rate
     tiles = [
         ("steps", f"{counts.steps:,}", ""),
-        ("landed", f"{100 * rate:.4g} %", "good" if rate > 0.9 else "warn" if rate > 0.85 else "bad"),
+        ("applied", f"{100 * rate:.4g} %", "good" if rate > 0.9 else "warn" if rate > 0.85 else "bad"),
         ("refused", f"{counts.refused:,}", "bad" if counts.refused else "good"),
     ]
     if counts.overflows:

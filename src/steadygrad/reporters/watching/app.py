@@ -219,7 +219,7 @@ class WatchApp(App[None]):
             # Whoever stands on the newest incident follows on to the next newest; whoever looks at another stays there.
             listed.highlighted = len(shown_now) - 1 if was_last else min(kept or 0, len(shown_now) - 1)
         else:
-            self.query_one("#detail", Static).update(Text("no incident: every update was fit to land", style="green"))
+            self.query_one("#detail", Static).update(Text("no incident: every update was applied", style="green"))
 
     def _state_line(self, story: Story, now: dict[str, Any]) -> Text:
         line = Text(shown(story.name, limit=40), style="bold", no_wrap=True, overflow="ellipsis")

@@ -51,7 +51,7 @@ def numbers_line(now: dict[str, Any]) -> str:
         f"step {now['step']:,}" if now["step"] is not None else "no step yet",
         f"lr {number(now['lr'], digits=3)}",
         *([f"scale {number(now['loss_scale'], digits=6)}"] if now["loss_scale"] is not None else []),
-        f"landed {100 * now['success_rate_recent']:.4g} % of the last 100, {100 * now['success_rate']:.4g} % of all",
+        f"applied {100 * now['success_rate_recent']:.4g} % of the last 100, {100 * now['success_rate']:.4g} % of all",
         f"refused {now['refused']:,}",
         *([f"scale overflows {now['overflows']:,}"] if now["overflows"] else []),
         *([f"{now['rung']} remedies in force"] if now["rung"] else []),

@@ -127,7 +127,7 @@ def headline(counts: Counts, incidents: list[Incident]) -> str:
     """One sentence: 412 steps, 3 refused, cause: fp16 overflow in layers.1.attn, verified remedy: ..."""
     parts = [f"{counts.steps:,} {'step' if counts.steps == 1 else 'steps'}", f"{counts.refused:,} refused"]
     if not counts.refused and not incidents:
-        return ", ".join(parts) + ": every update was fit to land"
+        return ", ".join(parts) + ": every update was applied"
     causes = causes_of(incidents)
     if causes:
         first, *others = causes

@@ -70,7 +70,8 @@ def _norm_is_used(script: Script) -> bool:
     """Kept from the clip, or measured by name."""
     clips = [call for call in script.calls if last_word(call.func) in CLIPS]
     kept = any(not isinstance(script.parents.get(call), ast.Expr) for call in clips)
-    return kept or any(part in word.lower() for word in script.words - CLIPS for part in NORMS)
+    words = {word.lower() for word in script.words - CLIPS if not word.lower().startswith(("max", "clip"))}
+    return kept or any(part in word for word in words for part in NORMS)
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
@@ -94,6 +95,7 @@ def train(model, optimizer, loader):
         {step}
 """
 SPECIMENS = [
+    _LOOP.format(clip="", step="optimizer.step()").replace("1.0", "max_grad_norm"),
     _LOOP.format(clip="", step="optimizer.step()"),
     {"num_train_epochs": 3, "logging_strategy": "no"},
     {"lr": 1e-4, "batch_size": 8, "log_every": 5000},

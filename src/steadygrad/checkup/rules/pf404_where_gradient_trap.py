@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
-from ..arithmetic import bare, is_guarded, is_positive, names_in
+from ..arithmetic import asks_if_finite, bare, is_guarded, is_positive, names_in
 from ..script import Script
 
 RULE = Rule("PF404", "where_gradient_trap", "`where` discards a bad value and keeps its gradient.")
@@ -47,7 +47,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         asked = names_in(call.args[0]) | names_in(script.follow(call.args[0]) or call.args[0])
         for branch in call.args[1:]:
-            what = _trap(script, branch, asked)
+            what = _trap(script, branch, asked, finite=asks_if_finite(call.args[0]))
             if what:
                 yield at(
                     RULE, Level.WARNING, script, call, f"{what} is discarded here, and its gradient is not",
@@ -56,10 +56,10 @@ def of_script(script: Script) -> Iterator[Advice]:
                 break
 
 
-def _trap(script: Script, branch: ast.expr, asked: set[str]) -> str:
+def _trap(script: Script, branch: ast.expr, asked: set[str], *, finite: bool) -> str:
     """What in a branch is not finite where the condition, which must be about it, leaves it out."""
     node = script.follow(branch)
-    if isinstance(branch, ast.Name) and branch.id in asked:
+    if finite and isinstance(branch, ast.Name) and branch.id in asked:
         asked = asked | names_in(node or branch)
     op = script.op(node)
     if op is not None and op.name in TRAPS and op.of_torch and op.operand is not None:
@@ -76,10 +76,13 @@ def _trap(script: Script, branch: ast.expr, asked: set[str]) -> str:
 
 
 SPECIMENS = [
+    "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(torch.isfinite(q), q, 0.0).sum()\n",
     "import torch\ndef loss(x):\n    return torch.where(x > 0, torch.log(x), 0.0).sum()\n",
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef scale(h, w, n):\n    a, b = 8 / h, 8 / w\n    return torch.where(a > b, b, a)\n",
+    "import torch\ndef scale(h, w):\n    a = 8 / h\n    b = 8 / w\n    return torch.where(a > b, b, a)\n",
     "import torch\ndef scores(x, penalty):\n    return torch.where(x < 0, x * penalty, x / penalty)\n",
     """
 import torch

@@ -30,7 +30,7 @@ from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
 from ..arithmetic import names_in
-from ..script import Script
+from ..script import Script, keyword
 
 RULE = Rule("PF408", "empty_parameter", "A parameter is made of uninitialised memory.")
 WRITES = re.compile(
@@ -60,6 +60,8 @@ def of_script(script: Script) -> Iterator[Advice]:
 def _is_empty_parameter(script: Script, value: ast.expr) -> bool:
     if not isinstance(value, ast.Call) or not script.dotted(value.func).endswith("nn.Parameter") or not value.args:
         return False
+    if script.literal(keyword(value, "requires_grad")) is False:
+        return False  # not trained: what a checkpoint fills, such as quantised weights
     inner = value.args[0]
     if not isinstance(inner, ast.Call):
         return False
@@ -101,6 +103,14 @@ class Scale(nn.Module):
 """,
 ]
 NEAR_MISSES = [
+    """
+import torch
+from torch import nn
+class Packed(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.codes = nn.Parameter(torch.empty(n, dtype=torch.uint8), requires_grad=False)
+""",
     """
 import torch
 from torch import nn

@@ -34,6 +34,7 @@ RECIPE = Recipe(
     quick={"max_steps": 6, "batch_size": 4, "learning_rate": 5e-4},
     quick_questions=16,
 )
+FEW = 32
 CLOSE = 0.01
 """Kept is what is closer to the truth than the test asks for: what is learnt is what is kept."""
 
@@ -90,6 +91,8 @@ def sampled(
         if is_right(llm.answer_in(text), question, tolerance=CLOSE)
     ]
     print(f"kept {len(kept)} different right replies of {len(asked) * tries} sampled")
+    if 0 < len(kept) < FEW:
+        print(f"{len(kept)} replies are too few to learn from: this shows that it runs, and nothing about accuracy")
     if not kept:
         raise UsageError("Not one sampled reply was right, so there is nothing to train on: train recipes.cot longer.")
     return kept

@@ -49,6 +49,9 @@ def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, flo
         )
         colour = COLOURS[(number + 1) % len(COLOURS)]
         body.append(f'<polyline points="{path_of}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(points) == 1:  # a line of one point is not seen
+            x, y = path_of.split(",")
+            body.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>')
     body.append(_text(LEFT, HEIGHT - BOTTOM + 18, f"step {x0:g}"))
     body.append(_text(WIDTH - 40, HEIGHT - BOTTOM + 18, f"step {x1:g}"))
     _write(path, title, body, list(good), first_colour=1)

@@ -14,11 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from steadygrad import SteadyError, UsageError
+from recipes.common.speaking import helped, put_aside, short_log_lines
+from steadygrad import SteadyError
 
 from .settings import MODES, Settings, load_settings, make_settings, save_settings
 
 _DEFAULT_OUT = Path("runs/distill")
+QUICK = {"teacher": "tiny", "steps": 40, "eval_every": 10}
 _KINDS = {"int": int, "float": float, "str": str, "str | None": str}
 _HELP = {
     "temperature": "of the distillation loss; larger is safer in fp16",
@@ -39,6 +41,10 @@ _HELP = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 a run was halted, 2 the input cannot be used, 130 stopped by Ctrl-C."""
+    what = "a student learns from a larger model and its routers (docs/recipes/distill.md)"
+    if helped(arguments, "distill", what, "train --quick", "train, eval"):
+        return 0
+    short_log_lines()
     given = _parser().parse_args(arguments)
     try:
         return _train(given) if given.verb == "train" else _evaluate(given)
@@ -59,13 +65,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--mode", choices=list(MODES), default="from_scratch")
     train.add_argument("--resume", action="store_true", help="go on with the runs in --out, with their settings")
     train.add_argument("--sick", action="store_true", help="the failing configuration, plain and under the guard")
+    train.add_argument("--quick", action="store_true", help="a random teacher and 40 steps, to see it run")
     train.add_argument("--frozen-routers", action="store_true", help="train the student alone")
     for entry in fields(Settings):
         if entry.name not in ("mode", "seed", "train_routers"):
             kind = _KINDS[str(entry.type)]
             train.add_argument(f"--{entry.name.replace('_', '-')}", type=kind, default=None, help=_HELP.get(entry.name))
     evaluate = verbs.add_parser("eval", help="validation perplexity of the best students")
-    evaluate.add_argument("out", type=Path, nargs="?", default=_DEFAULT_OUT)
+    evaluate.add_argument("folder", type=Path, nargs="?", default=None, help="the same as --out")
+    evaluate.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="where the runs are (runs/distill)")
     evaluate.add_argument("--data", default=None, help="other text to measure on; by default the validation part")
     for verb in (train, evaluate):
         verb.add_argument("--json", action="store_true", help="the results as JSON on standard output")
@@ -78,10 +86,10 @@ def _train(given: argparse.Namespace) -> int:
     if given.resume:
         settings, seeds = load_settings(plan), json.loads((out / "seeds.json").read_text(encoding="utf-8"))
     else:
-        if plan.exists():
-            raise UsageError(f"There are runs in {out} already: pass --resume to go on with them, or another --out.")
         names = {entry.name for entry in fields(Settings)} - {"mode", "seed", "train_routers"}
         changes = {name: getattr(given, name) for name in names}
+        if given.quick:
+            changes = QUICK | {name: value for name, value in changes.items() if value is not None}
         settings, seeds = make_settings(given.mode, **changes), given.seed
         settings = replace(settings, seed=seeds[0], train_routers=not given.frozen_routers)
     if given.sick and settings.teacher is None:
@@ -93,12 +101,16 @@ def _train(given: argparse.Namespace) -> int:
     if given.sick:
         from .sick import run_sick
 
+        put_aside(out / "sick", "run.json")
         sick = run_sick(
             bench, run_dir=out / "sick", tell=lambda words: console.print(words, highlight=False, soft_wrap=True)
         )
         if given.json:
             print(json.dumps(asdict(sick)))
         return 0
+    aside = None if given.resume else put_aside(out, "settings.json")
+    if aside is not None:
+        console.print(f"the runs that were in {out} are now in {aside}", highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     bench.tokenizer.save(str(out / "tokenizer.json"))
     (out / "seeds.json").write_text(json.dumps(seeds), encoding="utf-8")
@@ -152,10 +164,11 @@ def _tell(results: list[Any], bench: Any, out: Path, *, as_json: bool) -> int:
 
 
 def _evaluate(given: argparse.Namespace) -> int:
-    settings = load_settings(given.out / "settings.json")
+    out = given.folder or given.out
+    settings = load_settings(out / "settings.json")
     from .evaluating import evaluate
 
-    scores = evaluate(given.out, settings, data=given.data)
+    scores = evaluate(out, settings, data=given.data)
     if given.json:
         print(json.dumps(scores))
         return 0
@@ -168,15 +181,12 @@ def _evaluate(given: argparse.Namespace) -> int:
 @contextmanager
 def _progress(name: str, steps: int, console: Console) -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[numbers]}"), console=console) as bar:
-        task = bar.add_task(name, total=steps, numbers="")
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(name, total=steps)
 
-        def tell(step: int, numbers: dict[str, float]) -> None:
+        def tell(step: int, words: str) -> None:
             bar.update(task, completed=step)
-            if numbers:
-                words = " ".join(f"{key} {value:.4g}" for key, value in numbers.items())
-                bar.update(task, numbers=words)
-                if not console.is_terminal:
-                    console.print(f"{name} step {step}: {words}", highlight=False, soft_wrap=True)
+            if words:
+                bar.console.print(f"{name} step {step}: {words}", highlight=False, soft_wrap=True)
 
         yield tell

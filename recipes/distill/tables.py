@@ -30,9 +30,9 @@ def _row(result: Result) -> tuple[str, ...]:
     memory = f"{result.peak_bytes / 2**30:.2f} GB" if result.peak_bytes else "-"
     return (
         str(result.seed), result.name, str(result.curve[-1][0] if result.curve else 0), f"{result.best:.1f}",
-        str(result.best_step), f"{result.final:.1f}", f"{result.bits_per_byte:.3f}", f"{result.success_rate:.3f}",
-        str(result.refused), str(result.scale_skips), str(result.bad_updates), f"{result.largest_norm:.2f}", memory,
-        f"{result.seconds:.0f}",
+        str(result.best_step), f"{result.final:.1f}", f"{result.bits_per_byte:.3f}",
+        f"{100 * result.success_rate:.1f} %", str(result.refused), str(result.scale_skips), str(result.bad_updates),
+        f"{result.largest_norm:.2f}", memory, f"{result.seconds:.0f}",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from .models import Pair, save_student
 from .objective import make_loss_fn
 from .settings import Settings
 
-Tell = Callable[[int, dict[str, float]], None]
+Tell = Callable[[int, str], None]
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ def run(
     device: torch.device,
     precision: str,
     resume: bool = False,
-    tell: Tell = lambda step, numbers: None,
+    tell: Tell = lambda step, words: None,
 ) -> Result:
     """Train the student of `pair` (and its routers) for `settings.steps` batches under the guard."""
     routers = pair.routers() if settings.train_routers else []
@@ -116,10 +116,9 @@ def run(
                 if step % settings.eval_every == 0 or step == settings.steps:
                     score = measure(step)
                     _keep(result, guard, run_dir)
-                    told = {"loss": _number(outcome.loss), "perplexity": score.perplexity}
-                    tell(step, {**told, "success_rate": guard.summary()["success_rate"]})
+                    tell(step, in_words(outcome, score, result, step))
                 else:
-                    tell(step, {})
+                    tell(step, "")
         except sg.TrainingHalted as halt:
             result.halted = str(halt)
         except KeyboardInterrupt:
@@ -133,6 +132,17 @@ def run(
     result.largest_norm = _largest_norm(run_dir)
     _write(result, run_dir)
     return result
+
+
+def in_words(outcome: sg.Outcome, score: Score, result: Result, step: int) -> str:
+    """A validation in one line: what the loss is made of, the perplexity, and whether it is the best so far."""
+    terms = outcome.reading.terms if outcome.reading is not None else {}
+    split = ", ".join(f"{name} {terms[name]:.3f}" for name in ("kd", "ce") if name in terms)
+    best = "  new best" if result.best_step == step else ""
+    return (
+        f"loss {_number(outcome.loss):.3f}{f' ({split})' if split else ''}  perplexity {score.perplexity:.1f}"
+        f"  success {100 * result.success_rate:.1f} %{best}"
+    )
 
 
 def _keep(result: Result, guard: sg.Guard, run_dir: Path) -> None:
@@ -172,7 +182,7 @@ def _warmup_then_cosine(settings: Settings) -> Callable[[int], float]:
 
 
 def _largest_norm(run_dir: Path) -> float:
-    """The largest gradient norm of an update that landed, from the journal."""
+    """The largest gradient norm of an update that was applied, from the journal."""
     table = steps_table(run_dir, columns=["grad_norm", "applied"], allow_empty=True)
     norms = zip(table["grad_norm"].to_pylist(), table["applied"].to_pylist(), strict=True)
     return max((norm for norm, applied in norms if applied and norm is not None), default=0.0)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import steadygrad as sg
+from recipes.common.speaking import helped, short_log_lines
 
 from .trainer import Stopped
 
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     for name, purpose in (
         ("train", "train under guard, with both logits processors"),
         ("eval", "measure what was trained"),
-        ("faults", "train the toy while faults are injected, and count what landed"),
+        ("faults", "train the toy while faults are injected, and count what was applied"),
     ):
         verb = verbs.add_parser(name, help=purpose)
         verb.add_argument("--out", type=Path, help="folder of the run; runs/recipes/grpo/TASK, or TASK-PICTURES")
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         )
         if name != "faults":
             verb.add_argument("--task", choices=TASKS, default="vision")
-            verb.add_argument("--quick", action="store_true", help="a few minutes on two cores")
+            verb.add_argument("--quick", action="store_true", help="a few minutes on two idle cores")
             verb.add_argument("--pictures", choices=PICTURES, help="vision: what the pictures show; shapes")
             verb.add_argument("--model", help="text: a wheel, GGUF file, model folder or hub id; SmolLM2-135M-Instruct")
             verb.add_argument("--questions", type=int, help="text: how many to test with; 500, or 32 with --quick")
@@ -66,6 +67,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done. 1: halted by the guard. 2: a mistake in what was given. 130: stopped by Ctrl-C."""
+    what = "reinforcement learning that stays finite, on pictures, text or a toy (docs/recipes/grpo.md)"
+    if helped(arguments, "grpo", what, "train --quick", "train, eval, faults"):
+        return 0
+    short_log_lines()
     given = parser().parse_args(arguments)
     try:
         with redirect_stdout(sys.stderr if given.json else sys.stdout):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import steadygrad as sg
+from recipes.common.speaking import helped, put_aside, short_log_lines
 
 from .config import Config, doctor_says, load
 from .corpus import as_text
@@ -26,6 +27,7 @@ from .sick import SICKNESSES, compare, in_words
 from .training import load_trained, train
 
 RUNS = Path("runs/latent_dlm")
+QUICK_STEPS = 120
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,13 +42,16 @@ def parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=purpose)
         verb.add_argument("--config", default="tiny", help="tiny, small, report_892m, or a YAML file")
         verb.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
-        verb.add_argument("--run-dir", type=Path, help="default: runs/latent_dlm/NAME")
+        verb.add_argument("--out", "--run-dir", type=Path, dest="out", help="folder of the run; runs/latent_dlm/NAME")
         verb.add_argument("--cache", type=Path, default=RUNS / "cache", help="where tokens and latents are kept")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         verb.add_argument("--seed", type=int, help="default: training.seed of the configuration")
         verb.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         if name == "train":
-            verb.add_argument("--steps", type=int, help="default: training.num_train_steps of the configuration")
+            verb.add_argument(
+                "--steps", type=int, help="default: as the configuration says; 120 with --quick and --sick"
+            )
+            verb.add_argument("--quick", action="store_true", help="120 steps: about a minute on two idle cores")
             verb.add_argument("--resume", action="store_true", help="go on from the last good checkpoint")
             kinds = f"fail on purpose, in a plain, a zeroing and a guarded loop: {', '.join(SICKNESSES)}"
             verb.add_argument("--sick", nargs="?", const="zero-latent", choices=list(SICKNESSES), help=kinds)
@@ -64,6 +69,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    what = "a diffusion language model over text and its latent (docs/recipes/latent_dlm.md)"
+    if helped(arguments, "latent_dlm", what, "train --quick", "train, sample, eval, pace"):
+        return 0
+    short_log_lines()
     given = parser().parse_args(arguments)
     try:
         return run(given)
@@ -80,8 +89,10 @@ def run(given: argparse.Namespace) -> int:
     changes: dict[str, Any] = {} if given.seed is None else {"seed": given.seed}
     if getattr(given, "steps", None) is not None:
         changes["num_train_steps"] = given.steps
+    elif given.verb == "train" and (given.quick or given.sick):
+        changes["num_train_steps"] = min(QUICK_STEPS, config.training.num_train_steps)
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
-    run_dir = given.run_dir or RUNS / config.name
+    run_dir = given.out or RUNS / config.name
 
     def say(words: str) -> None:
         if not given.json:
@@ -93,9 +104,9 @@ def run(given: argparse.Namespace) -> int:
     say(f"{config.name}: {len(data.train)} sentences, {len(data.val)} held out, latents by {data.encoder}")
     match given.verb:
         case "train" if given.sick:
-            made = compare(
-                given.sick, config, data, run_dir / f"sick-{given.sick}", device=given.device, show=not given.json
-            )
+            folder = run_dir / f"sick-{given.sick}"
+            put_aside(folder, "run.json")
+            made = compare(given.sick, config, data, folder, device=given.device, show=not given.json)
             say(in_words(made))
             return _told(given, made.plain())
         case "train":

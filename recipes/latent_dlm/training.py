@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -18,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import steadygrad as sg
 from recipes.common.progress import Tick, progress_bar
+from recipes.common.speaking import put_aside
 from steadygrad.journal import steps_table
 
 from .config import Config, as_yaml
@@ -83,7 +83,7 @@ def train(
 ) -> tuple[Result, nn.Module]:
     """Train to the last step, past whatever goes wrong on the way. Raises TrainingHalted when recoveries run out."""
     if not resume:
-        put_aside(run_dir)
+        put_aside(run_dir, "run.json")
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
     data.tokenizer.save(str(run_dir / "tokenizer.json"))
@@ -104,7 +104,9 @@ def train(
                 resume, skip_to = True, log.place
                 tick(log.step, f"recovery {recoveries}: back to the last good checkpoint ({halted})")
             finally:
-                export_log(run_dir)
+                # Where the guard could not begin there is no journal, and why it could not is what must be seen.
+                if (run_dir / "run.json").exists():
+                    export_log(run_dir)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, run_dir / "model.safetensors")
     result = Result(log.lines[0], log.lines[-1], summary, recoveries, interrupted, time.monotonic() - began)
     (run_dir / "result.json").write_text(json.dumps(result.plain(), indent=1) + "\n", encoding="utf-8")
@@ -169,14 +171,6 @@ def _passed_over(path: Path, resume: bool, skip_to: int, batches_seen: int) -> i
     elif not resume:
         path.unlink(missing_ok=True)
     return int(json.loads(path.read_text(encoding="utf-8"))["batches"]) if path.is_file() else 0
-
-
-def put_aside(run_dir: Path) -> Path | None:
-    """Rename what an earlier run has left, so that two runs are not one: `tiny` becomes `tiny-1`, or the next free."""
-    if not (run_dir / "run.json").exists():
-        return None
-    number = next(n for n in itertools.count(1) if not run_dir.with_name(f"{run_dir.name}-{n}").exists())
-    return run_dir.rename(run_dir.with_name(f"{run_dir.name}-{number}"))
 
 
 class ValidationLog:

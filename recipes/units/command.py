@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import steadygrad as sg
+from recipes.common.speaking import helped, short_log_lines
 from steadygrad import UsageError
 
 from .base_llm import BaseLLM
@@ -42,6 +43,13 @@ class Recipe:
 
 def main(recipe: Recipe, train: Callable[[Recipe, Any], dict[str, Any]], argv: Sequence[str] | None = None) -> int:
     """Run one verb. 0: done. 1: halted by the guard. 2: a mistake in what was given. 130: stopped by Ctrl-C."""
+    what = {"sft": "a small model learns to convert units", "cot": "it learns to show its steps as well"}
+    said = what.get(recipe.name, "it learns from its own right answers, after recipes.cot")
+    if helped(
+        argv, recipe.name, f"{said} (docs/recipes/units.md)", "train --quick", "train, test, load VALUE UNIT UNIT"
+    ):
+        return 0
+    short_log_lines()
     options = parser(recipe).parse_args(argv)
     options.out = Path(options.out or f"runs/recipes/{recipe.name}")
     verbs: dict[str, Callable[[Recipe, Any], dict[str, Any]]] = {"train": train, "test": test, "load": load}
@@ -77,7 +85,7 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
         "--questions", type=int, help=f"how many to test with; 500, or {recipe.quick_questions} with --quick"
     )
     shared.add_argument("--seed", type=int, default=0)
-    shared.add_argument("--quick", action="store_true", help="about three minutes on two cores")
+    shared.add_argument("--quick", action="store_true", help="about three minutes on two idle cores")
     shared.add_argument("--json", action="store_true", help="the result as JSON on standard output, the rest on error")
     top = argparse.ArgumentParser(prog=f"python -m recipes.{recipe.name}")
     verbs = top.add_subparsers(dest="verb", required=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -33,7 +34,7 @@ def report(name: str, out: Path, settings: Settings, scores: dict[str, Score], t
         table(scores),
         "",
         f"{trained.steps} steps in {trained.seconds:.0f} s ({trained.samples_per_second:.1f} samples/s, "
-        f"{settings.precision}), loss {trained.first_loss:.3f} -> {trained.last_loss:.3f}; {trained.refused} updates "
+        f"{settings.precision}), loss {_change(trained)}; {trained.refused} updates "
         f"refused, {trained.non_finite_weights} non-finite weights. {result['hardware']}, {result['date']}.",
     ]
     (out / "result.json").write_text(json.dumps(result, indent=2))
@@ -56,6 +57,12 @@ def report(name: str, out: Path, settings: Settings, scores: dict[str, Score], t
     print("\n".join(lines))
     print(f"pictures: {out / 'scores.svg'}, {out / 'loss.svg'}; journal: steady report {out / 'run'}")
     return result
+
+
+def _change(trained: Trained) -> str:
+    if math.isnan(trained.first_loss):
+        return "not recorded"
+    return f"{trained.first_loss:.3f} -> {trained.last_loss:.3f}"
 
 
 def hardware() -> str:

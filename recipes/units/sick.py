@@ -67,7 +67,7 @@ def show_sick(recipe: Recipe, options: Any) -> dict[str, Any]:
         counts = guard.summary()
     told(healthy)
     bad = sum(not bool(torch.isfinite(weight).all()) for weight in model.parameters())
-    print(f"{counts['applied']} updates landed, {counts['skipped']} were refused, {bad} weights are not finite.")
+    print(f"{counts['applied']} updates were applied, {counts['skipped']} were refused, {bad} weights are not finite.")
     diagnosis = incidents[-1].diagnosis
     return {
         "model": f"{sum(weight.numel() for weight in model.parameters())} parameters on {llm.device}",
@@ -144,9 +144,9 @@ def in_words(incident: sg.Incident, trainer: Trainer, model: Any) -> str:
     held = float(torch.tensor(eps, dtype=dtype))
     tried = ", ".join(f"{trial.remedy.slug} ({'holds' if trial.verified else 'fails'})" for trial in diagnosis.trials)
     return (
-        f"Incident {incident.number}, {diagnosis.cause.code} {diagnosis.cause.slug}: born in {diagnosis.origin.op} of "
+        f"Incident {incident.number}, {diagnosis.cause.code} {diagnosis.cause.slug}: first in {diagnosis.origin.op} of "
         f"the {diagnosis.phase}, {type(optimizer).__name__} with eps={eps:g} on {str(dtype).removeprefix('torch.')} "
-        f"weights, where that eps is {held:g} ({diagnosis.because}). Tried on the very step: {tried}."
+        f"weights, where that eps is {held:g} ({diagnosis.because}). Tried on that step: {tried}."
     )
 
 
@@ -166,7 +166,13 @@ REMEDIES: dict[str, Callable[[Any, Settings], Settings]] = {"fp32": _in_fp32, "o
 
 def log_of(trainer: Trainer) -> list[dict[str, Any]]:
     lines = [row for row in trainer.state.log_history if "loss" in row]
-    return [{"step": row["step"], "loss": str(row["loss"]), "grad_norm": str(row.get("grad_norm"))} for row in lines]
+    return [
+        {"step": row["step"], "loss": _short(row["loss"]), "grad_norm": _short(row.get("grad_norm"))} for row in lines
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def told(trainer: Trainer) -> None:

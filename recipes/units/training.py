@@ -27,6 +27,7 @@ from transformers.trainer_utils import get_last_checkpoint
 import steadygrad as sg
 from recipes.common.stopping import StopAtCtrlC
 from steadygrad import UsageError
+from steadygrad.journal import steps_table
 
 from .base_llm import BaseLLM
 
@@ -120,7 +121,7 @@ def fine_tune(
     if stop.asked:
         raise Stopped(f"Stopped after step {trainer.state.global_step}; --resume goes on from there.")
     model.save_pretrained(out / "adapter")
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row and math.isfinite(row["loss"])]
+    losses = _losses(out / "run", trainer)
     (out / "log.json").write_text(json.dumps(_writable(trainer.state.log_history)))
     return Trained(
         adapter=str(out / "adapter"),
@@ -134,6 +135,15 @@ def fine_tune(
         non_finite_weights=sum(not bool(torch.isfinite(weight).all()) for weight in model.parameters()),
         selftest=tested,
     )
+
+
+def _losses(run_dir: Path, trainer: Trainer) -> list[float]:
+    """The losses of the updates that were applied, of which the guard has every one; the trainer logs some steps."""
+    rows = steps_table(run_dir, columns=["loss", "applied"], allow_empty=True).to_pylist()
+    found = [row["loss"] for row in rows if row["applied"] and row["loss"] is not None and math.isfinite(row["loss"])]
+    if any(found):
+        return found
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row and math.isfinite(row["loss"])]
 
 
 def arguments_for(settings: Settings, out: Path, **changes: Any) -> TrainingArguments:

@@ -328,6 +328,7 @@ class Books:
             "skipped_by_program": self.skipped_by_program,
             "lr_factor": ledger.lr_factor,
             "clip_factor": ledger.clip_factor,
+            "dropped_terms": list(ledger.dropped_terms),
             "guard_faults": dict(self._shield.faults),
             "journal_degraded": self.journal.degraded,
         }

@@ -54,7 +54,10 @@ def done(decision: Decision | None) -> str:
     """What was done about an incident, in words: skipped, skipped + halved the rate."""
     if decision is None:
         return "-"
-    return " + ".join(_DONE[action] for action in decision.actions)
+    words = " + ".join(_DONE[action] for action in decision.actions)
+    return words + (
+        f" ({', '.join(map(shown, decision.dropped_terms))})" if Action.DROP_TERM in decision.actions else ""
+    )
 
 
 _DONE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("transformers")
 from recipes.distill import training
 from recipes.distill.cli import main
 from recipes.distill.text import SAMPLE, read_corpus
+from recipes.distill.training import read_result
 
 SMALL = [
     "--teacher",
@@ -63,10 +65,22 @@ def test_train_leaves_a_table_of_both_objectives_and_eval_measures_the_same(
     best = {f"seed-3/{result['name']}": result["best"] for result in told["results"]}
     assert scores == pytest.approx(best, rel=1e-4)
 
-    assert main([*train, "--seed", "3"]) == 2
-    assert "pass --resume" in capsys.readouterr().err
     assert main(["train", "--out", str(out), "--resume", "--json"]) == 0  # nothing is left to do
     assert json.loads(capsys.readouterr().out)["results"] == told["results"]
+
+    assert main([*train, "--seed", "3"]) == 0  # a second run puts the first aside, and is not added to it
+    said = capsys.readouterr().err
+    assert f"the runs that were in {out} are now in {tmp_path / 'run-1'}" in said.replace("\n", " ")
+    assert read_result(tmp_path / "run-1" / "seed-3" / "kd") is not None
+    lines = [line for line in said.splitlines() if line.startswith("kd seed 3 step ")]
+    assert [re.sub(r"\d+\.\d+", "N", line) for line in lines] == [
+        f"kd seed 3 step {step}: loss N (kd N, ce N)  perplexity N  success N %  new best" for step in (2, 4)
+    ]
+    assert "success 100.0 %" in lines[0]
+    assert all(len(line) <= 100 for line in lines)
+    assert "| 100.0 % |" in (out / "table.md").read_text(encoding="utf-8")
+    metrics = json.loads((out / "seed-3" / "kd" / "metrics.json").read_text(encoding="utf-8"))
+    assert [step for step, _ in metrics["perplexity"]] == [0, 2, 4]
 
 
 def test_ctrl_c_leaves_runs_that_can_be_resumed(

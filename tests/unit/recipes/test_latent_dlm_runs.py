@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from recipes.common.speaking import put_aside
 from recipes.latent_dlm import training
 from recipes.latent_dlm.__main__ import main
 from recipes.latent_dlm.config import Config, load
@@ -19,7 +20,7 @@ from recipes.latent_dlm.pace import measure_pace, plain_step
 from recipes.latent_dlm.picture import draw
 from recipes.latent_dlm.prepared import Batch, Prepared, Split, batches, prepare
 from recipes.latent_dlm.sick import compare
-from recipes.latent_dlm.training import Result, ValidationLog, make_schedule, put_aside, train
+from recipes.latent_dlm.training import Result, ValidationLog, make_schedule, train
 from torch import nn
 
 import steadygrad as sg
@@ -173,11 +174,11 @@ def test_a_run_whose_every_batch_is_bad_ends_with_the_guards_own_error(data: Pre
 
 
 def test_a_second_run_does_not_mix_with_the_first(tmp_path: Path) -> None:
-    assert put_aside(tmp_path / "tiny") is None
+    assert put_aside(tmp_path / "tiny", "run.json") is None
     for wanted in ("tiny-1", "tiny-2"):
         (tmp_path / "tiny").mkdir()
         (tmp_path / "tiny" / "run.json").write_text("{}")
-        assert put_aside(tmp_path / "tiny") == tmp_path / wanted
+        assert put_aside(tmp_path / "tiny", "run.json") == tmp_path / wanted
         assert (tmp_path / wanted / "run.json").is_file()
 
 

@@ -288,3 +288,52 @@ def test_a_loop_that_updates_by_hand_is_not_said_to_never_have_trained(kind: str
     assert "never trained" not in ours.said
     assert "all applied" not in ours.said
     assert "not" in ours.stderr
+
+
+# -- updates that no torch optimizer makes
+
+
+def test_a_bad_loss_whose_update_could_not_be_checked_is_an_incident(tmp_path: Path) -> None:
+    ended = under_steady_run(
+        """
+        import torch
+        model = torch.nn.Linear(3, 1)
+
+        class ByHand:
+            def step(self):
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+                        p.grad = None
+
+        optimizer = ByHand()
+        for k in range(6):
+            x = torch.randn(4, 3)
+            if k == 3:
+                x[0, 0] = float("nan")
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        """,
+        tmp_path,
+    )
+    ended.check_unhurt()
+    assert [incident.first_step for incident in ended.incidents] == [3]
+    assert "not checked" in ended.incidents[0].headline
+    assert "no update was checked" in ended.stderr
+
+
+def test_skipping_is_no_longer_called_a_remedy_when_the_next_batch_fails_too() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bad = torch.full((4, 2), math.nan)
+
+    def slugs(guard: Any) -> list[str]:
+        return [trial.remedy.slug for trial in guard.incidents[0].diagnosis.remedies]
+
+    with sg.Guard(model, optimizer, lambda m, b: m(b).pow(2).mean()) as guard:
+        for _ in range(4):
+            guard.step(torch.randn(4, 2))
+        guard.step(bad)
+        assert "skip_batch" in slugs(guard)
+        guard.step(bad)
+        assert "skip_batch" not in slugs(guard)

@@ -77,7 +77,9 @@ def is_positive(script: Script, node: ast.expr | None) -> bool:
 
 def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
     """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first."""
-    words = names_in(expression) - {"sum", "std", "norm", "mean", "torch"}
+    origin = script.follow(expression)
+    words = names_in(expression) | (names_in(origin) if origin is not None else set())
+    words -= {"sum", "std", "norm", "mean", "torch"}
     for each in script.above(node):
         test: ast.AST | None = None
         if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert):

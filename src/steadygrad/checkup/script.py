@@ -32,7 +32,7 @@ LOOKING = (
     "eval", "valid", "test", "sample", "generate", "plot", "metric", "accuracy", "predict", "infer", "log_",
     "post_process", "postprocess", "check_", "visual",
 )  # fmt: skip
-DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform")
+DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform", "Optimizer", "Metric")
 LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
 
 
@@ -177,8 +177,10 @@ class Script:
         if self._taken_out(node):
             return True
         for each in self.above(node):
-            if isinstance(each, ast.ClassDef) and each.name.endswith(DATA_CLASSES):
-                return True
+            if isinstance(each, ast.ClassDef):
+                kinds = [each.name, *(last_word(base) for base in each.bases)]
+                if any(kind.endswith(DATA_CLASSES) for kind in kinds):
+                    return True
             if isinstance(each, ast.With | ast.AsyncWith) and any(
                 self._is_untracking(item.context_expr) for item in each.items
             ):
@@ -367,9 +369,8 @@ class Script:
 
     def given(self, call: ast.Call, *names: str) -> ast.expr | None:
         """The expression given to one of these keywords, also through `**options` where the text shows the mapping."""
-        for name in names:
-            if (value := keyword(call, name)) is not None:
-                return value
+        if plain := [value for name in names if (value := keyword(call, name)) is not None]:
+            return plain[0]
         for spread in (each.value for each in call.keywords if each.arg is None):
             table = self.follow(spread)
             if isinstance(table, ast.Dict):
@@ -377,9 +378,7 @@ class Script:
                     if key is not None and written(key) in names:
                         return value
             elif isinstance(table, ast.Call) and last_word(table.func) == "dict":
-                for name in names:
-                    if (value := keyword(table, name)) is not None:
-                        return value
+                return next((value for name in names if (value := keyword(table, name)) is not None), None)
         return None
 
     def returned_by(self, call: ast.expr | None) -> ast.expr | None:

@@ -106,6 +106,7 @@ SPECIMENS = [
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef f(t, mask):\n    n = mask.sum()\n    return 0 if mask.sum() == 0 else (t * mask).sum() / n\n",
     "import torch\ndef quantised(w):\n    scale = w.abs().max().clamp(min=1e-5) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum().clamp(min=1)\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / (mask.sum() + 1e-8)\n",

@@ -47,6 +47,8 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         asked = names_in(call.args[0]) | names_in(script.follow(call.args[0]) or call.args[0])
         for branch in call.args[1:]:
+            if _is_bound(script, call.args[0], branch):
+                continue
             what = _trap(script, branch, asked, finite=asks_if_finite(call.args[0]))
             if what:
                 yield at(
@@ -54,6 +56,17 @@ def of_script(script: Script) -> Iterator[Advice]:
                     help="replace the argument where it is bad before applying the function (a second where inside)",
                 )  # fmt: skip
                 break
+
+
+def _is_bound(script: Script, condition: ast.expr, branch: ast.expr) -> bool:
+    """`where(error < beta, error**2 / beta, ...)`: the divisor is what something else is compared with, not zero."""
+    node, asked = script.follow(branch), script.follow(condition)
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(asked, ast.Compare)):
+        return False
+    sides = [asked.left, *asked.comparators]
+    bounds = [side for side in sides if ast.dump(side) == ast.dump(node.right)]
+    numbers = [side for side in sides if isinstance(script.literal(side), int | float)]
+    return bool(bounds) and not numbers
 
 
 def _trap(script: Script, branch: ast.expr, asked: set[str], *, finite: bool) -> str:
@@ -81,6 +94,7 @@ SPECIMENS = [
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef loss(e, beta):\n    return torch.where(e < beta, 0.5 * e**2 / beta, e - 0.5 * beta).sum()\n",
     "import torch\ndef scale(h, w, n):\n    a, b = 8 / h, 8 / w\n    return torch.where(a > b, b, a)\n",
     "import torch\ndef scale(h, w):\n    a = 8 / h\n    b = 8 / w\n    return torch.where(a > b, b, a)\n",
     "import torch\ndef scores(x, penalty):\n    return torch.where(x < 0, x * penalty, x / penalty)\n",

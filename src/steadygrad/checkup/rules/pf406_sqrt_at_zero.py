@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from ...records.checkup import Advice, Level
 from ...rules import Rule
 from ..advice import at
-from ..arithmetic import bare
+from ..arithmetic import bare, names_in
 from ..script import Script, last_word
 
 RULE = Rule("PF406", "sqrt_at_zero", "The root of something that can be exactly zero.")
@@ -41,6 +41,8 @@ def of_script(script: Script) -> Iterator[Advice]:
         op = script.op(call)
         if op is None or op.name != "sqrt" or not op.of_torch or op.operand is None or script.untracked(call):
             continue
+        if any(word == "grad" or word.startswith("grad_") for word in names_in(op.operand)):
+            continue  # an optimizer's arithmetic on gradients is not differentiated
         if _is_square(script, bare(script, op.operand)):
             yield at(
                 RULE, Level.WARNING, script, call, "the gradient of this root is infinite where its argument is zero",
@@ -77,6 +79,7 @@ SPECIMENS = [
     "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef rms(grad):\n    return torch.sqrt(torch.sum(grad.pow(2), dim=0))\n",
     "import torch\ndef distance(a, b):\n    return torch.sqrt(((a - b) ** 2).sum(-1) + 1e-8)\n",
     "import torch\ndef evaluate(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n",
     "import torch\ndef scale(d):\n    return torch.sqrt(torch.tensor(d))\n",

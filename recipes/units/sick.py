@@ -172,7 +172,7 @@ def log_of(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(float(f"{value:.4g}")) if isinstance(value, float) else str(value)
 
 
 def told(trainer: Trainer) -> None:

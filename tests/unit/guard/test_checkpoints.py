@@ -147,6 +147,7 @@ def test_a_dropped_term_stays_dropped_over_a_resume(tmp_path: Path) -> None:
         for batch in data[guard.batches_seen : upto]:
             guard.step(batch)
         dropped = guard._loop.program.dropped_terms
+        assert guard.summary()["dropped_terms"] == list(dropped)
         guard.close()
         return model, dropped
 

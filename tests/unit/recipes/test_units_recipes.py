@@ -127,7 +127,7 @@ def test_train_test_and_load_work_on_one_folder(tiny: Path, tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)["truth"] == pytest.approx(75.639, rel=1e-4)
 
 
-def test_what_was_sampled_right_is_what_rft_trains_on(tiny: Path) -> None:
+def test_what_was_sampled_right_is_what_rft_trains_on(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that has learnt one reply by heart gives it back; a wrong one is not kept."""
     llm = llm_of(tiny, rft.RECIPE)
     known, other = drawn(split(questions(METRIC[:1]))[0], 2, seed=1)
@@ -145,6 +145,7 @@ def test_what_was_sampled_right_is_what_rft_trains_on(tiny: Path) -> None:
     assert known.answer != other.answer
     kept = rft.sampled(llm, [known, other], tries=3, temperature=0.2, max_new_tokens=30)
     assert kept == [(str(known), reply)]
+    assert "1 replies are too few to learn from" in capsys.readouterr().out
     with pytest.raises(UsageError, match="Not one sampled reply was right"):
         rft.sampled(llm, [other], tries=2, temperature=0.2, max_new_tokens=30)
 
@@ -158,7 +159,13 @@ def test_rft_goes_on_from_the_adapter_that_sampled(
     words = ["train", *shared, "--start", str(tmp_path / "cot"), "--out", str(tmp_path / "rft"), "--json"]
     capsys.readouterr()
     assert main(rft.RECIPE, rft.train, words) == 0
-    assert set(json.loads(capsys.readouterr().out)["scores"]) == {"start", "after"}
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["scores"]) == {"start", "after"}
+    # Three steps with a log every four: the trainer logs no loss, and the guard recorded all of them.
+    assert result["trained"]["first_loss"] > 0
+    assert result["trained"]["last_loss"] > 0
+    metrics = json.loads((tmp_path / "rft" / "run" / "metrics.json").read_text())
+    assert metrics == {name: result["scores"]["after"][name] for name in ("accuracy", "answer_rate")}
     assert len((tmp_path / "rft" / "kept.jsonl").read_text().splitlines()) == 24
     llm = llm_of(tiny)
     start = continued(llm.model, tmp_path / "cot" / "adapter").state_dict()

@@ -176,6 +176,22 @@ def test_nothing_readable_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         Follower(tmp_path / "run").poll()
 
 
+def test_of_far_too_many_segments_the_newest_are_read_and_the_rest_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):  # each begins a segment, as a resumed run does
+        with Journal(tmp_path / "run") as journal:
+            journal.step(StepRecord(run="r", step=number, loss=1.0, grad_norm=1.0, time=time.time()))
+    assert story_of(tmp_path / "run").counts.steps == 5
+    assert story_of(tmp_path / "run").notes == []
+    monkeypatch.setattr("steadygrad.reporters.watching.follow.MAX_SEGMENTS", 2)
+    story = story_of(tmp_path / "run")
+    assert story.rows is not None
+    assert story.rows.column("step").tolist() == [3, 4]
+    assert story.notes == ["3 of 5 step segments were not read, the oldest ones."]
+    assert story.headline == "2 steps, 0 refused; the run's record is not whole"
+
+
 def test_the_headline_names_cause_place_and_remedy() -> None:
     from steadygrad.reporters.watching.story import Counts
 

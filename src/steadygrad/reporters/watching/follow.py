@@ -19,6 +19,8 @@ from .rows import RankRows
 from .small_files import Identity, SmallFiles, identity_of
 
 Look = Callable[[int, Any], None]
+MAX_SEGMENTS = 5_000
+"""A segment is megabytes and a resumed run begins another: of more, only the newest are read, and that is reported."""
 
 
 class Follower:
@@ -50,11 +52,14 @@ class Follower:
 
         Raises JournalError if this is no run, or if there is something and nothing of it can be read.
         """
-        paths = segment_paths(self.run_dir)
+        everything = segment_paths(self.run_dir)
+        paths = everything[-MAX_SEGMENTS:]
         # A file that is being replaced at this very moment is found by the next look.
         sizes = [identity_of(path) or (0, 0, 0) for path in paths]
         total, done, rows = sum(size for _, size, _ in sizes), 0, 0
         self.faults = []
+        if left := len(everything) - len(paths):
+            self.faults.append(f"{left:,} of {len(everything):,} step segments were not read, the oldest ones.")
         for path, identity in zip(paths, sizes, strict=True):
             if self._seen.get(path.name, (None, 0))[0] != identity:
                 try:

@@ -68,7 +68,7 @@ class Story:
 
     @property
     def headline(self) -> str:
-        return headline(self.counts, self.incidents)
+        return headline(self.counts, self.incidents, whole=not self.notes)
 
 
 def tell(run_dir: str | os.PathLike[str], follower: Follower) -> Story:
@@ -123,11 +123,11 @@ def counts_of(rows: RankRows | None) -> Counts:
     )
 
 
-def headline(counts: Counts, incidents: list[Incident]) -> str:
+def headline(counts: Counts, incidents: list[Incident], *, whole: bool = True) -> str:
     """One sentence: 412 steps, 3 refused, cause: fp16 overflow in layers.1.attn, verified remedy: ..."""
     parts = [f"{counts.steps:,} {'step' if counts.steps == 1 else 'steps'}", f"{counts.refused:,} refused"]
     if not counts.refused and not incidents:
-        return ", ".join(parts) + ": every update was applied"
+        return ", ".join(parts) + (": every update was applied" if whole else "; the run's record is not whole")
     causes = causes_of(incidents)
     if causes:
         first, *others = causes

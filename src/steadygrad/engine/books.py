@@ -96,8 +96,8 @@ class Books:
         self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0, loss_seen: bool = True
     ) -> None:
         """Remember one settled step: history, journal, and for a refused one an incident."""
-        if not loss_seen:
-            reading = replace(reading, rank_losses=())
+        if not loss_seen and not any(reading.rank_losses):
+            reading = replace(reading, rank_losses=())  # zeros that stand for losses nobody saw
         with self._shield("watch", None):
             self.history.admit(reading, applied)
         record = StepRecord(

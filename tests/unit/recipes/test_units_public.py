@@ -15,6 +15,8 @@ import steadygrad as sg
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 FILES = [*RECIPES.glob("*.py"), *(RECIPES / "units").glob("*.py"), *(RECIPES / "common").glob("*.py")]
 SVG = "{http://www.w3.org/2000/svg}"
+READERS = ("steadygrad.journal",)
+"""Public as a module: the functions that read a run directory."""
 
 
 def private_uses(source: str) -> list[str]:
@@ -23,6 +25,8 @@ def private_uses(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "steadygrad":
+            if node.module in READERS:
+                continue
             found += [node.module] if "." in node.module else [a.name for a in node.names if a.name not in public]
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.startswith("steadygrad.")]

@@ -52,9 +52,16 @@ def saver(tmp_path: Path) -> Path:
     return path
 
 
+def with_default_signals() -> None:
+    """A suite that was started in the background hands signals on that are ignored."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(words: list[str], where: Path, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        words, cwd=where, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **options  # type: ignore[call-overload]
+        words, cwd=where, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=with_default_signals, **options,  # type: ignore[call-overload]
     )  # fmt: skip
 
 
@@ -152,6 +159,7 @@ class Terminal:
     def __init__(self, where: Path) -> None:
         self.pid, self._master = pty.fork()
         if self.pid == 0:
+            with_default_signals()
             os.chdir(where)
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {**ENVIRONMENT, "PS1": "$ ", "TERM": "dumb"})
         self.text = ""

@@ -87,3 +87,49 @@ def test_a_training_that_has_ended_is_not_kept_when_the_next_one_begins(watching
     finally:
         gc.enable()
     second.fit(3)
+
+
+def test_a_training_that_goes_on_after_another_optimizer_was_made_keeps_its_good_states(watching: Any) -> None:
+    watch = watching()
+    outer, inner = Run(), nn.Linear(4, 1)
+    kept = []
+    for _ in range(6):
+        train(inner, torch.optim.SGD(inner.parameters(), lr=0.1), 0)
+        outer.fit(1)
+        kept.append(watch.past.steps)
+    assert kept[5][: len(kept[2])] == kept[2]  # after the first round it is known that they take turns
+    assert watch._in_turn
+
+
+def test_an_optimizer_made_in_the_middle_of_a_step_does_not_end_it(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    run = Run()
+    run.fit(3)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    x = torch.randn(8, 4)
+    x[0, 0] = float("nan")
+    run.optimizer.zero_grad()
+    loss = run.model(x).pow(2).mean()
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    loss.backward()
+    run.optimizer.step()
+    assert other is not None
+    assert [incident.diagnosis.cause.slug for incident in watch.ledger.first.incidents] == ["bad_input"]
+    assert all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())  # statistics too
+
+
+def test_a_model_that_is_copied_or_pickled_while_it_is_sampled_carries_no_hook_that_works(watching: Any) -> None:
+    import copy
+    import pickle
+
+    from steadygrad.detect.vitals.activations import ActivationProbe
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    probe = ActivationProbe(model)
+    probe.attach()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(torch.randn(2, 4))
+        seen = probe._seen
+        assert seen is not None
+        assert seen.ran == set()
+    probe.detach()

@@ -57,7 +57,7 @@ class ActivationProbe:
         self._seen = Seen()
         if not self._handles:
             for name, module in model.named_modules():
-                self._handles.append(module.register_forward_hook(self._hook(name)))
+                self._handles.append(module.register_forward_hook(_Hook(self, name)))
 
     def detach(self) -> None:
         """Take the hooks off; what they saw is kept until `take`."""
@@ -73,19 +73,31 @@ class ActivationProbe:
             raise fault
         return seen
 
-    def _hook(self, name: str) -> Any:
-        def measure(module: nn.Module, inputs: Any, output: Any) -> None:
-            if (seen := self._seen) is None:
-                return
-            try:
-                seen.ran.add(name)
-                with torch.no_grad():
-                    for tensor in _tensors(output):
-                        _note(seen, (name, tensor.dtype), tensor)
-            except Exception as fault:  # inside the program's own forward, which must not end by it
-                self._fault, self._seen = fault, None
+    def measure(self, name: str, output: Any) -> None:
+        """What a hook calls. No failure of it reaches the program's own forward."""
+        if (seen := self._seen) is None:
+            return
+        try:
+            seen.ran.add(name)
+            with torch.no_grad():
+                for tensor in _tensors(output):
+                    _note(seen, (name, tensor.dtype), tensor)
+        except Exception as fault:
+            self._fault, self._seen = fault, None
 
-        return measure
+
+class _Hook:
+    """A forward hook. A model that is copied or saved while it is on carries one that does nothing."""
+
+    def __init__(self, probe: ActivationProbe | None = None, name: str = "") -> None:
+        self._probe, self._name = probe, name
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._probe is not None:
+            self._probe.measure(self._name, output)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
 
 
 def _note(seen: Seen, key: tuple[str, torch.dtype], tensor: Tensor) -> None:

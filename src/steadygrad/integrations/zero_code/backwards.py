@@ -88,6 +88,11 @@ class Backwards:
         self.losses = []
         self.root, self.suspect, self.seen_by_step = None, None, False
 
+    def let_go(self) -> None:
+        """Keep nothing of an update that was judged alive."""
+        if self.seen_by_step:
+            self.forget()
+
     def total(self) -> Tensor | None:
         """The objective whose gradient was taken since the last update: the sum over its backward passes."""
         if not self.losses:

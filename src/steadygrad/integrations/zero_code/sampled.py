@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ...diagnosis.confirm import ENOUGH_STEPS, look_into
 from ...engine.clerk import Clerk
+from ...engine.parameters import parameters_of
 from ...engine.silent_trouble import MOST
 from ...records import Reading
 from ..desk import Desk
@@ -35,9 +36,14 @@ class SampledChecks:
         self._sampled: int | None = None
         self._asked = 0
 
-    def optimizer_made(self) -> None:
-        """Another optimizer: it may train a model that is sampled."""
-        self._clerks.clear()
+    def optimizer_made(self, made: Optimizer) -> None:
+        """Another optimizer: a model that it trains too is not sampled any more."""
+        new = {id(parameter) for parameter in parameters_of(made)}
+        for optimizer, clerk in list(self._clerks.items()):
+            model = clerk.model() if clerk is not None else None
+            if clerk is not None and model is not None and any(id(p) in new for p in model.parameters()):
+                clerk.after_refusal()  # takes its hooks off
+                del self._clerks[optimizer]
 
     def called(self, call: Call) -> None:
         """A model is called: what measures activations is attached on a step that is due."""

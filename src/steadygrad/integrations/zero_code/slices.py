@@ -57,7 +57,8 @@ class Play:
 
     def with_named_batches(self) -> Play:
         """The same lines, reading their batches by name where they cut them out of larger tensors themselves."""
-        named = with_named_batches(self.slice, self.taken)
+        # An index that was written to since may lie outside by now, which ends a process on a GPU.
+        named = None if self.overwritten else with_named_batches(self.slice, self.taken)
         if named is None:
             return self
         play = replace(self, slice=named[0], taken=named[1])

@@ -23,7 +23,6 @@ from .user_state import is_users
 _MAX_DEPTH = 60
 _MAX_FRAMES = 4
 _MAX_ELEMENTS = 1 << 24
-_MAX_ROWS = 4096
 _MAX_TENSORS = 4
 _KEPT = 8
 
@@ -83,7 +82,8 @@ def rows_of_view(tensor: Tensor, base: Tensor | None) -> tuple[int, ...] | None:
 def _looked_up(batch: Tensor, table: Tensor) -> tuple[int, ...] | None:
     """The row of the table that each row of the batch is a copy of; None unless each is found exactly once."""
     alike = table.shape[1:] == batch.shape[1:] and table.dtype is batch.dtype and table.device == batch.device
-    if not alike or table.shape[0] <= batch.shape[0] or batch.shape[0] > _MAX_ROWS or batch[0].numel() < 2:
+    size = table.shape[0] * batch.shape[0]
+    if not alike or table.shape[0] <= batch.shape[0] or size > _MAX_ELEMENTS or batch[0].numel() < 2:
         return None
     rows, wanted = _bits(table), _bits(batch)
     found: list[int] = []

@@ -77,7 +77,7 @@ class Watch:
         self._words: weakref.WeakKeyDictionary[Optimizer, RankWords] = weakref.WeakKeyDictionary()
         self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._making: Desk | None = None
-        self._number, self._together = 0, True
+        self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
         self._good: list[int] = []
         self._refused_steps: list[int] = []
         self._process = os.getpid()
@@ -99,14 +99,16 @@ class Watch:
         """What was seen, as plain data; closes the journal."""
         if os.getpid() != self._process:
             return {}
-        with self.shield("loop_events", None):
-            self.events.finished()
-        with self.shield("vitals", None):
-            self.sampled.finish()
-        with self.shield("backward", None):
-            self.backwards.read()
-            self.ledger.note_unguarded(self.backwards.first_bad)
-        return self.ledger.close(self)
+        try:
+            for part, look in (("loop_events", self.events.finished), ("vitals", self.sampled.finish)):
+                with self.shield(part, None):
+                    look()
+            with self.shield("backward", None):
+                self.backwards.read()
+                self.ledger.note_unguarded(self.backwards.first_bad)
+        finally:  # also where somebody does not want to wait
+            note = self.ledger.close(self)
+        return note
 
     @property
     def alone(self) -> bool:
@@ -128,15 +130,15 @@ class Watch:
     # -- what is heard before an update
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """An optimizer was made: its parameters tell which modules are the models. A training may begin, and the one
-        before must not be kept in memory by us."""
+        """An optimizer was made: its parameters tell which modules are the models. Between two steps a new training may
+        begin, and the one before must not be kept in memory by us; not so where trainings take turns."""
         with self.shield("models", None):
-            if self.step and self._making is None and not self.examiner.tracing:
-                for each in (self.past, self.slices, self.models, self.examiner):
+            if self.step and not self._in_turn and self._making is None and not self.models.heard:
+                self._let_go_at = self.step
+                for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
                     each.let_go()
-                self.backwards.forget()
             self._made.add(optimizer)
-            self.sampled.optimizer_made()
+            self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
@@ -147,8 +149,7 @@ class Watch:
 
     def _entered(self) -> bool:
         """A model is called in training: whether the round before was left out by the program."""
-        nothing = False
-        with self.shield("loop_events", nothing) as answer:
+        with self.shield("loop_events", False) as answer:
             answer.value = self.events.called()
         return answer.value
 
@@ -238,6 +239,7 @@ class Watch:
 
     def _begin(self, optimizer: Optimizer) -> Desk:
         desk = self.desk_of(optimizer)
+        self._in_turn |= bool(desk.books.recent) and desk.books.recent[-1].step < self._let_go_at
         self._number, self.step = self.step, self.step + 1
         desk.refused = False
         with self.shield("snapshots", None):
@@ -448,9 +450,7 @@ class Watch:
         words = self._words.get(desk.optimizer)
         nothing: RankWords | None = words
         with self.shield("ranks", nothing) as answer:
-            if words is None:
-                words = self._words[desk.optimizer] = RankWords(desk.parameters)
-            answer.value = words
+            answer.value = words or self._words.setdefault(desk.optimizer, RankWords(desk.parameters))
         return answer.value
 
     def state_of(self, desk: Desk) -> TrainingState:

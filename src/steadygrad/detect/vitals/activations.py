@@ -74,27 +74,34 @@ class ActivationProbe:
         return seen
 
     def measure(self, name: str, output: Any) -> None:
-        """What a hook calls. No failure of it reaches the program's own forward."""
+        """What a hook calls."""
         if (seen := self._seen) is None:
             return
-        try:
-            seen.ran.add(name)
-            with torch.no_grad():
-                for tensor in _tensors(output):
-                    _note(seen, (name, tensor.dtype), tensor)
-        except Exception as fault:
-            self._fault, self._seen = fault, None
+        seen.ran.add(name)
+        with torch.no_grad():
+            for tensor in _tensors(output):
+                _note(seen, (name, tensor.dtype), tensor)
+
+    def failed(self, fault: Exception) -> None:
+        """Keep what broke in a hook for `take`; nothing more is measured in this forward."""
+        self._fault, self._seen = fault, None
 
 
 class _Hook:
-    """A forward hook. A model that is copied or saved while it is on carries one that does nothing."""
+    """A forward hook. No failure of it reaches the program's own forward.
+
+    A model that is copied or saved while it is on carries one that does nothing.
+    """
 
     def __init__(self, probe: ActivationProbe | None = None, name: str = "") -> None:
         self._probe, self._name = probe, name
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._probe is not None:
-            self._probe.measure(self._name, output)
+        if (probe := self._probe) is not None:
+            try:
+                probe.measure(self._name, output)
+            except Exception as fault:
+                probe.failed(fault)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from .config import GuardConfig, GuardOptions
 from .engine import setup
-from .engine.rng import take_rng
 from .engine.shield import TheirFault, boundary
 from .engine.tape import pristine
 from .errors import ClosedError, SteadyError, UsageError
@@ -53,7 +52,7 @@ class Guard:
         self._loop = loop = start_loop(model, self.optimizers, loss_fn, config)
         loop.settle_for_readers = self.settle
         self._books = loop.books
-        self._name_of = setup.batch_namer(config.batch_key, loop.shield)
+        self._name_of = None if config.batch_key is None else setup.batch_namer(config.batch_key, loop.shield)
         self._closed = self._inside = False
         self._kept: Any = None
         """The batch of the step under way, as it was before loss_fn could write into it."""
@@ -176,19 +175,19 @@ class Guard:
     def _guarded_step(self, batch: Any) -> Outcome:
         loop = self._loop
         loop.begin()
-        key = self._name_of(batch, loop.batches_seen - 1)
+        key = str(loop.batches_seen - 1) if self._name_of is None else self._name_of(batch, loop.batches_seen - 1)
         try:
             late = loop.late()
             if loop.pending is not None and not late:
                 # The optimizer was fused when that step was committed and is so no longer.
                 loop.settle_pending(loop.window.fed)
-            if not len(loop.window):
+            if not loop.window.batches:
                 loop.keep_state()
             if loop.engine.halt is None:
                 self._kept = kept = pristine(batch, clone=loop.program.writes_batches)
-                loop.recovery.tape(loop.step, kept, key, take_rng())
                 outcome = loop.feed(kept, key, late=late, original=batch)
-            loop.note_mode()
+            if loop.pending is not None or loop.window.batches:
+                loop.parts.mode.note()  # in case what is open must be run again under other modes
         except TheirFault as fault:
             with loop.shield("diagnosis", None):
                 loop.explain_crash(fault.original, self._kept, key)

@@ -130,6 +130,24 @@ class History:
         """What a finite number must exceed to be called a spike, whether or not spikes are refused."""
         return Limits(max(self._norm_limit(policy), floor), self._loss_limit(policy))
 
+    def uneventful(self, reading: Reading, policy: Policy) -> bool:
+        """Whether no detector of the run can have something to say: every update is applied, none has a gradient of
+        zero, there is no loss scale, and the loss is near its best."""
+        if self.steps_without_update or self.steps_with_zero_gradient or reading.loss_scale is not None:
+            return False
+        level, best = self.loss_level, self.best_level
+        if level is not None and best is not None and level - best > abs(best):
+            return False
+        return not self.recent_losses or self.recent_losses[-1] <= policy.runaway_ratio * abs(self.first_losses[0])
+
+    def seen_as_high(self, reading: Reading, policy: Policy) -> bool:
+        """Whether its loss and norm are no higher than one that was applied lately: then neither is a spike, and the
+        limits need not be computed. False where spikes are refused, or too little was seen."""
+        norms, losses = self.norm.ordered, self.loss.ordered
+        if policy.refuse_spikes or policy.spike_over_max < 1 or not norms or not losses or reading.grad_norm <= 0:
+            return False
+        return math.log(reading.grad_norm) <= norms[-1] and reading.loss <= losses[-1]
+
     def limits_of(self, reading: Reading, policy: Policy) -> Limits:
         """The limits above which this reading is a spike. Where spikes are refused these are the limits that were in
         force on the device when its step ran, so that host and device agree; elsewhere those of the history."""

@@ -20,7 +20,12 @@ def judge(reading: Reading, history: History, policy: Policy) -> tuple[Finding, 
     Host only. A finite step below its limits costs a few comparisons: the detectors that judge a step by its own
     numbers are passed over.
     """
-    detectors = _DETECT_OF_THE_RUN if _looks_fine(reading, history, policy) else _DETECT
+    if not _looks_fine(reading, history, policy):
+        detectors = _DETECT
+    elif history.uneventful(reading, policy):
+        return ()
+    else:
+        detectors = _DETECT_OF_THE_RUN
     found = [finding for detect in detectors if (finding := detect(reading, history, policy)) is not None]
     if len(found) > 1:
         found.sort(key=lambda finding: (_GRAVITY[finding.severity], finding.code))
@@ -34,7 +39,9 @@ def _looks_fine(reading: Reading, history: History, policy: Policy) -> bool:
         return False
     if not all(map(math.isfinite, reading.terms.values())) or not all(map(math.isfinite, reading.micro_losses)):
         return False
-    limits = history.limits_of(reading, policy)
     if policy.max_norm_to_apply is not None and reading.grad_norm > policy.max_norm_to_apply:
         return False
+    if history.seen_as_high(reading, policy):
+        return True
+    limits = history.limits_of(reading, policy)
     return reading.grad_norm <= limits.grad_norm and reading.loss <= limits.loss

@@ -21,11 +21,12 @@ _GAUSSIAN = 1.4826  # the median absolute deviation of a normal distribution is 
 class Level:
     """A window of accepted values and a memory of refused ones. All values must be finite."""
 
-    __slots__ = ("_in_order", "_refused", "_sorted", "_tick", "refused_in_a_row")
+    __slots__ = ("_in_order", "_refused", "_tick", "ordered", "refused_in_a_row")
 
     def __init__(self) -> None:
         self._in_order: deque[float] = deque()
-        self._sorted: list[float] = []
+        self.ordered: list[float] = []
+        """The accepted values, smallest first."""
         self._refused: deque[tuple[int, float]] = deque()
         self._tick = 0
         self.refused_in_a_row = 0
@@ -38,9 +39,9 @@ class Level:
         self._advance()
         self.refused_in_a_row = 0
         if len(self._in_order) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._in_order.popleft())]
+            del self.ordered[bisect_left(self.ordered, self._in_order.popleft())]
         self._in_order.append(value)
-        insort(self._sorted, value)
+        insort(self.ordered, value)
 
     def refuse(self, value: float) -> None:
         """A finite value that was refused as a spike."""
@@ -55,23 +56,23 @@ class Level:
 
     def median(self) -> float:
         """The middle of the window; the mean of the two middle values where their number is even."""
-        values, half = self._sorted, len(self._sorted) // 2
+        values, half = self.ordered, len(self.ordered) // 2
         return values[half] if len(values) % 2 else 0.5 * (values[half - 1] + values[half])
 
     def highest(self) -> float:
         """The largest value in the window."""
-        return self._sorted[-1]
+        return self.ordered[-1]
 
     def lowest(self) -> float:
         """The smallest value in the window."""
-        return self._sorted[0]
+        return self.ordered[0]
 
     def spread(self) -> float:
         """A robust standard deviation: the distance within which half of the window lies around its median, scaled.
 
         The half nearest to the median is a contiguous run of the sorted window; a binary search finds where it starts.
         """
-        values, middle = self._sorted, self.median()
+        values, middle = self.ordered, self.median()
         need = len(values) // 2 + 1
         low, high = 0, len(values) - need
         while low < high:
@@ -106,7 +107,7 @@ class Level:
         """The level `to_plain` made this from."""
         level = cls()
         level._in_order.extend(float(value) for value in data["values"])
-        level._sorted = sorted(level._in_order)
+        level.ordered = sorted(level._in_order)
         level._refused.extend((int(tick), float(value)) for tick, value in data["refused"])
         level._tick, level.refused_in_a_row = int(data["tick"]), int(data["refused_in_a_row"])
         return level

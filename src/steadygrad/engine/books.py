@@ -29,6 +29,7 @@ logger = logging.getLogger("steadygrad")
 _SYMPTOMS = {"SY103": "nan_grad", "SY104": "nan_grad", "SY105": "nan_param", "SY106": "nan_state", "SY107": "nan_state",
              "SY501": "nan_loss"}  # fmt: skip
 _SHOWN_PER_SYMPTOM = 3
+NO_LIMITS = Limits()
 _DIAGNOSED_PER_SYMPTOM = 3
 
 
@@ -61,10 +62,11 @@ class Books:
 
         Limits follow the history in jumps of a few per cent: sending them to the device is what costs.
         """
-        if not self.policy.acts:
-            return Limits()
-        with self._shield("watch", Limits()) as answer:
-            limits = self.history.limits(self.policy, floor=max_grad_norm or 0.0)
+        policy = self.policy
+        if not policy.acts or (not policy.refuse_spikes and policy.max_norm_to_apply is None):
+            return NO_LIMITS
+        with self._shield("watch", NO_LIMITS) as answer:
+            limits = self.history.limits(policy, floor=max_grad_norm or 0.0)
             if not (
                 _close(limits.grad_norm, self.limits_in_force.grad_norm)
                 and _close(limits.loss, self.limits_in_force.loss)
@@ -75,22 +77,25 @@ class Books:
 
     def judge(self, reading: Reading) -> tuple[Finding, ...]:
         """The findings of one reading. If the detectors break, finiteness alone is judged."""
-        with self._shield("watch", _bare_findings(reading)) as answer:
-            answer.value = judge(reading, self.history, self.policy)
+        try:  # not `with self._shield`: this is every step's path
+            findings = judge(reading, self.history, self.policy)
+        except Exception as fault:
+            self._shield.note("watch", fault)
+            findings = _bare_findings(reading)
         if not reading.posted:
-            return answer.value
-        return tuple(sorted((*answer.value, *reading.posted), key=lambda found: found.severity is not Severity.FATAL))
+            return findings
+        return tuple(sorted((*findings, *reading.posted), key=lambda found: found.severity is not Severity.FATAL))
 
     def decide(self, reading: Reading, findings: Sequence[Finding], can: Capabilities) -> Decision:
         """What to do about it; the ledger moves on."""
-        fatal = any(found.severity is Severity.FATAL for found in findings) and self.policy.acts
-        bare = Decision(
-            step=reading.step, actions=(Action.SKIP if fatal else Action.PROCEED,), findings=tuple(findings)
-        )
-        with self._shield("policy", bare) as answer:
+        try:
             decision, self.ledger = decide(self.policy, self.ledger, reading, findings, can=can)
-            answer.value = decision
-        return answer.value
+        except Exception as fault:
+            self._shield.note("policy", fault)
+            fatal = any(found.severity is Severity.FATAL for found in findings) and self.policy.acts
+            action = Action.SKIP if fatal else Action.PROCEED
+            decision = Decision(step=reading.step, actions=(action,), findings=tuple(findings))
+        return decision
 
     def enter(
         self, reading: Reading, decision: Decision, *, applied: bool, attempt: int = 0, loss_seen: bool = True
@@ -98,8 +103,10 @@ class Books:
         """Remember one settled step: history, journal, and for a refused one an incident."""
         if not loss_seen and not any(reading.rank_losses):
             reading = replace(reading, rank_losses=())  # zeros that stand for losses nobody saw
-        with self._shield("watch", None):
+        try:
             self.history.admit(reading, applied)
+        except Exception as fault:
+            self._shield.note("watch", fault)
         record = StepRecord(
             run=self._run,
             step=reading.step,
@@ -115,15 +122,17 @@ class Books:
             loss_scale=reading.loss_scale,
             applied=applied,
             rung=decision.rung,
-            flags=tuple(found.code for found in decision.findings),
+            flags=tuple(found.code for found in decision.findings) if decision.findings else (),
         )
         self.recent.append(record)
         if len(self.recent) > 64:
             del self.recent[:32]
-        with self._shield("journal", None):
+        try:
             self.journal.step(record)
             if decision.findings or len(decision.actions) > 1 or not applied:
                 self._enter_decision(reading, decision, applied=applied)
+        except Exception as fault:
+            self._shield.note("journal", fault)
 
     def _enter_decision(self, reading: Reading, decision: Decision, *, applied: bool) -> None:
         worst = decision.findings[0] if decision.findings else None

@@ -15,8 +15,8 @@ from .books import Books
 from .forward_state import ForwardState
 from .shield import Shield
 
-_EARLY_FORWARDS = 3
-_AUDIT_EVERY = 100
+EARLY_FORWARDS = 3
+AUDIT_EVERY = 100
 _PATIENCE = 100
 """Steps that a provisional finding waits: then it is told if the loss has not come back to where it began."""
 _LAST = 8
@@ -29,9 +29,13 @@ class Clerk:
         self._books = books
         self._shield = shield
         self._vitals: Vitals | None = None
-        self._sampling: int | None = None
-        self._forwards = 0
+        self.sampling: int | None = None
+        """The step under way, where it is sampled."""
+        self.forwards = 0
+        """The first forwards, counted and not read off the step: a resumed run begins anew."""
         self._waiting: list[int] = []
+        self.expects = True
+        """Whether `after_step` has something to do: a sampled step or a provisional finding waits for it."""
         self.suspects: list[Finding] = []
         """Warnings that nobody has looked into yet."""
         self._provisional: list[Finding] = []
@@ -43,11 +47,6 @@ class Clerk:
         """The model that is sampled, as long as it is there."""
         return self._vitals.model() if self._vitals is not None else None
 
-    @property
-    def sampling(self) -> bool:
-        """Whether the step under way is sampled."""
-        return self._sampling is not None
-
     def inspect_setup(self) -> None:
         """Look once at model and optimizers before the first step."""
         with self._shield("vitals", None):
@@ -56,10 +55,10 @@ class Clerk:
 
     def before_forward(self, step: int) -> None:
         """Attach what measures activations, on a step that is due. Does not sync."""
-        if self._vitals is None or self._sampling is not None or not self._vitals.due(step):
+        if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
             return
         with self._vitals_shield():
-            self._sampling = step
+            self.sampling, self.expects = step, True
             self._vitals.before_forward()
 
     def after_forward(self, step: int, forward: ForwardState) -> None:
@@ -67,23 +66,23 @@ class Clerk:
 
         Compares values (a host read) on the first steps only.
         """
-        self._forwards += 1  # counted, not read off the step: a resumed run begins anew
-        early = self._forwards <= _EARLY_FORWARDS
-        if early or step % _AUDIT_EVERY == 0:
+        early = self.forwards < EARLY_FORWARDS
+        self.forwards += early
+        if early or step % AUDIT_EVERY == 0:
             with self._shield("audit", None):
                 forward.audit(values=early)
 
     def before_update(self) -> None:
-        if self._vitals is not None and self._sampling is not None:
+        if self._vitals is not None and self.sampling is not None:
             with self._vitals_shield():
                 self._vitals.before_update()
 
     def after_update(self) -> None:
-        if self._vitals is not None and self._sampling is not None:
+        if self._vitals is not None and self.sampling is not None:
             with self._vitals_shield():
                 self._vitals.after_update()
-                self._waiting.append(self._sampling)
-            self._sampling = None
+                self._waiting.append(self.sampling)
+            self.sampling = None
 
     def after_step(self, reading: Reading, step: int | None = None) -> None:
         """After an applied step: the findings of a sampled one. One host read there, none elsewhere. `step` is what the
@@ -96,10 +95,11 @@ class Clerk:
             with self._vitals_shield():
                 self._waiting.pop(0)
                 self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))
+        self.expects = bool(self._provisional or self._waiting)
 
     def after_refusal(self) -> None:
         """A refused step was no sample of anything; take the hooks off."""
-        self._sampling = None
+        self.sampling = None
         self._waiting.clear()
         if self._vitals is not None:
             with self._vitals_shield():
@@ -118,7 +118,7 @@ class Clerk:
 
     def _switch_off(self, fault: BaseException) -> None:
         self._vitals = None
-        self._sampling = None
+        self.sampling = None
         self._waiting.clear()
         self._shield.note("vitals", fault)
 

@@ -46,8 +46,9 @@ class DivergenceCheck:
         self._program, self._forward, self._state, self._journal = program, forward, state, journal
         self._suspicion: Finding | None = None
         self._reading: Reading | None = None
-        self._losses: list[float] = []
         self._look_at = 0
+        self.watching = False
+        """Whether a divergence is suspected, or was lately: then every applied step is noted."""
         self._level_at_first: float | None = None
 
     @property
@@ -57,12 +58,10 @@ class DivergenceCheck:
 
     def note(self, reading: Reading, findings: Sequence[Finding]) -> None:
         """An applied step and what was found. Host only."""
-        if math.isfinite(reading.loss):
-            self._losses.append(reading.loss)
-            del self._losses[:-16]
         self._reading = reading
         self._suspicion = next((found for found in findings if found.code == divergence.RULE.code), None)
-        if self._suspicion is None and not self.open:
+        self.watching = self._suspicion is not None or self.open
+        if not self.watching:
             self._look_at = min(self._look_at, reading.step + 1)
 
     def due(self, step: int) -> bool:
@@ -70,11 +69,13 @@ class DivergenceCheck:
             return step >= self._look_at
         return self._suspicion is not None and step >= self._look_at
 
-    def look(self, step: int, snapshot: Snapshot | None, taped: Sequence[TapedBatch]) -> tuple[Reading, Finding] | None:
-        """Evaluate; the divergence and its step if it is demonstrated now, else None. Ends with state bit for bit as
-        it was. Costs a dozen forward passes."""
+    def look(
+        self, step: int, snapshot: Snapshot | None, taped: Sequence[TapedBatch], losses: Sequence[float]
+    ) -> tuple[Reading, Finding] | None:
+        """Evaluate; the divergence and its step if it is demonstrated now, else None. `losses` are the newest ones.
+        Ends with state bit for bit as it was. Costs a dozen forward passes."""
         suspicion, reading = self._suspicion, self._reading
-        level = statistics.median(self._losses) if self._losses else math.nan
+        level = statistics.median(losses) if losses else math.nan
         self._look_at = step + PAUSE
         if suspicion is None or reading is None or snapshot is None:
             self._level_at_first = None

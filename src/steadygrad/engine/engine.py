@@ -25,11 +25,12 @@ from ..records import Action, Decision, Finding, Outcome, Reading
 from .books import Books
 from .flight import Window
 from .forward_state import Entry
-from .posted import is_fatal, urgent, with_posted
+from .posted import is_fatal, with_posted
 from .ranks_council import Alone
 from .shield import Shield
 
 _POISONED = frozenset({"SY105", "SY106"})
+NOT_ASKED = Capabilities()
 
 
 @dataclass(slots=True)
@@ -107,10 +108,9 @@ class Engine:
 
         `reading.refused` is the device's own decision.
         """
-        if not (made and urgent()):  # what is fatal and posted since is for the update that comes
-            reading = with_posted(reading, alone=not made and self.ranks.size == 1)
-        can_refuse = self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold))
-        if can_refuse and (reading.refused or must_refuse(reading) or is_fatal(reading.posted)):
+        reading = with_posted(reading, made=made, alone=self.ranks.size == 1)
+        bad = reading.refused or must_refuse(reading) or (reading.posted and is_fatal(reading.posted))
+        if bad and self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold)):
             return self.refuse(step, reading)
         step.ledger = self.log.ledger
         return Verdict(True, reading, self._decide(reading, self.log.judge(reading)))
@@ -175,6 +175,9 @@ class Engine:
         return TrainingHalted.at(self.halt.step, self.halt.reason, self.log.journal.path, poisoned=poisoned)
 
     def _decide(self, reading: Reading, findings: Sequence[Finding]) -> Decision:
-        decision = self.log.decide(reading, findings, self.loop.capabilities(reading))
-        self.ranks.note(decision)
+        # Only what is decided about a bad step depends on what the loop can do.
+        calm = not (findings or reading.refused or self.log.ledger.halted)
+        decision = self.log.decide(reading, findings, NOT_ASKED if calm else self.loop.capabilities(reading))
+        if self.ranks.size > 1:
+            self.ranks.note(decision)
         return decision

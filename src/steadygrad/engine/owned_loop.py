@@ -24,6 +24,7 @@ from ..policy import Capabilities
 from ..policy.escalation import Ledger
 from ..records import Decision, Outcome, Reading
 from ..records.reruns import rerun
+from .clerk import AUDIT_EVERY, EARLY_FORWARDS
 from .engine import Engine, Step, Verdict
 from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, left_over
@@ -38,7 +39,7 @@ from .readout import Row, reading_of
 from .recovery import Recovery
 from .rng import RngState, put_rng, take_rng
 from .silent_trouble import SilentTrouble
-from .tape import versions_of
+from .tape import tensors_in
 from .update_check import UpdateCheck
 
 _EXPLAINED_CRASHES = 3
@@ -82,8 +83,11 @@ class OwnedLoop:
             self.settle_pending()
             self._check.forget()
             self.recovery.parameters_changed(self.step)
-        self.silent.look()
+        if self.parts.clerk.suspects:
+            self.silent.look()
         recovery = self.recovery
+        if not recovery.anything_due(self.step):
+            return
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
         checkpoint = recovery.checkpoint_due(self.step)
         if not (divergence or snapshot or checkpoint):
@@ -106,11 +110,16 @@ class OwnedLoop:
         `last` says that it does or does not fill the window, where counting cannot tell.
         """
         entry = self.enter()
-        fills = len(self.window) + 1 >= self.program.accumulate if last is None else last
-        tell = self.council.before_backward(self.step, self.batches_seen, self.window, self.shield) if fills else None
-        versions = versions_of(batch)
+        tensors = tensors_in(batch)
+        versions = [tensor._version for tensor in tensors]
+        if not attempt:
+            self.recovery.tape(self.step, batch, key, entry.rng, tensors)
+        fills = len(self.window.batches) + 1 >= self.program.accumulate if last is None else last
+        tell = None
+        if fills and self.council.size > 1:
+            tell = self.council.before_backward(self.step, self.batches_seen, self.window, self.shield)
         self.terms = terms = self.program.micro(batch, original=original, before_backward=tell)
-        if versions != versions_of(batch):
+        if versions != [tensor._version for tensor in tensors]:
             self.program.writes_batches = True
             self.books.tell_batch_written(key)
         if terms is None:
@@ -132,7 +141,7 @@ class OwnedLoop:
 
     def enter(self) -> Entry:
         """Before a micro-batch's forward: take what it may move. Does not sync."""
-        if not len(self.window) and not self.config.outside:
+        if not self.window.batches and not self.config.outside:
             self.window.left_over = left_over(self.program.parameters)
         self._before_forward = entry = self.forward.take()
         self.parts.clerk.before_forward(self.step)
@@ -142,19 +151,18 @@ class OwnedLoop:
         """After a micro-batch's backward: it is part of the window. Does not sync."""
         self.forward.notice()
         self.forward.left()
-        self.parts.clerk.after_forward(self.step, self.forward)
+        clerk = self.parts.clerk
+        if clerk.forwards < EARLY_FORWARDS or self.step % AUDIT_EVERY == 0:
+            clerk.after_forward(self.step, self.forward)
         self.window.add(batch, key, terms, entry)
-
-    def note_mode(self) -> None:
-        """Remember which modules are training, in case what is open must be run again under other modes."""
-        if self.pending is not None or len(self.window):
-            self.parts.mode.note()
 
     def measure(self, *, in_place: bool = False) -> tuple[Gradients | None, Row]:
         """The window's numbers, unscaled and unclipped, still on the device. Does not sync."""
-        scale = self.program.scaler._scale if self.program.scaler is not None else None
-        if not self.config.outside:
-            self.program.unscale()
+        scale = None
+        if self.program.scaler is not None:
+            scale = self.program.scaler._scale
+            if not self.config.outside:
+                self.program.unscale()
         gradients = self.parts.probe.measure()
         if gradients is not None and self.config.outside and not self.program.unscaled:
             # The loop unscales in its own time; doing it here would make it fail there.
@@ -181,18 +189,22 @@ class OwnedLoop:
         self.window = Window()
         self.pending = Flight(step, sealed.seat, row.layout, limits, lr, parts.gate.take_fresh())
         self.step += 1
-        parts.clerk.after_update()
+        if parts.clerk.sampling is not None:
+            parts.clerk.after_update()
         self._finish_update()
 
     def _commit_now(
         self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
     ) -> None:
         """Read first, commit then. One host read."""
-        values, limits = self.council.read(row.numbers()), self.books.limits(self.parts.updater.max_grad_norm)
+        alone = self.council.size == 1
+        limits = self.books.limits(self.parts.updater.max_grad_norm)
+        values = row.values.tolist() if alone else self.council.read(row.numbers())
         lr = self.parts.updater.rate(self.books.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
-            reading = self.council.agree(reading, self.step, self.batches_seen, step.window, gradients)
+            if not alone or self.council.rank:
+                reading = self.council.agree(reading, self.step, self.batches_seen, step.window, gradients)
         except GuardLost as lost:
             self.shield.note("guard", lost)
             self.fallback, self.window = self._plain_loop(), Window()
@@ -207,9 +219,10 @@ class OwnedLoop:
             return
         fed = gradients.indices if gradients is not None else ()
         # Not copied and undone where several ranks would have to agree on it.
-        undo = self._check.before(fed, may_copy=self.council.size == 1 and self.config.policy.acts)
+        undo = self._check.before(fed, may_copy=alone and self.config.policy.acts)
         self._update(gradients, None, force, update)
-        self.parts.clerk.after_update()
+        if self.parts.clerk.sampling is not None:
+            self.parts.clerk.after_update()
         bad = self._check.after(fed, undo) if self.config.policy.acts else None
         if bad is not None:
             self._owed.clear()
@@ -230,8 +243,11 @@ class OwnedLoop:
         update: Callable[[], Any] | None = None, factor: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.recovery.before_update()
-        self.parts.clerk.before_update()
-        owed = [self.program.update_scale, self.program.zero_grad] if update is None else []
+        if self.parts.clerk.sampling is not None:
+            self.parts.clerk.before_update()
+        owed = [self.program.zero_grad] if update is None else []
+        if owed and self.program.scaler is not None:
+            owed.insert(0, self.program.update_scale)
         owed += self.parts.followers.turns(None) if update is None and flag is None else []
         if update is None:
             self.parts.updater(gradients, flag, force, factor)
@@ -363,11 +379,12 @@ class OwnedLoop:
         self.run_again(behind, step.next_outcome)
 
     def applied(self, step: Step, verdict: Verdict) -> None:
-        self.parts.clerk.after_step(verdict.reading)
-        self.recovery.apply(verdict.decision)
+        if self.parts.clerk.expects:
+            self.parts.clerk.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
-        if step.window.entry is not None:
-            self.forward.release(step.window.entry)
+        entry = step.window.entry
+        if entry is not None and entry.hot:
+            self.forward.release(entry)
 
     def halting(self, step: Step) -> None:
         if self._rng_after is not None:
@@ -439,11 +456,12 @@ class OwnedLoop:
     def late(self) -> bool:
         """Whether the next commit can be settled one step late."""
         settle = self.config.settle
-        careful = self._check.careful or (self.council.size == 1 and self._check.wants_host)
-        if settle == "now" or urgent() or careful or self.config.outside or self.council.size > 1:
+        if settle == "now" or self.config.outside or self.council.size > 1:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
+        if urgent() or self._check.careful or self._check.wants_host:
+            return False
         return self.parts.updater.refuses_on_device()
 
     def be_careful(self, steps: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from .rng import RngState, rng_to_plain
 
 
 def pack(tree: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -56,6 +57,8 @@ def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: _pack(item, tensors, f"{where}.{key}") for key, item in value.items()}
         return {"$pairs": [[_pack(k, tensors, where), _pack(v, tensors, where)] for k, v in value.items()]}
+    if isinstance(value, RngState):
+        return _pack(rng_to_plain(value), tensors, where)
     if isinstance(value, torch.dtype):
         return str(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar

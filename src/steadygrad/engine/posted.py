@@ -15,17 +15,17 @@ from ..records import Finding, Reading, Severity
 _BOARD = "steadygrad.numerics.notice_board"
 
 
-def with_posted(reading: Reading, *, alone: bool) -> Reading:
+def with_posted(reading: Reading, *, made: bool, alone: bool) -> Reading:
     """The reading with everything that waits on the board, taken off it. Never syncs with a device.
 
-    Unless `alone` nothing of it is fatal any more: what one rank was told must not bind the others, and an update
-    that is already made cannot be refused.
+    What is fatal and was posted after an update was `made` is for the update that comes. Unless the process is `alone`
+    nothing is fatal any more: what one rank was told must not bind the others.
     """
     room: Any = sys.modules.get(_BOARD)
-    if room is None:
+    if room is None or (made and room.board().urgent):
         return reading
     found: tuple[Finding, ...] = room.board().take(step=reading.step, rank=reading.rank, wait=False)
-    if not alone:
+    if made or not alone:
         found = tuple(replace(each, severity=Severity.WARNING) if is_fatal((each,)) else each for each in found)
     return replace(reading, posted=found) if found else reading
 

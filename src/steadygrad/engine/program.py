@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..config import GuardConfig
 from ..errors import UsageError
-from .shield import TheirFault, theirs
+from .shield import TheirFault
 from .tape import pristine
 
 Terms = dict[str, Tensor]
@@ -61,9 +61,15 @@ class StepProgram:
         loss_fn is given `original`, the user's own object, the first time, and a copy of `batch` when run again.
         """
         given = pristine(batch, clone=self.writes_batches) if original is None else original
-        with self.autocast(), theirs():
-            self.began = True
-            answer = self.loss_fn(self.model, given)
+        self.began = True
+        try:  # not `with theirs()`: this is every step's path
+            if PRECISIONS[self.precision] is None:
+                answer = self.loss_fn(self.model, given)
+            else:
+                with self.autocast():
+                    answer = self.loss_fn(self.model, given)
+        except Exception as error:
+            raise TheirFault(error) from error
         if answer is None:
             return None
         terms = named_terms(answer)
@@ -77,10 +83,12 @@ class StepProgram:
         loss = terms["loss"]
         if self.accumulate > 1:
             loss = loss / self.accumulate
-        with theirs():
+        try:
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
             loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise TheirFault(error) from error
 
     def micro(
         self, batch: Any, *, original: Any = None, before_backward: Callable[[Terms], None] | None = None

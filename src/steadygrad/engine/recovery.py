@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..detect.detectors import non_finite_buffer, non_finite_optimizer_state, non_finite_parameter
 from ..detect.history import History, Limits
 from ..errors import UsageError
@@ -68,6 +70,8 @@ class Recovery:
         self._last_snapshot = 0.0
         self._last_checkpoint = 0
         self.rolling_back = False
+        self._remedied = True
+        """Whether remedies are in force that have to be undone; at the start it is not known."""
         self._terms_add_up: bool | None = None
         self._narrow = parts.program.precision
 
@@ -82,11 +86,11 @@ class Recovery:
         every = self._books.policy.snapshot_every
         if self._ring is None:
             return False
-        if not self._ring.steps:
+        if self._ring.last_step < 0:
             return True
         if self._divergence.open:
             return False  # the snapshots from before it are needed until it is confirmed or not
-        if step // every <= self._ring.steps[-1] // every:
+        if step // every <= self._ring.last_step // every:
             return False
         return self._council.all(
             "snapshot", self._ring.seconds <= _SNAPSHOT_SHARE * (time.monotonic() - self._last_snapshot)
@@ -130,14 +134,18 @@ class Recovery:
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
 
-    def tape(self, step: int, batch: Any, key: str, rng: RngState | None = None) -> None:
+    def tape(
+        self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
+    ) -> None:
         """Keep a batch, with the random state its forward begins with, so that it can be run again."""
         if self._ring is not None:
-            with self._shield("tape", None):
-                self._tape.put(step, batch, key, rng)
+            try:
+                self._tape.put(step, batch, key, rng, tensors)
+            except Exception as fault:
+                self._shield.note("tape", fault)
 
     def before_update(self) -> None:
-        if self._ring is not None:
+        if self._ring is not None and self._ring.copying:
             self._ring.wait_for_copies()
 
     def parameters_changed(self, step: int) -> None:
@@ -156,8 +164,20 @@ class Recovery:
 
     def note(self, reading: Reading, decision: Decision) -> None:
         """An applied step: what is learned of its terms, and whether a divergence is suspected."""
-        self._note_terms(reading)
-        self._divergence.note(reading, decision.findings)
+        if reading.terms:
+            self._note_terms(reading)
+        if decision.findings or self._divergence.watching:
+            self._divergence.note(reading, decision.findings)
+        if decision.rung or self._remedied:
+            self.apply(decision)
+
+    def anything_due(self, step: int) -> bool:
+        """Whether before this step a snapshot or a checkpoint may be due, or a divergence to be looked into."""
+        ring, store = self._ring, self._store
+        every = self._books.policy.snapshot_every
+        if ring is not None and (self._divergence.watching or step // every > ring.last_step // every):
+            return True
+        return store is not None and step // store.every > self._last_checkpoint // store.every
 
     def divergence_due(self, step: int) -> bool:
         return self._ring is not None and self._council.size == 1 and self._divergence.due(step)
@@ -168,8 +188,9 @@ class Recovery:
         nothing: tuple[Reading, Finding] | None = None
         with self._shield("divergence_check", nothing) as answer:
             answer.value = self._divergence.look(
-                step, self._snapshot_before_divergence(), self._tape.newest(len(self._tape))
-            )
+                step, self._snapshot_before_divergence(), self._tape.newest(len(self._tape)),
+                self._books.history.recent_losses,
+            )  # fmt: skip
         if answer.value is not None and self._books.policy.acts:
             reading, found = answer.value
             engine.act_on(Step(step, Window(), Outcome(step=step)), replace(reading, step=step), (found,))
@@ -275,12 +296,13 @@ class Recovery:
         """Put the ladder's rungs in force: dropped terms and wider precision. LR and clip are read off the ledger."""
         self._program.dropped_terms = decision.dropped_terms
         self._program.precision = _WIDER[self._narrow] if decision.widened else self._narrow
+        self._remedied = decision.rung > 0
 
     def capabilities(self) -> Capabilities:
         terms: tuple[str, ...] = ()
         if self._terms_add_up:
             terms = self._term_names
-        good = self._ring is not None and bool(self._ring.steps)
+        good = self._ring is not None and self._ring.last_step >= 0
         return Capabilities(clip=self.can_clip, rollback=good, terms=terms, widen=self._narrow == "fp16")
 
     _term_names: tuple[str, ...] = ()

@@ -38,23 +38,30 @@ class _NumpyRng:
     def __init__(self) -> None:
         self._bytes = b""
         self._state: dict[str, Any] | None = None
+        self._recognised = False
+        """Whether the state that was taken last can be recognised by its bytes."""
+        self._generator: Any = None
+        self._address = 0
 
     def take(self) -> dict[str, Any] | None:
         numpy = sys.modules.get("numpy")
         if numpy is None:
             return None
-        raw = self._raw(numpy)
-        if raw and raw == self._bytes and self._state is not None and not self._state.get("has_gauss", 1):
+        raw = self._raw(numpy.random)
+        if self._recognised and raw == self._bytes:
             return self._state
         state: dict[str, Any] = numpy.random.get_state(legacy=False)
         self._bytes, self._state = raw, state
+        self._recognised = bool(raw) and not state.get("has_gauss", 1)
         return state
 
-    def _raw(self, numpy: Any) -> bytes:
-        generator = numpy.random.get_bit_generator() if hasattr(numpy.random, "get_bit_generator") else None
-        if generator is None or type(generator).__name__ != "MT19937":
-            return b""
-        return ctypes.string_at(generator.ctypes.state_address, self.MT19937_BYTES)
+    def _raw(self, random: Any) -> bytes:
+        generator = random.get_bit_generator() if hasattr(random, "get_bit_generator") else None
+        if generator is not self._generator:
+            self._generator, self._address = generator, 0
+            if generator is not None and type(generator).__name__ == "MT19937":
+                self._address = generator.ctypes.state_address
+        return ctypes.string_at(self._address, self.MT19937_BYTES) if self._address else b""
 
 
 class _PythonRng:

@@ -52,7 +52,10 @@ class SnapshotRing:
         self._stream: Any = _side_stream(device) if device.type == "cuda" and not on_device else None
         self._ring: list[Snapshot] = []
         self._spare: list[dict[tuple[Any, ...], list[Tensor]]] = []
-        self._copying = False
+        self.copying = False
+        """Whether a copy may still be under way on the device."""
+        self.last_step = -1
+        """The step of the newest snapshot; -1 where there is none."""
         self._timed: tuple[Any, Any] | None = None
         self._host_seconds = 0.0
 
@@ -93,7 +96,7 @@ class SnapshotRing:
                 largest = [copier(largest_magnitudes(group)) for group in by_device.values()]
                 done = _event()
                 done.record(self._stream)
-            self._copying = True
+            self.copying = True
             self._timed = (begun, done)
         else:
             tree = copy_tree(live, copier)
@@ -101,14 +104,15 @@ class SnapshotRing:
         snapshot = Snapshot(step, tree, largest, done)
         snapshot.place = self._state.forward.place
         self._ring.append(snapshot)
+        self.last_step = step
         # The first ones also allocate pinned memory, which is slow and never happens again.
         self._host_seconds = time.perf_counter() - started if reused else 0.0
         return snapshot
 
     def wait_for_copies(self) -> None:
         """Make the device finish copying before what follows on the current stream. Does not stop the host."""
-        if self._copying:
-            self._copying = False
+        if self.copying:
+            self.copying = False
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def newest_good(self, *, before: int | None = None) -> Snapshot | None:
@@ -129,10 +133,12 @@ class SnapshotRing:
     def clear(self) -> None:
         """Forget all of them."""
         self._ring.clear()
+        self.last_step = -1
 
     def discard_after(self, step: int) -> None:
         """Forget snapshots taken after `step`: a rollback has made them another history."""
         self._ring = [snapshot for snapshot in self._ring if snapshot.step <= step]
+        self.last_step = self._ring[-1].step if self._ring else -1
 
     def _make_room(self) -> None:
         """Drop the oldest that is not the last good one, and keep its memory for the next."""

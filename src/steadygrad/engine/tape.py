@@ -64,9 +64,12 @@ class Tape:
         self.lost_before = 0
         self._pinned = PinnedPool()
 
-    def put(self, step: int, batch: Any, key: str, rng: RngState | None = None) -> None:
-        """Keep a batch. On a GPU it starts an asynchronous copy; never syncs."""
-        tensors = list(tensors_in(batch))
+    def put(
+        self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
+    ) -> None:
+        """Keep a batch. `tensors` are those in it, if they are known. On a GPU it starts an asynchronous copy; never
+        syncs."""
+        tensors = tensors_in(batch) if tensors is None else tensors
         size = sum(t.numel() * t.element_size() for t in tensors)
         device = next((t.device for t in tensors if t.device.type == "cuda"), None)
         kept, chunks = batch, list[Tensor]()
@@ -164,23 +167,33 @@ def versions_of(batch: Any) -> tuple[int, ...]:
     return tuple(tensor._version for tensor in tensors_in(batch))
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a batch made of tensors, mappings and sequences."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict) or hasattr(value, "values"):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+        return [value]
+    if isinstance(value, dict) or callable(getattr(value, "values", None)):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    found: list[Tensor] = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        else:
+            found += tensors_in(item)
+    return found
+
+
+def first_tensor_in(value: Any) -> Tensor | None:
+    """The first of them, without looking further."""
+    return next((tensor for _, tensor in named_tensors_in(value)), None)
 
 
 def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, dict) or hasattr(value, "items"):
+    elif isinstance(value, dict) or callable(getattr(value, "items", None)):
         for key, item in value.items():
             yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):

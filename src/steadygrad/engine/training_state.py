@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ..detect.shards import is_sharded, local_of, locals_in, sharded_like
 from .forward_state import ForwardState
 from .parameters import own_state, states_of
-from .rng import put_rng, rng_from_plain, rng_to_plain, take_rng
+from .rng import RngState, put_rng, rng_from_plain, take_rng
 from .tape import named_tensors_in
 from .weakly import WeakSequence
 
@@ -66,7 +66,7 @@ class TrainingState:
             "scheduler": _stateful_tree(self._scheduler),
             "scaler": scaler_tree(self._scaler),
             "ema": _stateful_tree(self._ema, self._ids),
-            "rng": rng_to_plain(take_rng()),
+            "rng": take_rng(),
         }
 
     def parameters(self) -> list[Tensor]:
@@ -99,7 +99,8 @@ class TrainingState:
         _restore_stateful(self._scheduler, tree["scheduler"])
         restore_scaler(self._scaler, tree["scaler"])
         _restore_stateful(self._ema, tree["ema"], self._ids)
-        put_rng(rng_from_plain(tree["rng"]))
+        rng = tree["rng"]
+        put_rng(rng if isinstance(rng, RngState) else rng_from_plain(rng))
 
     def mismatch(self, tree: Tree) -> str | None:
         """How a tree of another program differs from this one, as a clause; None if it can be restored."""

@@ -1,8 +1,13 @@
-"""The update itself: clip, then step every optimizer, under a device flag or without one."""
+"""The update itself: clip, then step every optimizer, under a device flag or without one.
+
+A learning rate is lowered around one optimizer step only: the scheduler computes from its own numbers, and the rate
+returns exactly when the factor returns to one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -13,9 +18,8 @@ from ..detect.gradients import ClipRule, GradientProbe, Gradients, clip_exact
 from ..policy.escalation import Ledger
 from .forward_state import Entry, ForwardState
 from .gate import DeviceGate, why_not_on_device
-from .learning_rate import current_rate, scaled_learning_rate
 from .parameters import parameters_of
-from .shield import theirs
+from .shield import TheirFault, theirs
 
 
 class Updater:
@@ -40,18 +44,26 @@ class Updater:
     ) -> None:
         """Clip and step with what the ledger `force` has in force. With a flag the optimizers decide on the device
         whether to. `factor` is the clip rule's for these gradients, if it is known already. Does not sync."""
-        with scaled_learning_rate(self._optimizers, force.lr_factor):
-            divisor = self._clip(gradients, flag, force, factor)  # last: gradients can be clipped only once
-            with theirs():
-                if self._scaler is not None and not self._refuses:
-                    # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
-                    for optimizer in self._optimizers:
-                        self._scaler.step(optimizer)
-                elif flag is not None:
-                    self._gate.step(flag, divisor)
-                else:
-                    for optimizer in self._optimizers:
-                        optimizer.step()
+        divisor = self._clip(gradients, flag, force, factor)  # last: gradients can be clipped only once
+        if force.lr_factor == 1.0:
+            self._step(flag, divisor)
+        else:
+            with scaled_learning_rate(self._optimizers, force.lr_factor):
+                self._step(flag, divisor)
+
+    def _step(self, flag: Tensor | None, divisor: Tensor | None) -> None:
+        try:
+            if self._scaler is not None and not self._refuses:
+                # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.
+                for optimizer in self._optimizers:
+                    self._scaler.step(optimizer)
+            elif flag is not None:
+                self._gate.step(flag, divisor)
+            else:
+                for optimizer in self._optimizers:
+                    optimizer.step()
+        except Exception as error:
+            raise TheirFault(error) from error
 
     def outside(self, update: Callable[[], Any], force: Ledger) -> None:
         """Let the owner of the loop, who has clipped already, make its update with what is in force."""
@@ -109,3 +121,29 @@ class Followers:
         assert self.ema_update is not None
         with theirs(), self._forward.as_of(behind):
             self.ema_update()
+
+
+def scaled_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> AbstractContextManager[None]:
+    """Within the block every group's learning rate is `factor` times its own. Does not sync."""
+    return nullcontext() if factor == 1.0 else _scaled(optimizers, factor)
+
+
+@contextmanager
+def _scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
+    kept = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    for group, rate in kept:
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in kept:
+            group["lr"] = rate
+
+
+def current_rate(optimizer: Optimizer) -> float:
+    """The first group's learning rate. A tensor rate on a GPU is not read (that would sync): NaN stands for it."""
+    # A container of optimizers has no rate of its own.
+    rate = optimizer.param_groups[0].get("lr", 0.0)
+    if isinstance(rate, Tensor):
+        return float(rate) if rate.device.type == "cpu" else float("nan")
+    return float(rate)

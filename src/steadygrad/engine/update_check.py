@@ -10,6 +10,7 @@ weights, so that all of them are looked at every `COVERAGE` updates. Nothing her
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,15 @@ FEW_TENSORS, MARK_EVERY = 32, 8
 """With more than so many tensors of state their versions are looked at after every eighth update only."""
 EVERY, COVERAGE = 4, 16
 """On a CPU a share of the weights is looked at every fourth update, and so every weight once in sixteen."""
+OPTIONS = ("lr", "weight_decay", "momentum", "eps", "betas")
+"""Options of a parameter group that must be numbers."""
 JUMP = 3.0
 """A learning rate so many times the last one is new to the update."""
 FIRST, SMALL = 2, 16 << 20
 """Updates of an optimizer that torch does not bring along, or of half-precision weights, that are copied first; all of
 them where the weights are on a CPU and take no more bytes than this."""
+
+_version = operator.attrgetter("_version")
 
 
 class UpdateCheck:
@@ -50,6 +55,9 @@ class UpdateCheck:
         self._with_gradient: frozenset[int] | None = None
         self._mark: tuple[int, ...] | None = None
         self._rates: list[float] = []
+        self._during: list[Optimizer] | None = None
+        self._options: list[Any] = []
+        """The options of all groups when they were last looked at, and found to be numbers."""
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
@@ -76,7 +84,7 @@ class UpdateCheck:
     @property
     def wants_host(self) -> bool:
         """Whether the host must be there when the next update is made, also where it could be settled late."""
-        return self._loaded or not self._options_are_numbers()
+        return self._loaded or not self._are_numbers(self._options_now())
 
     def forget(self) -> None:
         """The trained parameters have changed: the next update is new."""
@@ -88,6 +96,7 @@ class UpdateCheck:
         `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
         """
         self._bad_before = {}
+        self._during = list(self._optimizers)
         if self._careful_left:
             self._careful_left -= 1
         elif may_copy and self._is_new(with_gradient):
@@ -98,12 +107,17 @@ class UpdateCheck:
         return copied
 
     def _is_new(self, with_gradient: Sequence[int]) -> bool:
-        if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient) or self.wants_host:
+        if self._with_gradient is None or self._loaded or not self._with_gradient.issuperset(with_gradient):
+            return True
+        options = self._options_now()
+        if not self._are_numbers(options):
             return True
         if (self._half or self._foreign) and (self._updates < FIRST or self._small):
             return True
-        rates = self._learning_rates()
-        if any(now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0):
+        rates = _rates(options)
+        if rates != self._rates and any(
+            now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0
+        ):
             return True
         return self._mark is not None and self._mark != self._marked()
 
@@ -135,7 +149,8 @@ class UpdateCheck:
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
         self._mark = self._marked()
-        self._rates = self._learning_rates()
+        self._rates = _rates(self._options_now())
+        self._during = None
 
     def _sampled(self) -> dict[str, Any] | None:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""
@@ -155,17 +170,23 @@ class UpdateCheck:
 
     # -- what can be known without reading a tensor
 
-    def _learning_rates(self) -> list[float]:
-        rates = [group.get("lr", 0.0) for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [rate if isinstance(rate, float | int) else 0.0 for rate in rates]
+    def _options_now(self) -> list[Any]:
+        return [group.get(key) for optimizer in self._live() for group in optimizer.param_groups for key in OPTIONS]
 
-    def _options_are_numbers(self) -> bool:
-        return all(
-            math.isfinite(value)
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for value in _numbers(group)
-        )
+    def _live(self) -> Sequence[Optimizer]:
+        """The optimizers; while an update is under way, as they were found when it began."""
+        return self._during if self._during is not None else self._optimizers
+
+    def _are_numbers(self, options: list[Any]) -> bool:
+        """Whether all of them are finite. A tensor on a device is not read. Where none was set anew, one comparison."""
+        if len(options) == len(self._options) and all(map(operator.is_, options, self._options)):
+            return True
+        for value in options:
+            items = value if isinstance(value, tuple) else (value,)
+            if not all(math.isfinite(item) for item in items if isinstance(item, float)):
+                return False
+        self._options = options
+        return True
 
     def _marked(self) -> tuple[int, ...] | None:
         """Which tensors of state there are and how often they were written."""
@@ -173,23 +194,21 @@ class UpdateCheck:
             return None
         tensors = [
             value
-            for optimizer in self._optimizers
+            for optimizer in self._live()
             for state in optimizer.state.values()
             if isinstance(state, dict)
             for value in state.values()
             if isinstance(value, Tensor)
         ]
-        if len(tensors) > MOST_TENSORS or any(tensor.is_inference() for tensor in tensors):
-            self._versions = False
-            return None
-        self._many = len(tensors) > FEW_TENSORS
-        return len(tensors), sum(map(id, tensors)), sum(tensor._version for tensor in tensors)
+        which = sum(map(id, tensors))
+        if self._mark is None or which != self._mark[0]:
+            if len(tensors) > MOST_TENSORS or any(tensor.is_inference() for tensor in tensors):
+                self._versions = False
+                return None
+            self._many = len(tensors) > FEW_TENSORS
+        return which, len(tensors), sum(map(_version, tensors))
 
 
-def _numbers(group: dict[str, Any]) -> list[float]:
-    """The options of a parameter group that must be numbers. A tensor on a device is not read."""
-    found: list[float] = []
-    for key in ("lr", "weight_decay", "momentum", "eps", "betas"):
-        value = group.get(key)
-        found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, float)]
-    return found
+def _rates(options: list[Any]) -> list[float]:
+    """The learning rates among the options of all groups; 0 for one that is no plain number."""
+    return [rate if isinstance(rate, float | int) else 0.0 for rate in options[:: len(OPTIONS)]]

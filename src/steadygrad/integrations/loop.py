@@ -126,7 +126,7 @@ class LoopGuard:
         kept = NOT_AGAIN if batch is None else pristine(batch)
         engine.recovery.tape(engine.step, kept, name, entry.rng)
         engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
-        engine.note_mode()
+        engine.parts.mode.note()
 
     @boundary
     def left_out(self, made: Any, batch: Any = None) -> None:

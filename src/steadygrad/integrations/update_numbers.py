@@ -15,9 +15,9 @@ from ..detect.gradients import GradientProbe, Gradients
 from ..detect.history import Limits
 from ..engine.books import Books
 from ..engine.gate import DeviceGate, why_not_on_device
-from ..engine.learning_rate import current_rate
 from ..engine.readout import Layout, Readout, reading_of
 from ..engine.seal import Sealer, Seat
+from ..engine.update import current_rate
 from ..records import Reading
 
 _AFTER_CLIPPING = "norm after clipping"

@@ -85,6 +85,7 @@ def _decision(
     policy: Policy, ledger: Ledger, step: int, actions: tuple[Action, ...], findings: tuple[Finding, ...], reason: str
 ) -> Decision:
     count, window = policy.skips_per_window
+    skips = ledger.skips_within(window) if ledger.skipped else 0
     return Decision(
         step=step,
         actions=actions,
@@ -95,7 +96,7 @@ def _decision(
         dropped_terms=ledger.dropped_terms,
         widened=ledger.widened,
         reason=reason,
-        budget_left=max(0, min(_streak_limit(policy, ledger) - ledger.streak, count + 1 - ledger.skips_within(window))),
+        budget_left=max(0, min(_streak_limit(policy, ledger) - ledger.streak, count + 1 - skips)),
     )
 
 

@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "history.to_plain": (History, "to_plain"),
     "books.enter": (books.Books, "enter"),
     "snapshots.take": (snapshots.SnapshotRing, "take"),
-    "snapshots.wait_for_copies": (snapshots.SnapshotRing, "wait_for_copies"),
+    "recovery.before_update": (recovery.Recovery, "before_update"),
     "tape.put": (tape.Tape, "put"),
     "forward_state.take": (forward_state.ForwardState, "take"),
     "forward_state.notice": (forward_state.ForwardState, "notice"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...diagnosis.patient import StepFacts
 from ...engine.rng import same_rng
-from ...engine.tape import tensors_in
+from ...engine.tape import first_tensor_in, tensors_in
 from ...engine.training_state import TrainingState
 from ...records import Reading
 from ..desk import Desk
@@ -89,7 +89,7 @@ class Rerun:
     def _size(self, play: Play) -> int | None:
         """How many rows the batch has: as the model was called, else as most of what the lines read."""
         calls = self._watch.models.calls
-        first = next(tensors_in((calls[0].args, calls[0].kwargs)), None) if calls else None
+        first = first_tensor_in((calls[0].args, calls[0].kwargs)) if calls else None
         if first is not None and first.dim():
             return int(first.shape[0])
         sides = [int(tensor.shape[0]) for tensor in _plain(play.batch) if tensor.dim()]

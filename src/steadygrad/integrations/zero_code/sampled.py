@@ -59,7 +59,7 @@ class SampledChecks:
             return make
         step = desk.books.ledger.steps
         clerk.before_forward(step)  # the first update of an optimizer comes before anything is known of it
-        if not clerk.sampling:
+        if clerk.sampling is None:
             return make
         self._sampled = step
 

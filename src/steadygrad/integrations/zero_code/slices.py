@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...engine.rng import RngState, put_rng, take_rng
-from ...engine.tape import tensors_in
+from ...engine.tape import first_tensor_in, tensors_in
 from ..loop_batches import with_named_batches
 from ..loop_names import bind_batch
 from ..loop_slice import LoopSlice, cut, loops_around
@@ -398,7 +398,7 @@ def _same(a: Any, b: Any) -> bool:
 def _is_data(value: Any) -> bool:
     if isinstance(value, torch.nn.Module) or callable(value):
         return False
-    return next(tensors_in(value), None) is not None
+    return first_tensor_in(value) is not None
 
 
 def _as_leaves(value: Any) -> Any:

@@ -1,0 +1,56 @@
+"""The path of a healthy step through the package is short: few files, few calls between them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+import steadygrad as sg
+
+HERE = str(Path(sg.__file__).parent)
+MOST_FILES, MOST_CALLS = 30, 56
+
+
+def calls_between_files(step: Any) -> tuple[set[str], Counter[tuple[str, str]]]:
+    files: set[str] = set()
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name, back = frame.f_code.co_filename, frame.f_back
+        if event != "call" or not name.startswith(HERE) or frame.f_code.co_name.startswith("<"):
+            return
+        files.add(name)
+        caller = back.f_code.co_filename if back is not None else ""
+        if caller.startswith(HERE) and caller != name:
+            calls[Path(caller).name, f"{Path(name).name}:{frame.f_code.co_name}"] += 1
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return files, calls
+
+
+def test_a_healthy_step_passes_few_files_and_makes_few_calls_between_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs, targets = torch.randn(4, 8), torch.randn(4, 1)
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir=tmp_path / "run")
+    for _ in range(33):
+        guard.step((inputs, targets))
+    files, calls = calls_between_files(lambda: guard.step((inputs, targets)))
+    guard.close()
+    assert len(files) <= MOST_FILES, sorted(files)
+    assert calls.total() <= MOST_CALLS, calls

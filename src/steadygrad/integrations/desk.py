@@ -27,6 +27,7 @@ from ..engine.rng import put_rng, take_rng
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, Tree, bad_state, copy_tree
 from ..engine.update_check import UpdateCheck
+from ..errors import SteadyError
 from ..journal import Journal
 from ..policy import Capabilities, Policy
 from ..records import Action, Decision, Outcome, Reading
@@ -179,11 +180,12 @@ class Desk:
         self._raise_if_halted()
         step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
         letter: Letter | None = None
-        with self._shield("guard", letter) as sealed:
-            if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
-                sealed.value = self.numbers.seal(loss, clipped)
-        if sealed.value is not None:
-            return self._update_on_device(make, step, sealed.value)
+        if self.numbers.on_device:
+            with self._shield("guard", letter) as sealed:
+                if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
+                    sealed.value = self.numbers.seal(loss, clipped)
+            if sealed.value is not None:
+                return self._update_on_device(make, step, sealed.value)
         judged = self._begin(step, loss, clipped, holds=holds)
         if judged is None:
             self._raise_if_halted()
@@ -309,23 +311,31 @@ class Desk:
         """Judge an update that is due; None if it must not be made: then it has been dealt with."""
         step.loss_seen = loss is not None
         fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        judged: _Judged | None = _Judged(step, None, None, fed)
-        with self._shield("guard", judged) as answer:
+        try:  # not `with self._shield`: this is every step's path
             reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
             if self._dropped_by_scaler(reading):
-                answer.value = _Judged(step, None, None, fed, overflow=True, scale=reading.loss_scale)
-            else:
-                verdict = self.engine.judge(step, reading, made=not holds)
-                verdict = replace(verdict, reading=self.around.shown(self, verdict.reading))
-                undo = self._checked().before(fed, may_copy=self._may_undo()) if verdict.applies else None
-                answer.value = _Judged(step, verdict, undo, fed) if verdict.applies else None
-        if answer.value is judged and self.engine.policy.acts and holds and not self.finite():
+                return _Judged(step, None, None, fed, overflow=True, scale=reading.loss_scale)
+            verdict = self.engine.judge(step, reading, made=not holds)
+            if not verdict.applies:
+                return None
+            undo = self._checked().before(fed, may_copy=self._may_undo())
+            return _Judged(step, self._shown(verdict), undo, fed)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._shield.note("guard", fault)
+        if self.engine.policy.acts and holds and not self.finite():
             return None  # the guard itself failed: finiteness alone is checked
-        return answer.value
+        return _Judged(step, None, None, fed)
+
+    def _shown(self, verdict: Verdict) -> Verdict:
+        """The verdict with the reading as it is to be recorded."""
+        reading = self.around.shown(self, verdict.reading)
+        return verdict if reading is verdict.reading else replace(verdict, reading=reading)
 
     def _end(self, judged: _Judged) -> None:
         """An update was made: look at it, record it, undo it if it made something bad."""
-        with self._shield("guard", None):
+        try:
             if judged.overflow:
                 self.count_overflow(judged.step.number, judged.scale)
             elif judged.verdict is not None:
@@ -334,6 +344,10 @@ class Desk:
                     self.engine.conclude(judged.step, judged.verdict)
                 else:
                     self._undo(judged, judged.verdict.reading, bad)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._shield.note("guard", fault)
         self._raise_if_halted()
 
     def _undo(self, judged: _Judged, reading: Reading, bad: dict[str, Any]) -> None:
@@ -353,9 +367,8 @@ class Desk:
             self.numbers.disarm()
         with self._shield("guard", None):
             verdict = self.engine.judge(step, self.numbers.open(letter, step.number), made=True)
-            verdict = replace(verdict, reading=self.around.shown(self, verdict.reading))
             if verdict.applies:
-                self.engine.conclude(step, verdict)
+                self.engine.conclude(step, self._shown(verdict))
         self._raise_if_halted()
         return result
 

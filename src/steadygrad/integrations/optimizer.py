@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..config import GuardConfig
 from ..detect.gradients import Gradients
 from ..engine import setup
-from ..engine.clerk import Clerk
+from ..engine.clerk import AUDIT_EVERY, EARLY_FORWARDS, Clerk
 from ..engine.forward_state import Entry, ForwardState
 from ..engine.notify import Notifier
 from ..engine.parameters import parameters_of
@@ -30,6 +30,7 @@ from ..engine.ranks_council import convene
 from ..engine.rng import put_rng
 from ..engine.shield import Shield
 from ..engine.training_state import TrainingState, bad_state
+from ..errors import SteadyError
 from ..journal import Journal
 from ..policy import Capabilities, Policy
 from ..records import Action, Decision, Finding, Incident, Reading
@@ -202,7 +203,7 @@ class OptimizerGuard:
         """The first training forward since the last update: take what it may move. Does not sync."""
         if not model.training or not torch.is_grad_enabled():
             return
-        with self._shield("forward_state", None):
+        try:  # not `with self._shield`: this is every step's path
             if self._entry is None:
                 self._follow_parameters()
                 rhythm = self._rhythm
@@ -213,18 +214,27 @@ class OptimizerGuard:
                     self._clerk.before_forward(self._step)
             else:
                 self._forward.took_again()
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._shield.note("forward_state", fault)
 
     def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
         if not model.training or not torch.is_grad_enabled():
             return
-        with self._shield("forward_state", None):
+        try:
             self._forward.notice()
             self._forward.left()
-            if self._clerk is not None:
-                self._clerk.after_forward(self._step, self._forward)
+            clerk = self._clerk
+            if clerk is not None and (clerk.forwards < EARLY_FORWARDS or self._step % AUDIT_EVERY == 0):
+                clerk.after_forward(self._step, self._forward)
             loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 self._loss = loss.detach()
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._shield.note("forward_state", fault)
 
     def _follow_parameters(self) -> None:
         """Parameters may have been added to an optimizer since: guard them too, and forget snapshots without them."""
@@ -249,11 +259,13 @@ class OptimizerGuard:
         rest = args[1:]
         self._refused.discard(id(desk))
         number, self._step = self._step, self._step + 1
-        with self._shield("snapshots", None):
+        try:
             self._follow_parameters()
-            if self._ring is not None:
+            if self._ring is not None and self._ring.copying:
                 self._ring.wait_for_copies()  # of what this update is about to change
-        if self._clerk is not None:
+        except Exception as fault:
+            self._shield.note("snapshots", fault)
+        if self._clerk is not None and self._clerk.sampling is not None:
             self._clerk.before_update()
         try:
             if closure is not None:
@@ -272,9 +284,12 @@ class OptimizerGuard:
     def _after_step(self, desk: Desk) -> None:
         if id(desk) not in self._refused:
             self._entry = None
-            if self._clerk is not None and desk.books.recent:
-                self._clerk.after_update()
-                self._clerk.after_step(_reading_of(desk))
+            clerk = self._clerk
+            if clerk is not None and desk.books.recent:
+                if clerk.sampling is not None:
+                    clerk.after_update()
+                if clerk.expects:
+                    clerk.after_step(_reading_of(desk))
         self._loss = None
 
     # -- what the desks ask
@@ -294,7 +309,7 @@ class OptimizerGuard:
         return self._state
 
     def agree(self, desk: Desk, reading: Reading) -> Reading:
-        return self.ranks.agree_on_loss(reading, reading.step)
+        return reading if self.ranks.size == 1 else self.ranks.agree_on_loss(reading, reading.step)
 
     def shown(self, desk: Desk, reading: Reading) -> Reading:
         return reading

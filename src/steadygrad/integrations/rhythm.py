@@ -21,11 +21,11 @@ class Rhythm:
 
     def due(self, step: int) -> bool:
         """At once if there is none, then once in each stretch of `every` steps."""
-        return not self._ring.steps or step // self._every > self._last // self._every
+        return self._ring.last_step < 0 or step // self._every > self._last // self._every
 
     def cheap(self) -> bool:
         """Whether the last copy cost little enough beside what has been done since. Never waits for one."""
-        return not self._ring.steps or self._ring.seconds <= _SHARE * (time.monotonic() - self._time)
+        return self._ring.last_step < 0 or self._ring.seconds <= _SHARE * (time.monotonic() - self._time)
 
     def take(self, step: int) -> None:
         self._ring.take(step)

@@ -53,6 +53,11 @@ class UpdateNumbers:
         assert found is not None, "the optimizer of this step is gone"
         return found
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the weights are where an update can be refused by the device."""
+        return self.parameters[0].device.type in ON_DEVICE
+
     def follow(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         """The optimizer has other parameters from now on."""
         self.parameters = list(parameters)
@@ -76,7 +81,7 @@ class UpdateNumbers:
         """Whether the coming update can be made under a flag on the device. A GradScaler brings a flag of its own."""
         self._gate.disarm()  # a step that raised left it so
         optimizer = self.optimizer
-        if self.parameters[0].device.type not in ON_DEVICE or getattr(optimizer, "found_inf", None) is not None:
+        if getattr(optimizer, "found_inf", None) is not None:
             return False
         return why_not_on_device(optimizer) is None
 

@@ -159,7 +159,6 @@ class ClipRule:
     max_norm: float
     folded: bool = False
 
-    @torch.no_grad()
     def factor(self, total: Tensor) -> Tensor:
         """What gradients of this total norm are multiplied with, by the arithmetic of
         `torch.nn.utils.clip_grad_norm_`, to the bit; or for a folded one what the optimizer must divide them by (its

@@ -63,7 +63,6 @@ class Readout:
         self._names = tuple(names)
         self._layouts.clear()
 
-    @torch.no_grad()
     def pack(
         self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None, *, in_place: bool = False
     ) -> Row:
@@ -79,7 +78,7 @@ class Readout:
             names = tuple(self._names[i] for i in indices)
             layout = self._layouts[key] = Layout(names, term_names, len(micros), scale is not None)
         total = gradients.total if gradients is not None else self._none
-        scalars = [total] + [terms[name] for terms in micros for name in term_names if name in terms]
+        scalars = [total] + [terms[name].detach() for terms in micros for name in term_names if name in terms]
         if scale is not None:
             scalars.append(scale)
         if any(s.device != self._device for s in scalars):

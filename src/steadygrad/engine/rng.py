@@ -41,7 +41,7 @@ class _NumpyRng:
         self._recognised = False
         """Whether the state that was taken last can be recognised by its bytes."""
         self._generator: Any = None
-        self._address = 0
+        self._memory: Any = None
 
     def take(self) -> dict[str, Any] | None:
         numpy = sys.modules.get("numpy")
@@ -58,10 +58,10 @@ class _NumpyRng:
     def _raw(self, random: Any) -> bytes:
         generator = random.get_bit_generator() if hasattr(random, "get_bit_generator") else None
         if generator is not self._generator:
-            self._generator, self._address = generator, 0
+            self._generator, self._memory = generator, None
             if generator is not None and type(generator).__name__ == "MT19937":
-                self._address = generator.ctypes.state_address
-        return ctypes.string_at(self._address, self.MT19937_BYTES) if self._address else b""
+                self._memory = _memory(generator.ctypes.state_address, self.MT19937_BYTES)
+        return b"" if self._memory is None else self._memory.raw
 
 
 class _PythonRng:
@@ -75,29 +75,33 @@ class _PythonRng:
         self._bytes = b""
         self._state: tuple[Any, ...] | None = None
         self._known: Any = None
+        self._memory: Any = None
 
     def take(self) -> tuple[Any, ...]:
         generator: Any = getattr(random.getstate, "__self__", None)
-        raw = self._raw(generator) if generator is self._known is not None else b""
+        raw = self._memory.raw if generator is self._known is not None else b""
         if raw and raw == self._bytes and self._state is not None and generator.gauss_next is self._state[2]:
             return self._state
         state = random.getstate()
         if self._known is None:
             self._known = generator if self._is_as_expected(generator, state) else False
-            raw = self._raw(generator) if self._known is generator else b""
+            raw = self._memory.raw if self._known is generator else b""
         self._bytes, self._state = raw, state
         return state
-
-    def _raw(self, generator: Any) -> bytes:
-        return ctypes.string_at(id(generator) + object.__basicsize__, self.RAW.size)
 
     def _is_as_expected(self, generator: Any, state: tuple[Any, ...]) -> bool:
         if sys.implementation.name != "cpython" or type(generator) is not random.Random:
             return False
         if random.Random.__basicsize__ < object.__basicsize__ + self.RAW.size:
             return False
-        index, *words = self.RAW.unpack(self._raw(generator))
+        self._memory = _memory(id(generator) + object.__basicsize__, self.RAW.size)
+        index, *words = self.RAW.unpack(self._memory.raw)
         return bool((*words, index) == state[1])
+
+
+def _memory(address: int, size: int) -> Any:
+    """A view of so many bytes there, without a copy."""
+    return (ctypes.c_char * size).from_address(address)
 
 
 _numpy = _NumpyRng()

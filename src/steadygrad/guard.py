@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from .config import GuardConfig, GuardOptions
 from .engine import setup
+from .engine.ranks import GuardLost
 from .engine.shield import TheirFault, boundary
 from .engine.tape import pristine
 from .errors import ClosedError, SteadyError, UsageError
@@ -81,10 +82,15 @@ class Guard:
                 return loop.fallback.step(batch, loop.step)
             try:
                 return self._guarded_step(batch)
-            except (TheirFault, SteadyError):
-                raise
+            except (TheirFault, SteadyError) as error:
+                if not isinstance(error, GuardLost):
+                    raise
+                return loop.stand_down(error).left_out(loop.step - 1)
             except Exception as fault:
+                refused = loop.refusing is not None
                 plain = loop.stand_down(fault)
+                if refused:
+                    return plain.left_out(loop.step - 1)
                 if loop.committed:
                     return plain.committed(loop.step - 1)
                 return plain.step(self._kept, loop.step, loop.terms if loop.council.size > 1 else None)
@@ -96,7 +102,7 @@ class Guard:
             loop.abandon_window()
             raise
         finally:
-            self._inside, self._kept = False, None
+            self._inside, self._kept, loop.program.answer = False, None, None
 
     @boundary
     def settle(self) -> None:
@@ -152,7 +158,7 @@ class Guard:
         loop, shield = self._loop, self._loop.shield
         try:
             self.settle()
-            loop.silent.finish()
+            loop.diagnoses.finish()
             with shield("final_state", None):
                 self._final_state = loop.recovery.final_state()
         finally:

@@ -27,6 +27,7 @@ from scenario import Result, Scenario, collect, ended, hearing, make, plain_loop
 from torch.distributed.fsdp import fully_shard
 
 WORLD, LIMIT_S = 2, 90.0
+TIMEOUT_S = float(os.environ.get("RANKS_TIMEOUT_S", "60"))
 
 for late in ("pandas", "pyarrow", "torch._dynamo", "torch.distributed.tensor", "steadygrad.diagnosis.diagnose"):
     with contextlib.suppress(ImportError):
@@ -74,7 +75,7 @@ def child(rank: int, job: dict[str, Any]) -> None:
     try:
         torch.set_num_threads(1)
         store = dist.FileStore(str(folder / "meeting"), WORLD)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=TIMEOUT_S))
         for plain in job["scenarios"]:
             scenario = Scenario.load(plain)
             run = functools.partial(train, rank=rank, guarded=job["guarded"], run_dir=job["run_dir"])

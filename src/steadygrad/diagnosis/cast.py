@@ -37,13 +37,13 @@ def played_by(
     played = everything_played(program)
     back = {id(copy): played[key] for key, copy in copies.items()}
     parameters, moments = program.parameters, [dict(optimizer.state) for optimizer in program.optimizers]
-    _recast(program, state, copies)
-    for number, (optimizer, kept) in enumerate(zip(program.optimizers, moments, strict=True)):
-        optimizer.state.clear()
-        for parameter, values in kept.items():
-            given = values if states is None else states[number].get(id(parameter), values)
-            optimizer.state[copies.get(id(parameter), parameter)] = copy_tree(given, torch.clone)
-    try:
+    try:  # also around the exchange itself: what fails half-way is undone
+        _recast(program, state, copies)
+        for number, (optimizer, kept) in enumerate(zip(program.optimizers, moments, strict=True)):
+            optimizer.state.clear()
+            for parameter, values in kept.items():
+                given = values if states is None else states[number].get(id(parameter), values)
+                optimizer.state[copies.get(id(parameter), parameter)] = copy_tree(given, torch.clone)
         yield
     finally:
         _recast(program, state, back)

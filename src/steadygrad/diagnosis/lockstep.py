@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..detect.shards import is_sharded
 from ..engine.program import StepProgram
+from ..engine.ranks import FailedForAll
 from ..engine.ranks_council import Alone, forget_unreduced, without_reducing
 from ..engine.training_state import TrainingState
 from ..errors import SteadyError
@@ -62,7 +63,7 @@ def examine_together(
     if alone:
         answer = _apart(patient, program, state, council, leader, depth)
     if "found" not in answer:
-        raise RuntimeError(f"the clinic failed on rank {leader}: {answer.get('failed', 'no answer')}")
+        raise FailedForAll(f"the diagnosis failed on rank {leader}: {answer.get('failed', 'no answer')}")
     return from_plain(Diagnosis, answer["found"])
 
 
@@ -99,7 +100,8 @@ class _Leading:
         return getattr(self._patient, name)
 
     def _announce(self, verb: str) -> None:
-        self._council.exchange(_CLINIC, {"do": verb})
+        with _disable_current_modes():  # what the ranks tell each other is no part of the step that is traced
+            self._council.exchange(_CLINIC, {"do": verb})
 
     def restore(self) -> None:
         self._announce("restore")

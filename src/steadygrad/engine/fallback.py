@@ -6,7 +6,7 @@ Kept so small that there is nothing in it to break: one norm, one host read, ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class PlainLoop:
         fills = (self._micro + 1) % self._program.accumulate == 0
         tell = self._council.lost_word(*self._place()) if fills else None
         half_way = terms is not None
+        if terms is None and self._program.answer is not None and self._council.size > 1:
+            terms = self._backward(tell)  # the other ranks are in theirs, and another forward would be one too many
         terms = terms or self._program.micro(batch, before_backward=tell)
         applied = False
         if terms is None:
@@ -63,6 +65,18 @@ class PlainLoop:
             self._finish(applied)
         return _resolved(outcome, applied)
 
+    def _backward(self, tell: Callable[[Terms], None] | None) -> Terms:
+        """The backward of a forward that the guard made before it failed."""
+        answer = self._program.answer
+        try:
+            terms = self._program.terms_of(answer)
+        except Exception:  # that may be what failed
+            terms = {"loss": (answer["loss"] if isinstance(answer, Mapping) else answer).reshape(())}
+        if tell is not None:
+            tell(terms)
+        self._program.backward(terms)
+        return {name: value.detach() for name, value in terms.items()}
+
     def take_over(self, gradients: Gradients | None, loss_finite: bool, outcome: Outcome) -> None:
         """Finish the step under way of a guard that stands down because another rank's has failed."""
         applied = loss_finite and (gradients is None or math.isfinite(float(gradients.total)))
@@ -81,6 +95,10 @@ class PlainLoop:
             self._scheduler.step()
         if applied and self._ema_update is not None:
             self._ema_update()
+
+    def left_out(self, step: int) -> Outcome:
+        """The outcome of a step that every rank refused before one of their guards broke."""
+        return _resolved(Outcome(step=step), False)
 
     def committed(self, step: int) -> Outcome:
         """The outcome of a step whose update had been made when the guard broke: it is not made again."""

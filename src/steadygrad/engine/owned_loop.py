@@ -25,37 +25,34 @@ from ..policy.escalation import Ledger
 from ..records import Decision, Outcome, Reading
 from ..records.reruns import rerun
 from .clerk import AUDIT_EVERY, EARLY_FORWARDS
+from .diagnosis_requests import DiagnosisRequests, Diagnostician
 from .engine import Engine, Step, Verdict
 from .fallback import PlainLoop
 from .flight import Flight, Window, answer_for, left_over
 from .forward_state import Entry
-from .manner import Clinic
 from .own_skips import OwnSkips
 from .parts import Parts
-from .posted import is_fatal, muted, urgent
+from .posted import muted, urgent
 from .program import Terms
-from .ranks_council import GuardLost
+from .ranks import GuardLost
 from .readout import Row, reading_of
 from .recovery import Recovery
 from .rng import RngState, put_rng, take_rng
-from .silent_trouble import SilentTrouble
 from .tape import tensors_in
 from .update_check import UpdateCheck
-
-_EXPLAINED_CRASHES = 3
 
 
 class OwnedLoop:
     """Runs, commits, restores and re-runs the steps of one training, as its engine decides."""
 
-    def __init__(self, parts: Parts, config: GuardConfig, clinic: Clinic, recovery: Recovery) -> None:
+    def __init__(self, parts: Parts, config: GuardConfig, diagnostician: Diagnostician, recovery: Recovery) -> None:
         self.parts, self.config, self.recovery = parts, config, recovery
         self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
         self.council = parts.council
         self.engine = Engine(self, config.policy, parts.books, parts.shield, parts.council)
-        self._clinic, self._crashes = clinic, 0
-        self._check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
-        self.silent = SilentTrouble(self, clinic, config)
+        self._diagnostician = diagnostician
+        self.update_check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
+        self.diagnoses = DiagnosisRequests(self, diagnostician, config)
         self.own_skips = OwnSkips(self)
         self.step = self.batches_seen = 0
         self.window = Window()
@@ -66,13 +63,15 @@ class OwnedLoop:
         self.settle_for_readers: Callable[[], None] = self.settle
         """What an outcome calls when it is read; a facade puts its own, safer method here."""
         self._before_forward: Entry | None = None
+        self.refusing: Step | None = None
+        """Of several ranks: a step that all of them refuse, until they act on it."""
         self._rng_after: RngState | None = None
         self._rng_now: RngState | None = None
         """After a refusal: the random states to go on with, and those at the refusal."""
         self.terms: Terms | None = None
         """The losses of the step under way, once its backward is done."""
         self._owed: list[Callable[[], Any]] = []
-        """What has still to follow an update that was made: loss scale, gradients, schedule, moving average."""
+        """What follows an update that was made and is still to do: loss scale, gradients, schedule, moving average."""
         recovery.loop = self
 
     # -- one micro-batch
@@ -81,10 +80,10 @@ class OwnedLoop:
         """Before a window's first forward: look for new parameters, take a snapshot or a checkpoint where due."""
         if self.parts.parameters.refresh():
             self.settle_pending()
-            self._check.forget()
+            self.update_check.forget()
             self.recovery.parameters_changed(self.step)
         if self.parts.clerk.suspects:
-            self.silent.look()
+            self.diagnoses.of_suspects()
         recovery = self.recovery
         if not recovery.anything_due(self.step):
             return
@@ -212,6 +211,7 @@ class OwnedLoop:
             return
         self.window = Window()
         self.step += 1
+        self.refusing = None if alone or not must_refuse(reading) else step
         force = self.books.ledger  # a remedy that this step ends is in force until the next, as when late
         step.gradients = gradients
         verdict = self.engine.judge(step, reading)
@@ -219,11 +219,11 @@ class OwnedLoop:
             return
         fed = gradients.indices if gradients is not None else ()
         # Not copied and undone where several ranks would have to agree on it.
-        undo = self._check.before(fed, may_copy=alone and self.config.policy.acts)
+        undo = self.update_check.before(fed, may_copy=alone and self.config.policy.acts)
         self._update(gradients, None, force, update)
         if self.parts.clerk.sampling is not None:
             self.parts.clerk.after_update()
-        bad = self._check.after(fed, undo) if self.config.policy.acts else None
+        bad = self.update_check.after(fed, undo) if self.config.policy.acts else None
         if bad is not None:
             self._owed.clear()
             self._undo_update(step, verdict.reading, bad, undo)
@@ -271,7 +271,7 @@ class OwnedLoop:
                     self.settle_pending(self.window.fed)
                 if len(self.window) and not self.config.outside and self.council.size == 1:
                     self._tidy_window()  # not with several ranks: one of them alone may be asking
-        self.silent.look()
+        self.diagnoses.of_suspects()
 
     def _tidy_window(self) -> None:
         """The model is about to be looked at with a window unfinished: a bad micro-batch in it must not show."""
@@ -337,24 +337,10 @@ class OwnedLoop:
         self.recovery.quarantine(reading, step.window, step.kept)
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
-        """Find out why, while the weights are still those from before the step. Ends as if nothing had happened."""
-        window = step.window
-        if not window.can_run_again or not len(window):
-            return
-        if self.books.capsule_due(self._clinic.capsule, reading):
-            with self.shield("diagnosis", None):
-                self._clinic.keep_capsule(window, decision.findings)
-        if is_fatal(reading.posted) and not must_refuse(reading):
-            return  # it was generation that went wrong, and this step cannot show how
-        depth = self.books.diagnosis_due(self.config.diagnose, caught=reading.undone)
-        if depth is not None:
-            with self.shield("diagnosis", None), muted():
-                others = self.recovery.recent_good(window)
-                past = self.recovery.past(window, self.parts.followers.scheduler)
-                found = self._clinic.examine(window, reading.step, decision.findings, others, depth=depth, past=past)
-                self.books.enter_diagnosis(found)
+        self.diagnoses.of_refusal(step.window, reading, decision, together=self.refusing is step)
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
+        self._go_on_together()
         again = not self.recovery.is_quarantined(step.window.keys)  # then it is run again with the others
         rng = (self._rng_now if again else self._rng_after) or take_rng()
         if step.window.entry is not None:
@@ -368,6 +354,7 @@ class OwnedLoop:
 
     def proceed(self, step: Step, decision: Decision) -> None:
         """Run again what is good of a refused step, and what came behind it, with what was decided in force."""
+        self._go_on_together()
         self.recovery.apply(decision)
         assert step.window.entry is not None
         self.forward.forget_since(step.window.entry.place)
@@ -386,7 +373,14 @@ class OwnedLoop:
         if entry is not None and entry.hot:
             self.forward.release(entry)
 
+    def _go_on_together(self) -> None:
+        if self.council.size > 1:
+            self.council.go_on_together()
+            self.refusing = None
+
     def halting(self, step: Step) -> None:
+        if self.refusing is not None:
+            self._go_on_together()
         if self._rng_after is not None:
             put_rng(self._rng_after)
         self.recovery.save_before_halt(self.step, self.batches_seen - len(step.behind))
@@ -394,22 +388,8 @@ class OwnedLoop:
     # -- small things
 
     def explain_crash(self, error: BaseException, batch: Any, key: str) -> None:
-        """The user's code raised in forward: if a NaN of this step is the cause, keep an incident that names it.
-
-        Looks only where a bad tensor is near, and then runs the forward again. The exception is raised as it was.
-        """
-        entry = self.window.entry or self._before_forward
-        depth = {"auto": "full", "origin": "origin"}.get(self.config.diagnose)
-        if depth is None or entry is None or self.council.size > 1 or self._crashes >= _EXPLAINED_CRASHES:
-            return
-        window = Window()
-        for each, name in [*self.window.fed, (batch, key)]:
-            window.add(each, name, {}, entry)
-        found = self._clinic.explain(window, self.step, error, depth=depth)
-        if found is not None:
-            self._crashes += 1
-            self.books.enter_crash(self.step, key, error)
-            self.books.enter_diagnosis(found)
+        """The user's code raised in forward."""
+        self.diagnoses.of_crash(error, [*self.window.fed, (batch, key)], self.window.entry or self._before_forward)
 
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
@@ -432,22 +412,23 @@ class OwnedLoop:
 
     def preserve(self, objects: tuple[Any, ...]) -> None:
         """Attributes of these objects are as before after every replay."""
-        self._clinic.preserve = objects
+        self._diagnostician.preserve = objects
 
     def clips_to(self, max_grad_norm: float | None) -> None:
         """A trainer clips to this; learned when it first does."""
         if max_grad_norm != self.parts.updater.max_grad_norm:
-            self.parts.updater.max_grad_norm = self._clinic.max_grad_norm = max_grad_norm
+            self.parts.updater.max_grad_norm = self._diagnostician.max_grad_norm = max_grad_norm
             self.recovery.can_clip = max_grad_norm is not None
 
     def release(self) -> None:
         """Leave no hook on the optimizers."""
         self.parts.gate.release()
-        self._check.release()
+        self.update_check.release()
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""
-        self._before_forward, self._owed, self._rng_after, self._rng_now = None, [], None, None
+        self._before_forward = self.refusing = self._rng_after = self._rng_now = None
+        self._owed = []
 
     def reset_to(self, step: int) -> None:
         """A rollback has restored the state before this step."""
@@ -460,13 +441,9 @@ class OwnedLoop:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
-        if urgent() or self._check.careful or self._check.wants_host:
+        if urgent() or self.update_check.careful or self.update_check.wants_host:
             return False
         return self.parts.updater.refuses_on_device()
-
-    def be_careful(self, steps: int) -> None:
-        """Check every one of the next updates and be able to undo it, as after a rollback from poisoned weights."""
-        self._check.be_careful(steps)
 
     def abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
@@ -481,10 +458,8 @@ class OwnedLoop:
                 put_rng(rng)
 
     def _plain_loop(self) -> PlainLoop:
-        return PlainLoop(
-            self.program, self.parts.updater.max_grad_norm, self.parts.followers, self.council,
-            lambda: (self.step, self.batches_seen),
-        )  # fmt: skip
+        parts, place = self.parts, lambda: (self.step, self.batches_seen)
+        return PlainLoop(self.program, parts.updater.max_grad_norm, parts.followers, self.council, place)
 
     def stand_down(self, fault: Exception) -> PlainLoop:
         """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it.
@@ -492,15 +467,20 @@ class OwnedLoop:
         With several ranks all of them do, or all of them stop: see `Council.broken`.
         """
         self.shield.note("guard", fault)
-        begun, half_way = self.program.began, self.council.size > 1 and not self.committed and self.terms is not None
+        begun, apart = self.program.began, self.council.size > 1 and not self.committed
+        refusing, self.refusing = self.refusing if apart and not self.config.outside else None, None
+        half_way = apart and refusing is None and (self.terms is not None or self.program.answer is not None)
         whole = self.program.accumulate == 1 and (not begun or half_way or self.committed)
-        self.council.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
+        if refusing is not None:
+            self.council.announce_loss(fault)
+        else:
+            self.council.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
         self.fallback = self._plain_loop()
         if half_way:
-            return self.fallback  # the ranks' gradients are summed already: this step is made with them
+            return self.fallback  # the other ranks are as far as this one: the step is finished from here
         flight, self.pending = self.pending, None
         window, self.window = self.window, Window()
-        entry = window.entry or self._before_forward
+        entry = (refusing.window.entry if refusing is not None else window.entry) or self._before_forward
         rng = self.forward.rng_without(entry.place) if entry is not None else None
         with self.shield("standing_down", None):
             if flight is not None and flight.seat.values()[-1] != 0.0:

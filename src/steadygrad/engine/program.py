@@ -48,6 +48,8 @@ class StepProgram:
         self.dropped_terms: tuple[str, ...] = ()
         self.began = False
         """Whether loss_fn has been called since this was last set to False."""
+        self.answer: Any = None
+        """What loss_fn has returned, as long as its backward has not begun."""
         self.writes_batches = False
         """Whether loss_fn was seen to write into a batch's tensors; from then on they are copied before it can."""
 
@@ -60,18 +62,22 @@ class StepProgram:
 
         loss_fn is given `original`, the user's own object, the first time, and a copy of `batch` when run again.
         """
+        answer = self._call(batch, original)
+        return None if answer is None else self.terms_of(answer)
+
+    def _call(self, batch: Any, original: Any) -> Any:
         given = pristine(batch, clone=self.writes_batches) if original is None else original
         self.began = True
         try:  # not `with theirs()`: this is every step's path
             if PRECISIONS[self.precision] is None:
-                answer = self.loss_fn(self.model, given)
-            else:
-                with self.autocast():
-                    answer = self.loss_fn(self.model, given)
+                return self.loss_fn(self.model, given)
+            with self.autocast():
+                return self.loss_fn(self.model, given)
         except Exception as error:
             raise TheirFault(error) from error
-        if answer is None:
-            return None
+
+    def terms_of(self, answer: Any) -> Terms:
+        """The loss and its named terms, of what loss_fn returned."""
         terms = named_terms(answer)
         if self.dropped_terms:
             kept = {k: value for k, value in terms.items() if k != "loss" and k not in self.dropped_terms}
@@ -83,6 +89,7 @@ class StepProgram:
         loss = terms["loss"]
         if self.accumulate > 1:
             loss = loss / self.accumulate
+        self.answer = None
         try:
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
@@ -94,9 +101,10 @@ class StepProgram:
         self, batch: Any, *, original: Any = None, before_backward: Callable[[Terms], None] | None = None
     ) -> Terms | None:
         """Forward and backward of one micro-batch; the terms come back without their graph. Does not sync."""
-        terms = self.forward(batch, original=original)
-        if terms is None:
+        self.answer = self._call(batch, original)
+        if self.answer is None:
             return None
+        terms = self.terms_of(self.answer)
         if before_backward is not None:
             before_backward(terms)
         self.backward(terms)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RanksError, UsageError
+from ..errors import RanksError, SteadyError, UsageError
 from ..records import Decision, to_plain
 from .ranks_words import LastWords, check_in
 
@@ -32,8 +32,23 @@ TERMS = 16
 """Loss terms of a micro-batch that are averaged over the ranks; what comes after them is left out of the judgement."""
 _NO_STEP = float(1 << 20)
 """In the place for guards that have failed: this exchange is not about a step, so that both are told apart."""
+_LOST = 1.0 / 1024
+"""In the same place, from a rank whose guard has failed while a step is refused: no other value has a fraction."""
+_LOST_WORD = "the guard of this rank has failed"
 _TOKEN_BITS = 20
 _RANKS_A_SLOT = 50  # a float64 holds 53 bits exactly
+
+
+class GuardLost(SteadyError):
+    """The guard of another rank has failed: finish this step as a plain loop would, and go on as one."""
+
+    def __init__(self, losses_finite: bool) -> None:
+        super().__init__("the guard of another rank has failed, so all ranks go on without")
+        self.losses_finite = losses_finite
+
+
+class FailedForAll(Exception):
+    """What one rank did for all of them has failed there, and every rank knows: none waits for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,10 @@ class Ranks:
         self._token = 0
         self._under_way: tuple[Any, Tensor] | None = None
         self._read: list[float] | None = None
+        self._owes_value = False
+        """Whether the others wait for a value of this rank, and nothing of it has been sent."""
+        self.half_told = False
+        """Whether some of a value has been sent."""
 
     # -- once
 
@@ -150,7 +169,26 @@ class Ranks:
         self._at(about)
         self._send(self._blank())
         self._receive()
-        return self._gather(value)
+        self._owes_value = True
+        told = self._gather(value)
+        if _LOST_WORD in told:
+            raise GuardLost(losses_finite=False)
+        return told
+
+    def announce_loss(self) -> None:
+        """The guard of this rank has failed while a step is being refused. The others meet this word at their next
+        exchange, at the latest where they go on together, and go on without guards as well. Waits for them."""
+        if self._owes_value:
+            self._gather(_LOST_WORD)
+            return
+        if self._under_way is not None:
+            self.read_with(self._under_way[1][:0])
+        self._at("a failed guard")
+        vector = self._blank()
+        vector[2] += _LOST
+        self._send(vector)
+        self.read_with(vector[:0])
+        self._read = None
 
     def any(self, about: str, flag: bool) -> bool:
         """Whether it is so on any rank. One collective; syncs."""
@@ -210,6 +248,8 @@ class Ranks:
             assert self._under_way is not None
             self.read_with(self._under_way[1][:0])
         values, self._read = self._read or [], None
+        if values[2] % 1.0:
+            raise GuardLost(losses_finite=False)
         if 0 < values[2] < _NO_STEP:
             return values  # a guard that has failed does not know what the others decided; all go on as plain loops
         if values[0] != self._token * self.size or values[1] != self._token * self._token * self.size:
@@ -231,12 +271,14 @@ class Ranks:
         data = json.dumps(to_plain(value)).encode()
         try:
             sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+            self._owes_value, self.half_told = False, True
             dist.all_gather(sizes, torch.tensor([len(data)], device=self.device), group=self._group)
             lengths = [int(size) for size in sizes]
             padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             parts = [torch.zeros_like(padded) for _ in range(self.size)]
             dist.all_gather(parts, padded, group=self._group)
+            self.half_told = False
         except RuntimeError as error:
             raise self.lost(error) from error
         return [json.loads(bytes(part[:length].tolist())) for part, length in zip(parts, lengths, strict=True)]

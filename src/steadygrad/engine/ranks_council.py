@@ -25,7 +25,7 @@ from ..records import Decision, Reading
 from .checkpoints import CheckpointStore
 from .flight import Window
 from .program import StepProgram
-from .ranks import TERMS, Agreed, Ranks, world_size
+from .ranks import TERMS, Agreed, GuardLost, Ranks, world_size
 from .shield import Shield, TheirFault
 from .snapshots import Snapshot, SnapshotRing
 from .tape import TapedBatch
@@ -37,14 +37,6 @@ _OTHER_SIZE = (
     "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps a part of its own "
     "(shards, random numbers, its place in the data), so resume with as many ranks, or use another run_dir."
 )
-
-
-class GuardLost(Exception):
-    """The guard of another rank has failed: finish this step as a plain loop would, and go on as one."""
-
-    def __init__(self, losses_finite: bool) -> None:
-        super().__init__("the guard of another rank has failed, so all ranks go on without")
-        self.losses_finite = losses_finite
 
 
 class Alone:
@@ -121,6 +113,12 @@ class Alone:
 
     def lost_word(self, step: int, batches: int) -> Callable[[dict[str, Tensor]], None] | None:
         return None
+
+    def announce_loss(self, fault: Exception) -> None:
+        """The guard failed while a step was being refused."""
+
+    def go_on_together(self) -> None:
+        """A refused step has been looked into and recorded: from here on ranks act."""
 
     def loss_is_finite(self, terms: dict[str, Tensor]) -> bool:
         return math.isfinite(float(terms["loss"]))
@@ -321,7 +319,10 @@ class Council(Alone):
         self._ranks.say(f"rank {self.rank} closed its guard after {batches} batches")
 
     def lost_word(self, step: int, batches: int) -> Callable[[dict[str, Tensor]], None] | None:
-        """Before backward, of a guard that has failed: join the agreement with that word. Does not sync."""
+        """Before backward, of a guard that has failed: join the agreement with that word. Does not sync. None where the
+        word of this step is on its way already."""
+        if self._begun:
+            return None
 
         def begin(terms: dict[str, Tensor]) -> None:
             self._agreed = None
@@ -329,9 +330,21 @@ class Council(Alone):
 
         return begin
 
+    def announce_loss(self, fault: Exception) -> None:
+        """The guard of this rank failed while a step was being refused: all ranks go on without, or all stop."""
+        if isinstance(fault, GuardLost):
+            return
+        if self.sums_norms or self._ranks.half_told:
+            self.broken(fault)
+        self._ranks.announce_loss()
+
+    def go_on_together(self) -> None:
+        """Wait for the others: a guard that has failed until now is known to all. Collective."""
+        self._ranks.all("a refused step", True)
+
     def loss_is_finite(self, terms: dict[str, Tensor]) -> bool:
         """Whether every rank's losses are. One host read, or none where the ranks have agreed on this step already."""
-        agreed, self._agreed = self._agreed, None
+        agreed, self._agreed, self._begun = self._agreed, None, False
         return _all_finite(agreed or self._ranks.finish(len(terms), self._num_micro))
 
     def broken(self, fault: Exception, *, in_step: bool = False) -> None:

@@ -365,7 +365,7 @@ class Recovery:
         if not again:
             self._tape.forget_from(snapshot.step)
             return []
-        self.loop.be_careful((len(taped) if taped else 0) + _CAREFUL_STEPS)
+        self.loop.update_check.be_careful((len(taped) if taped else 0) + _CAREFUL_STEPS)
         if taped is None:
             self._books.show(
                 "the batches since the snapshot are no longer kept, so the rollback could not run them again",

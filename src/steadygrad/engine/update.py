@@ -44,14 +44,16 @@ class Updater:
     ) -> None:
         """Clip and step with what the ledger `force` has in force. With a flag the optimizers decide on the device
         whether to. `factor` is the clip rule's for these gradients, if it is known already. Does not sync."""
-        divisor = self._clip(gradients, flag, force, factor)  # last: gradients can be clipped only once
         if force.lr_factor == 1.0:
-            self._step(flag, divisor)
+            self._clip_and_step(gradients, flag, force, factor)
         else:
             with scaled_learning_rate(self._optimizers, force.lr_factor):
-                self._step(flag, divisor)
+                self._clip_and_step(gradients, flag, force, factor)
 
-    def _step(self, flag: Tensor | None, divisor: Tensor | None) -> None:
+    def _clip_and_step(
+        self, gradients: Gradients | None, flag: Tensor | None, force: Ledger, factor: Tensor | None
+    ) -> None:
+        divisor = self._clip(gradients, flag, force, factor)  # last: gradients can be clipped only once
         try:
             if self._scaler is not None and not self._refuses:
                 # Nothing is refused while observing, but the scaler skips what it would skip in the plain loop.

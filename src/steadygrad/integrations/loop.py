@@ -254,7 +254,7 @@ class LoopGuard:
         """Let go of the optimizers and close the journal. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._engine.silent.finish()
+            self._engine.diagnoses.finish()
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
             release = functools.partial(setup.release, self.optimizers)

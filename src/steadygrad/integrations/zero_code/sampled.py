@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from ...diagnosis.confirm import ENOUGH_STEPS, look_into
 from ...engine.clerk import Clerk
+from ...engine.diagnosis_requests import MOST
 from ...engine.parameters import parameters_of
-from ...engine.silent_trouble import MOST
 from ...records import Reading
 from ..desk import Desk
 from .calls import Call

@@ -7,6 +7,7 @@ is known of the loop around it (its model, its batches, its past) comes from `Su
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,7 +153,7 @@ class Desk:
     def follow(self, names: dict[int, str]) -> bool:
         """Whether parameters were added to the optimizer since; then they are guarded from now on."""
         parameters = parameters_of(self.optimizer)
-        if len(parameters) == len(self.parameters) and all(map(_same, parameters, self.parameters)):
+        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
             return False
         self.parameters = parameters
         self.names = [names[id(p)] for p in parameters]
@@ -488,10 +489,6 @@ class Desk:
 def evaluates_more_than_once(optimizer: Optimizer) -> bool:
     """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other
 
 
 def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:

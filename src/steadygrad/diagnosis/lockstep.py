@@ -100,7 +100,8 @@ class _Leading:
         return getattr(self._patient, name)
 
     def _announce(self, verb: str) -> None:
-        with _disable_current_modes():  # what the ranks tell each other is no part of the step that is traced
+        # What the ranks tell each other is no part of the step that is traced.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
             self._council.exchange(_CLINIC, {"do": verb})
 
     def restore(self) -> None:

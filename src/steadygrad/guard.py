@@ -156,6 +156,7 @@ class Guard:
             loop.silent.finish()
             with shield("final_state", None):
                 self._final_state = loop.recovery.final_state()
+                loop.books.journal.event("final_state", state=self._final_state)
         finally:
             self._closed = True
             with shield("ranks", None):

@@ -257,6 +257,7 @@ class LoopGuard:
             self._engine.silent.finish()
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
+                self._engine.books.journal.event("final_state", state=self._final_state)
             release = functools.partial(setup.release, self.optimizers)
             for let_go in (release, self._engine.release, self._engine.books.close):
                 with self._engine.shield("closing", None):

@@ -174,6 +174,8 @@ class Ledger:
         if self._notifier is not None:
             self._notifier.close()
         if self._journal is not None:
+            if note["final_state"] != "not checked":
+                self._journal.event("final_state", state=note["final_state"])
             self._journal.close()
         return note
 

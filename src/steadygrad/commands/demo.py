@@ -12,6 +12,9 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..demo.race import Result
 
+WHEN = "before"
+SHORT = "a small model that turns NaN, with and without a guard"
+
 
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many batches to train on.")] = 320,

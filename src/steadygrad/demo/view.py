@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..reporters.diagnosis import print_findings_of_clinic
+from ..reporters.diagnosis import print_findings
 from ..reporters.terminal import labelled, number, shown
 from .race import Lap, Race, Result
 
@@ -143,7 +143,7 @@ def print_ending(console: Console, result: Result, run_dir: Path, *, report: Pat
     if diagnosed is not None and diagnosed.diagnosis is not None:
         console.print()
         console.print(Text(f"Why: step {diagnosed.first_step} was replayed", style="bold"))
-        print_findings_of_clinic(console, diagnosed.diagnosis)
+        print_findings(console, diagnosed.diagnosis)
     console.print()
     console.print(_told("journal", shown(run_dir)))
     console.print(_told("next", f"steady incidents {shown(run_dir)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .diagnosis import Diagnosis
@@ -23,3 +24,43 @@ class Incident:
     batch_key: str | None = None
     diagnosis: Diagnosis | None = None
     time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Incidents that look alike. `best` is the one to read: with a verified remedy if one has it, else diagnosed."""
+
+    best: Incident
+    incidents: tuple[Incident, ...]
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        return frozenset(incident.number for incident in self.incidents)
+
+
+def kinds_of(incidents: Sequence[Incident]) -> list[Kind]:
+    """Groups of incidents, in the order in which each kind first occurred.
+
+    Diagnosed incidents are alike where symptom, cause and origin are the same. One that was not diagnosed joins the
+    newest diagnosed kind of its symptom before it, for the engine diagnoses the first ones of every symptom; else it
+    joins the others of its symptom.
+    """
+    groups: dict[tuple[object, ...], list[Incident]] = {}
+    newest: dict[str, tuple[object, ...]] = {}
+    for incident in incidents:
+        found = incident.diagnosis
+        if found is None:
+            key = newest.get(incident.symptom, (incident.symptom,))
+        else:
+            where = found.origin
+            place = (where.op, where.module, where.source, where.tensor) if where is not None else ()
+            key = (incident.symptom, found.cause.code if found.cause is not None else None, place)
+            newest[incident.symptom] = key
+        groups.setdefault(key, []).append(incident)
+    return [Kind(max(group, key=_told), tuple(group)) for group in groups.values()]
+
+
+def _told(incident: Incident) -> tuple[bool, bool, int]:
+    """How much is known of an incident; of two that are equal, the first is taken."""
+    found = incident.diagnosis
+    return found is not None and bool(found.remedies), found is not None, len(found.trials) if found is not None else 0

@@ -37,7 +37,7 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 _ROOMS = ("numerics", "testing")
-"""Rooms whose own public names are used through them: `sg.numerics.masked_mean`."""
+"""Packages whose own public names are used through them: `sg.numerics.masked_mean`."""
 
 if TYPE_CHECKING:
     from . import numerics as numerics

@@ -1,4 +1,4 @@
-"""attach(): guards a loop that somebody else owns. Which integration fits this object?"""
+"""attach(): guards a loop that other code owns. Which integration fits this object?"""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attach(target: Any, **options: Any) -> Any:
 
     Args:
         target: a trainer, an Accelerator, a torch optimizer, or a list of optimizers.
-        **options: those of the integration: `run_dir`, `policy` and more; see `docs/doors`.
+        **options: those of the integration: `run_dir`, `policy` and more; see `docs/entry_points`.
 
     Returns:
         A GuardHandle: `incidents`, `summary()`, `settle()`, `close()`; used in a `with` it closes itself.

@@ -67,7 +67,7 @@ class Guard:
     def step(self, batch: Any) -> Outcome:
         """Forward, backward, check, clip, optimizer, schedule, zero_grad for one (micro-)batch.
 
-        Raises what your own code raises, and TrainingHalted when the policy gives up; never an error of its own.
+        Raises what your own code raises, and TrainingHalted when the policy gives up; never its own error.
         """
         if self._closed:
             raise ClosedError("This guard is closed, so the batch was not trained on. Make a new Guard to go on.")

@@ -21,7 +21,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/doors").glob("*.md")),
+    *sorted((ROOT / "docs/entry_points").glob("*.md")),
 ]
 
 

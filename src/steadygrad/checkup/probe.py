@@ -77,7 +77,7 @@ def probe(
             raise UsageError(f"One step of {of} raised {type(error).__name__}: {error}") from error
         trials = tuple(_tried(stage, FORMATS[name], reference) for name in dtypes)
         if not reference.finite:
-            notes.append("the step is not finite as it is: mend that first (steady doctor, sg.diagnose)")
+            notes.append("the step is already non-finite in float32; fix that first (steady doctor, sg.diagnose)")
         modules = _ranges(reference, [FORMATS[name] for name in dtypes])
     return Probe(
         loss=reference.loss,

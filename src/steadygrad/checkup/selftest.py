@@ -103,7 +103,7 @@ def _check_arguments(model: Any, optimizers: list[Any], loss_fn: Any, steps: int
 
 def _drawn(batches: Iterable[Any], steps: int) -> list[Any]:
     """The first so many batches, from the start again where there are fewer. Iterating a loader draws random numbers,
-    so this happens where they are put back."""
+    so this happens where they are restored."""
     found = list(itertools.islice(iter(batches), steps))
     if not found:
         raise UsageError("There are no batches to test with.")

@@ -1,6 +1,6 @@
 """The command `steady`: one verb a file.
 
-A module in this folder whose name has no leading underscore is a verb: it defines a function of its own name, whose
+A module in this folder whose name has no leading underscore is a verb: it defines a function of the same name, whose
 docstring is the help and whose parameters are the arguments; `WHEN` (before, during or after training) and `SHORT` are
 its group and its line in `steady --help`. So a new verb is a new file and nothing else. Modules
 here import at the top only what is quick: a verb that needs torch or pyarrow imports it when it is called, so that

@@ -123,7 +123,7 @@ def print_opening(console: Console, race: Race) -> None:
     told = (
         f"A small GPT ({race.num_parameters:,} weights) reads a cue from Romeo and Juliet or Measure for Measure and "
         f"learns to speak the reply: {len(race.dialogue.pairs):,} pairs, {race.steps} steps. Two loops start from the "
-        "same weights and get the same batches. One is the loop everybody writes; the other is sg.Guard."
+        "same weights and get the same batches. One is a plain loop; the other is sg.Guard."
     )
     console.print(Padding(Text(told), (0, 0, 1, 2)))
 
@@ -151,7 +151,7 @@ def print_ending(console: Console, result: Result, run_dir: Path, *, report: Pat
 
 
 def _told(label: str, text: str | Text) -> Table:
-    """A label and its text, which wraps in a column of its own."""
+    """A label and its text, which wraps in its own column."""
     line = Table.grid(padding=(0, 1, 0, 0))
     line.add_column(style="dim", min_width=15)
     line.add_column()

@@ -81,7 +81,7 @@ class _Curve(Protocol):
 
 
 class _Bend:
-    """x up to the knee, then limit - room^2 / (|x| + limit - 2 knee) with room = limit - knee."""
+    """x up to the knee, then limit - rest^2 / (|x| + limit - 2 knee) with rest = limit - knee."""
 
     def __init__(self, limit: float, knee: float) -> None:
         self.limit, self.knee, self.room = limit, knee, limit - knee

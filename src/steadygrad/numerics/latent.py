@@ -1,7 +1,7 @@
 """Regression on latents, safe at the zero vector in forward and backward.
 
 The plain forms fail there: x / |x| is NaN, and `F.normalize(x, eps=1e-8)` has a gradient of 1e8 (NaN in float16). Here
-a vector shorter than `min_norm` is divided by `min_norm` in place of its own length, so the gradient is never larger
+a vector shorter than `min_norm` is divided by `min_norm` instead of its length, so the gradient is never larger
 than 1 / min_norm, and a zero vector still learns which way to go.
 """
 

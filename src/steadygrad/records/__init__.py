@@ -1,4 +1,4 @@
-"""The frozen types that travel between rooms. Standard library only: reading a run needs no torch."""
+"""The frozen types that travel between packages. Standard library only: reading a run needs no torch."""
 
 from .diagnosis import Cause as Cause
 from .diagnosis import Diagnosis as Diagnosis

@@ -1,4 +1,4 @@
-"""Where the first bad value was born, why, and which remedies were tried."""
+"""Where the first bad value was computed, why, and which remedies were tried."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The clinic's answer. `rows` is None where the question makes no sense, () where none could be told."""
+    """The diagnosis's answer. `rows` is None where the question makes no sense, () where none was found."""
 
     symptom: str
     phase: str

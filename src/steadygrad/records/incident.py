@@ -1,4 +1,4 @@
-"""A stretch of trouble: what was found, what was decided, where its capsule is, what the clinic said."""
+"""An incident: what was found, what was decided, where its capsule is, what the diagnosis said."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How bad. `fatal` means the update must not land; `warning` may call for action; `note` is for the record."""
+    """How bad. `fatal` means the update must not be applied; `warning` may call for action; `note` is for the
+    record."""
 
     NOTE = "note"
     WARNING = "warning"

@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def applied(self) -> bool:
-        """True if an update landed on the weights."""
+        """True if an update was applied to the weights."""
         self._wait()
         return self.applied_flag
 

@@ -166,7 +166,7 @@ def _incident_bands(story: Story, x: Scale) -> Iterator[Shape]:
 
 
 def _incident_labels(story: Story, x: Scale) -> Iterator[Shape]:
-    """The numbers of incidents above the loss, as many as there is room for."""
+    """The numbers of incidents above the loss, as many as there is space for."""
     last = -1e9
     drawn = 0
     for incident in story.incidents:

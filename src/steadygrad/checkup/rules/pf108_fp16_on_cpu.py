@@ -4,7 +4,7 @@ What it sees
     fp16 together with a switch that keeps the run on the CPU.
 
 Why it hurts
-    transformers ignores it without a word: the run is in float32, or loses the loss scale, and a test of the fp16 path
+    transformers ignores it silently: the run is in float32, or loses the loss scale, and a test of the fp16 path
     tests nothing.
 
 Smallest example

@@ -2,7 +2,7 @@
 
 What it sees
     Adam with a rate of 1e-4 and above for a whole transformer, or 1e-3 and above for adapters, and warm-up nowhere; in
-    a configuration of its own names, a warm-up of 0; in a script, a sequence model in a file without the word.
+    a configuration with other key names, a warm-up of 0; in a script, a sequence model in a file without the word.
 
 Why it hurts
     In the first steps Adam's second moment rests on a handful of batches, so every step has full length in a poor

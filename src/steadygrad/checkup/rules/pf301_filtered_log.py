@@ -34,7 +34,7 @@ RULE = Rule("PF301", "filtered_log", "The log leaves NaN losses out.")
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
-    """A note where it is only the default, a warning where somebody asked for it."""
+    """A note where it is only the default, a warning where someone asked for it."""
     if settings.kind != "transformers":
         return
     asked = settings.on("logging_nan_inf_filter") and not settings.saved

@@ -34,7 +34,7 @@ RULE = Rule("PF409", "non_finite_weight", "A weight is NaN or infinite before tr
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
-    """Silent about parameters that nobody looked at."""
+    """Silent about parameters that were not checked."""
     bad = [p.name for p in setup.parameters if p.finite is False]
     if bad:
         yield about(

@@ -15,7 +15,7 @@ What to do
     `model.resize_token_embeddings(len(tokenizer))` after adding tokens.
 
 Safety
-    Certain for rows; a note where a script adds nothing but a pad. A tokenizer that is larger by tokens nobody uses
+    Certain for rows; a note where a script adds nothing but a pad. A tokenizer that is larger by unused tokens
     does no harm.
 
 References

@@ -5,7 +5,7 @@ What it sees
     snapshot is called good.
 
 Why it hurts
-    Every later step is computed from it. Skipping batches cannot cure a weight that is already bad, and a
+    Every later step is computed from it. Skipping batches cannot repair a weight that is already bad, and a
     checkpoint of it is poison.
 
 Smallest example

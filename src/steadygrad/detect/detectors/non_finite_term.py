@@ -5,7 +5,7 @@ What it sees
     fine.
 
 Why it hurts
-    The total is lost with it, but only this term needs a cure: a run whose distillation term overflows can go on
+    The total is lost with it, but only this term needs a fix: a run whose distillation term overflows can go on
     with cross-entropy alone.
 
 Smallest example

@@ -30,7 +30,7 @@ RULE = Rule("DX202", "empty_reduction", "A mean, variance or loss was taken over
 REDUCTIONS = frozenset(
     {"mean", "var", "std", "var_mean", "std_mean", "median", "nanmean", "nll_loss_forward", "nll_loss2d_forward"}
 )
-# Calls that count what they reduce and divide by it, in ops of their own.
+# Calls that count what they reduce and divide by it, in their own ops.
 COUNTING = frozenset({"mean", "nanmean", "var", "std", "var_mean", "std_mean", "cov", "corrcoef", "nanmedian"})
 
 

@@ -1,8 +1,8 @@
 """A value that the forward discarded leaked into backward.
 
 What it sees
-    A NaN born in backward from a gradient of exactly zero, at a place that where, a mask or nan_to_num had thrown
-    away.
+    A NaN first computed in backward from a gradient of exactly zero, at a place that where, a mask or nan_to_num had
+    thrown away.
 
 Why it hurts
     where stops the value, not the derivative: 0 times inf is NaN.
@@ -28,7 +28,7 @@ from .match import Match
 
 RULE = Rule("DX303", "where_grad_trap", "A value that the forward discarded leaked into backward.")
 
-# Minus infinity is what these say of a probability of nought: it flows on and is not discarded.
+# Minus infinity is what these say of a probability of zero: it flows on and is not discarded.
 LEGAL_INFINITIES = frozenset({"logsumexp", "logcumsumexp", "logaddexp", "logaddexp2", "angle"})
 
 

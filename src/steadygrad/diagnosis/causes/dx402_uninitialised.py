@@ -7,7 +7,7 @@ Why it hurts
     Fresh memory holds whatever was there: often zeros in a test, NaN in production.
 
 Smallest example
-    nn.Parameter(torch.empty(512, 512))  # and nobody calls reset_parameters()
+    nn.Parameter(torch.empty(512, 512))  # and reset_parameters() is not called
 
 What to do
     Initialise it.

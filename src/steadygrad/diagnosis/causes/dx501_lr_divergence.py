@@ -1,4 +1,4 @@
-"""Steps too long for the landscape: the loss blew up before anything overflowed.
+"""The learning rate is too high: the loss grew without bound before anything overflowed.
 
 What it sees
     A loss that rose many-fold over finite steps, with no state changed from outside, before the overflow or instead
@@ -28,7 +28,9 @@ from ...rules import Rule
 from ..evidence import Evidence
 from .match import Match
 
-RULE = Rule("DX501", "lr_divergence", "Steps too long for the landscape: the loss blew up before anything overflowed.")
+RULE = Rule(
+    "DX501", "lr_divergence", "The learning rate is too high: the loss grew without bound before anything overflowed."
+)
 
 
 def match(e: Evidence) -> Match | None:

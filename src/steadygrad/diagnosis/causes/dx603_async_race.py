@@ -1,7 +1,7 @@
 """The device computed with other bytes than the host gave it.
 
 What it sees
-    A failing step that is sound when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
+    A failing step that is finite when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
     copies.
 
 Why it hurts

@@ -4,7 +4,7 @@ What it sees
     Any step with a bad or exploding gradient; it is what people try first.
 
 Why it hurts
-    Clipping divides by the norm. With a NaN in it every gradient becomes NaN; with an inf the sound ones become
+    Clipping divides by the norm. With a NaN in it every gradient becomes NaN; with an inf the finite ones become
     zero.
 
 Smallest example

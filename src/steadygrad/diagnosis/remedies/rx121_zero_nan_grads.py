@@ -13,7 +13,7 @@ What to do
     Skip the step instead.
 
 Safety
-    Behavioural, and it hides the trouble.
+    Behavioural, and it hides the problem.
 
 References
     https://github.com/huggingface/trl/issues/6702

@@ -30,7 +30,7 @@ from ..surgery.optimizer import Options
 from ..ward import Proposal, Ward
 
 JUMP = 3.0
-"""A rate this many times the usual one of the steps before is no schedule: somebody set it."""
+"""A rate this many times the usual one of the steps before is no schedule: someone set it."""
 RULE = Rule("RX141", "lr_down", "Lower the learning rate.")
 
 

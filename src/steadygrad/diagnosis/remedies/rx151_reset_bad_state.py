@@ -10,7 +10,7 @@ Smallest example
     torch.nan_to_num_(state["exp_avg_sq"], nan=float(state["exp_avg_sq"].nanmean()))
 
 What to do
-    Replace bad entries by the mean of the sound ones.
+    Replace bad entries by the mean of the finite ones.
 
 Safety
     Close: a few entries adapt again.

@@ -1,11 +1,11 @@
-"""Put a weight back to what it was.
+"""Restore a weight to what it was.
 
 What it sees
     A weight that no update changed and that is not what it was after the last step; a first bad value that was
     computed from weights alone, whatever the batch.
 
 Why it hurts
-    A flipped bit stays until somebody writes the old value.
+    A flipped bit stays until the old value is restored.
 
 Smallest example
     weight.copy_(last_good)
@@ -29,7 +29,7 @@ from ...rules import Rule
 from ..surgery.state import AsEarlier, Reverted, TameOutliers
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX152", "restore_weight", "Put a weight back to what it was.")
+RULE = Rule("RX152", "restore_weight", "Restore a weight to what it was.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:

@@ -5,7 +5,7 @@ What it sees
     nothing cuts the graph.
 
 Why it hurts
-    Nothing the training does will ever make it sound.
+    Nothing the training does will ever make it finite.
 
 Smallest example
     nn.init.normal_(weight, std=0.02)

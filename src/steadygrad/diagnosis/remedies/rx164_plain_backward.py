@@ -1,8 +1,8 @@
 """Let autograd differentiate the forward of a custom function itself.
 
 What it sees
-    A bad gradient that was born in the backward of a custom `torch.autograd.Function`, or parameters that go into one
-    and get no gradient back.
+    A bad gradient that was first computed in the backward of a custom `torch.autograd.Function`, or parameters that
+    go into one and get no gradient back.
 
 Why it hurts
     A backward that was written by hand is wrong in silence: it forgets an input, or divides where the forward does not.

@@ -17,7 +17,7 @@ What to do
     if they are finite, the logits overflowed: run the head in float32 or bfloat16.
 
 Safety
-    The finding is fatal: an update that was computed from repaired samples must not land. Tokens that were masked
+    The finding is fatal: an update that was computed from repaired samples must not be applied. Tokens that were masked
     with negative infinity on purpose are no reason for it, and stay forbidden.
 
 References

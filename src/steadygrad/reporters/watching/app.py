@@ -115,7 +115,7 @@ class WatchApp(App[None]):
 
     @work(thread=True, group="look")
     def look(self) -> None:
-        """Reads what is new, in a thread of its own. While one look is still reading, the next ones are left out."""
+        """Reads what is new, in its own thread. While one look is still reading, the next ones are left out."""
         if self._paused or not self._reading.acquire(blocking=False):
             return
         try:

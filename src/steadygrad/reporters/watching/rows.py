@@ -155,5 +155,5 @@ def _overflowed(batch: Any) -> Any:
     marked = np.zeros(batch.num_rows, dtype=bool)
     for place in np.flatnonzero(np.asarray(pc.list_value_length(flags)) > 0):
         marked[place] = flags[int(place)].as_py()[0] == OVERFLOW
-    # A step can carry a note about its scale and still land.
+    # A step can carry a note about its scale and still be applied.
     return marked & ~batch.column("applied").to_numpy(zero_copy_only=False)

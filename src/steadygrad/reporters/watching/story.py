@@ -43,7 +43,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """All that the reporters show of one run. `rows` is the rank that speaks for it, `ranks` are all of them."""
+    """All that the reporters show of one run. `rows` is the rank that stands for it, `ranks` are all of them."""
 
     name: str
     path: Path

@@ -16,7 +16,7 @@ What to do
     out what made the NaN; do not replace it by zeros, which hides the damage and keeps the cause.
 
 Safety
-    NaN is never a number anybody meant. The batch in a capsule is left out: it is kept as evidence of what was refused.
+    NaN is never intended. The batch in a capsule is left out: it is kept as evidence of what was refused.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.isnan.html

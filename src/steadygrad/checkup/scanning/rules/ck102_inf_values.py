@@ -1,4 +1,4 @@
-"""A tensor in a checkpoint holds an infinity that nobody meant.
+"""A tensor in a checkpoint holds an infinity that is no mask.
 
 What it sees
     At least one value is infinite, in a tensor that is not a mask: a mask holds zeros and -inf and
@@ -29,7 +29,7 @@ from ....records.scan import Level, ScanFinding, TensorScan
 from ....rules import Rule
 from ..wording import finding, share_of
 
-RULE = Rule("CK102", "inf_values", "A tensor in a checkpoint holds an infinity that nobody meant.")
+RULE = Rule("CK102", "inf_values", "A tensor in a checkpoint holds an infinity that is no mask.")
 
 
 def look(tensors: Sequence[TensorScan]) -> Iterator[ScanFinding]:

@@ -337,7 +337,7 @@ class Books:
         """The user's loss_fn writes into the tensors it is given; say once what that means."""
         with self._shield("journal", None):
             self.show(
-                f"loss_fn writes into its batch (seen at batch {key}); if that very batch must be run again it will "
+                f"loss_fn writes into its batch (seen at batch {key}); if this batch must be run again it will "
                 "not be the same. Later ones are copied first; write to a new tensor to spare the copy",
                 kind="batch_written",
             )

@@ -149,7 +149,7 @@ class Notifier:
             whose = "a notification" if receiver == "notify" else f"an alert of {receiver}"
             self._tell(
                 f"{whose} could not be delivered ({why}). The incident is in the journal; "
-                "further failures are counted and not told."
+                "further failures are only counted."
             )
 
 

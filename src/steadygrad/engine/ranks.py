@@ -177,7 +177,7 @@ class Ranks:
         self.say(f"rank {self.rank} found the others gone at {self._place}")
         return RanksError(
             f"Rank {self.rank} lost the other ranks at {self._place}: {self._words.of_the_others()}. "
-            f"No update landed that another rank refused. ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+            f"No update was applied that another rank refused. ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
         )
 
     # -- inside
@@ -223,7 +223,7 @@ class Ranks:
         self.say(f"rank {self.rank} stopped because the ranks were out of step")
         return RanksError(
             f"The ranks are out of step: {listed}. A rank that skips or repeats a step would mix gradients of other "
-            "batches into this one, so all ranks stop here and no update of this step lands. Call guard.step() equally "
+            "batches into this one, so all ranks stop here and no update of this step is applied. Call guard.step() equally "
             "often on every rank, and catch no exception around it on one rank alone."
         )
 

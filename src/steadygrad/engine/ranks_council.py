@@ -34,7 +34,7 @@ from .training_state import Tree
 logger = logging.getLogger("steadygrad")
 Looked = dict[str, Any]
 _OTHER_SIZE = (
-    "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps a part of its own "
+    "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps its own part "
     "(shards, random numbers, its place in the data), so resume with as many ranks, or use another run_dir."
 )
 

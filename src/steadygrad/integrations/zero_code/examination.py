@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
-_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are sound"
+_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
 _MAX_ARMINGS = 3
 
 
@@ -378,7 +378,9 @@ def outside(watch: Watch, symptom: str, reading: Reading, why_not: str | None) -
     if why_not is not None:
         notes.append(f"nothing was replayed: {why_not}")
     else:
-        notes.append("the model's call was replayed and its output is finite: the trouble is in the code after it")
+        notes.append(
+            "the model's call was replayed and its output is finite: the bad value comes from the code after it"
+        )
     if calls and calls[-1].caller[0] and backwards.where[0]:
         notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
     suspect = backwards.suspect

@@ -77,7 +77,7 @@ class Ledger:
         if self._journal is None:
             config = setup.run_config(
                 self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
-            ) | {"door": "run"}
+            ) | {"entry_point": "steady run"}
             self._journal = self._open(names, config)
             self._shield.report_to(self._journal.event)
             for kind, sentence in self.notices.items():

@@ -74,7 +74,7 @@ class WentBack:
     why: str
 
     def __str__(self) -> str:
-        place = f"the state before step {self.step} was put back"
+        place = f"the state before step {self.step} was restored"
         if not self.lost:
             since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
             return f"{place} and {since} made again, to the same losses to the bit"

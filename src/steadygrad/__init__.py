@@ -1,4 +1,4 @@
-"""steadygrad keeps a training run finite, finds out why it was not, and proves the cure.
+"""steadygrad keeps a training run finite, finds out why it was not, and verifies the fix.
 
     import steadygrad as sg
     guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir="runs/demo")

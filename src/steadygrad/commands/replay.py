@@ -40,7 +40,7 @@ def replay(
 
     The recorded program is run again, in its directory, up to its first guarded step; there the capsule's state and
     batch are put in place, and nothing of the program runs after that. Its guards write nothing. The command is shown
-    first and needs your yes, at the terminal or as --yes: running it is running code, and it was read from a file.
+    first and must be confirmed, at the terminal or with --yes: running it is running code, and it was read from a file.
     With --entry only the module you name is imported. With a run it is the newest incident that has a capsule.
 
     Exits with 0 if the step is finite now, 1 if the failure is reproduced, and 2 if it cannot be replayed: the capsule

@@ -28,7 +28,7 @@ def find_capsule(target: str | os.PathLike[str]) -> Path:
         return _of_its_rank(path)
     if path.parent.name == "incidents" and (path / "incident.json").exists():
         part = _of_its_rank(path)
-        if not (part / MANIFEST).exists():
+        if not (part / MANIFEST).exists() and read_incident(path / "incident.json").capsule is None:
             raise CapsuleError(_none(f"Incident {path.name}", path.parent.parent))
         return part
     numbers = [incident.number for incident in read_incidents(path)]

@@ -34,8 +34,9 @@ from .standins import fits_whole, whole_and_plain
 _CLINIC = "clinic"
 HALF = (torch.float16, torch.bfloat16)
 _TIED = (
-    "not diagnosed on the spot: to find the cause of a failure in half precision the step is replayed in full precision, "
-    "and one rank cannot do that alone where parameters are sharded or the step itself talks to the other ranks"
+    "not diagnosed on the spot: to find the cause of a failure in half precision the step is replayed in full "
+    "precision, and one rank cannot do that alone where parameters are sharded or the step itself talks to the other "
+    "ranks"
 )
 
 

@@ -386,7 +386,7 @@ def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | N
 
 
 def _few_healthy(ward: Ward, batch: Any) -> Any:
-    """The healthy rows; only some of them for a model of some size, for float64 takes several times the room."""
+    """The healthy rows; only some of them for a model of some size, for float64 takes several times the memory."""
     select = ward.patient.facts.select_rows
     if select is None or ward.rows.why:
         return batch  # where rows cannot be told apart, none is left out

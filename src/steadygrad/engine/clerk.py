@@ -33,7 +33,7 @@ class Clerk:
         self._forwards = 0
         self._waiting: list[int] = []
         self.suspects: list[Finding] = []
-        """Warnings that nobody has looked into yet."""
+        """Warnings that no one has looked into yet."""
         self._provisional: list[Finding] = []
         self._first_loss: float | None = None
         with shield("vitals", None):

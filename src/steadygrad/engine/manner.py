@@ -12,7 +12,7 @@ from .silent_trouble import Ear
 
 
 class Clinic(Ear, Protocol):
-    """What the engine asks of the clinic."""
+    """What the engine asks of the diagnosis."""
 
     capsule: str
     max_grad_norm: float | None

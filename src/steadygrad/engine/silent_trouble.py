@@ -1,4 +1,5 @@
-"""What the vitals warned of, taken to the clinic between two steps: a finding becomes an incident with a diagnosis."""
+"""What the vitals warned of, taken to the diagnosis between two steps: a finding becomes an incident with a
+diagnosis."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MOST = 3
 
 
 class Ear(Protocol):
-    """The part of the clinic that is asked."""
+    """The part of the diagnosis that is asked."""
 
     def look_into(
         self, findings: Sequence[Finding], steps: Sequence[Sequence[Any]], step: int, *, depth: str, past: Past | None
@@ -44,7 +45,7 @@ class SilentTrouble:
         self.look()
 
     def look(self) -> None:
-        """Ask, if somebody warned and this is a good moment: the model in training, no window open, nothing in flight.
+        """Ask, if someone warned and this is a good moment: the model in training, no window open, nothing in flight.
 
         A few steps' time for each warning, on batches from just before. Ends as if nothing had happened.
         """

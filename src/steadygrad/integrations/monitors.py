@@ -1,6 +1,6 @@
 """Two plain callbacks for a transformers Trainer: they look at gradients or at activations, print, and change nothing.
 
-For people who want only this. `sg.attach(trainer)` also refuses what must not land and finds out why.
+For people who want only this. `sg.attach(trainer)` also refuses what must not be applied and finds out why.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Both have the interface of transformers' LogitsProcessor and need no transformer
     from transformers import LogitsProcessorList
     model.generate(ids, do_sample=True, logits_processor=LogitsProcessorList([NumericalStabilityLogitsProcessor()]))
 
-Repairing logits stops the crash and cures nothing: the weights or activations that made them are still bad. So each
+Repairing logits stops the crash and fixes nothing: the weights or activations that made them are still bad. So each
 repair posts a fatal finding (SY501) on the board, for the guard, or whoever owns the training step, to act on.
 """
 

@@ -21,7 +21,9 @@ def print_probe(console: Console, found: Probe, *, most: int | None = 20) -> Non
     """The modules with the least headroom first to be left in; then the picture; then the verdicts."""
     modules = tightest(found.modules, most)
     left_out = len(found.modules) - len(modules)
-    console.print(Text("one step: largest magnitudes; bits left before overflow and share lost, outputs / gradients"))
+    console.print(
+        Text("one step: largest magnitudes; powers of two left before overflow and share lost, outputs / gradients")
+    )
     console.print(_table(modules))
     if left_out:
         console.print(Text(f"{left_out} modules with more headroom are left out", style="dim"))

@@ -1,7 +1,7 @@
 """inject(): puts faults into the passes of a model, at steps that are named or at random by a seed.
 
-It listens to the model alone, so it works under any loop or trainer, and takes its random choices from a generator of
-its own: without a strike the run has the same bits as without it. Nothing here syncs with the host. A pass that is
+It listens to the model alone, so it works under any loop or trainer, and takes its random choices from its own
+generator: without a strike the run has the same bits as without it. Nothing here syncs with the host. A pass that is
 run again (a replay of a diagnosis, a rerun after a rollback) is no training pass: it is neither counted nor struck.
 """
 

@@ -284,7 +284,7 @@ def test_only_the_tightest_modules_are_shown_unless_all_are_asked_for() -> None:
     model, ids = made(gain=3e5)
     found = sg.probe(model, loss_fn, ids, dtypes=["fp16"])
     assert [each.name for each in tightest(found.modules, 2)] == ["up", "down"]
-    assert "3 modules with more room are left out" in printed(found, most=2)
+    assert "3 modules with more headroom are left out" in printed(found, most=2)
 
 
 def test_the_svg_is_well_formed_and_hostile_names_are_only_text() -> None:

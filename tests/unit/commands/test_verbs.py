@@ -250,7 +250,7 @@ def test_an_incident_without_a_diagnosis_says_so(capsys: pytest.CaptureFixture[s
     from steadygrad.reporters.terminal import console
 
     print_diagnosis(console(), an_incident())
-    assert "none was made" in capsys.readouterr().out
+    assert "not diagnosed" in capsys.readouterr().out
 
 
 def test_numbers_are_short_and_non_finite_ones_are_words() -> None:

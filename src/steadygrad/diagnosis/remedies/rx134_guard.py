@@ -10,7 +10,7 @@ Smallest example
     loss = (losses * mask).sum() / mask.sum().clamp_min(1)
 
 What to do
-    Choose what an empty reduction shall mean, and write it down.
+    Decide the value of an empty reduction, and write it down.
 
 Safety
     Exact for every batch that has elements.

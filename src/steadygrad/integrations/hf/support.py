@@ -103,7 +103,7 @@ def scaler_of(trainer: Any) -> Any:
 
 
 def mark_skip(trainer: Any, *, skipped: bool) -> None:
-    """Accelerate's own flag for a step that did not land: Trainer holds its schedule by it.
+    """Accelerate's own flag for a step that was not applied: Trainer holds its schedule by it.
 
     Without a loss scale accelerate never resets it, so it is set both ways. With a fused optimizer and a loss scale
     accelerate says "not skipped" for a step that was; the flag is then simply true again.

@@ -262,7 +262,7 @@ def best_remedy(incident: Incident) -> str | None:
 
 
 def one_line(incident: Incident, kind: Kind | None = None) -> str:
-    """The diagnosis of an incident in a line: cause, place, remedy; or the incident of its kind that has one."""
+    """The diagnosis of an incident in a line: cause, place, remedy; or the like incident that has one."""
     if incident.diagnosis is None and kind is not None and kind.best.diagnosis is not None:
         return f"same kind as incident {kind.best.number}: {cause_in_words(kind.best) or 'cause not recognised'}"
     if incident.diagnosis is None:

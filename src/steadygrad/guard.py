@@ -35,6 +35,20 @@ class Guard:
         optimizer: a torch optimizer, or several. Made with `fused=True` it can refuse an update on the device.
         loss_fn: `loss_fn(model, batch)` returns a scalar, a mapping of named terms with "loss", or None to skip.
         **options: see `GuardConfig`, which lists every option with its meaning.
+
+    Returns:
+        A guard, which is a GuardHandle. `step(batch)` returns an Outcome; leaving the `with` block closes the journal.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def loss_fn(model, batch):
+        ...     return model(batch).pow(2).mean()
+        >>> with sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0) as guard:
+        ...     good = guard.step(torch.ones(8, 4))
+        ...     bad = guard.step(torch.full((8, 4), float("nan")))
+        >>> good.applied, bad.applied, bad.findings[0].detail
+        (True, False, 'the loss is nan')
     """
 
     def __init__(

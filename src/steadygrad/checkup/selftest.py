@@ -60,6 +60,16 @@ def selftest(
         steps: how many steps after the first forward and backward.
         max_grad_norm: clip as the run will.
         precision: "fp32", "bf16" or "fp16", by autocast, the last with a loss scale.
+
+    Returns:
+        A Selftest: `fit`, and one judgement for each thing that was checked.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> data = [torch.ones(8, 4)]
+        >>> sg.selftest(model, optimizer, lambda model, batch: model(batch).pow(2).mean(), data).fit
+        True
     """
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     _check_arguments(model, optimizers, loss_fn, steps, precision)

@@ -14,6 +14,22 @@ def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:
     """The diagnosis of an incident, of `runs/x/incidents/0001`, or of the incident of `runs/x` of which most is known.
 
     The guard makes it on the spot, while the weights are still those from before the failing step.
+
+    Args:
+        target: an Incident, the path of an incident, or the path of a run.
+
+    Returns:
+        A Diagnosis. UsageError where nothing went wrong or the incident was not diagnosed.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def loss_fn(model, batch):
+        ...     return (model(batch).sum() / (batch != 0).sum()).pow(2)
+        >>> with sg.Guard(model, optimizer, loss_fn, run_dir="runs/api") as guard:
+        ...     outcomes = [guard.step(batch) for batch in (torch.ones(8, 4), torch.zeros(8, 4))]
+        >>> sg.diagnose("runs/api").because
+        'div by an exact zero'
     """
     incident = target if isinstance(target, Incident) else find_incident(target)[0]
     if incident.diagnosis is None:

@@ -40,6 +40,18 @@ class Board:
 
     Findings with the same code and subject are kept as one: their evidence under names that begin with `num_` is
     added up. So a processor that repairs each of 512 tokens leaves one finding, and memory stays bounded.
+
+    Args:
+        none.
+
+    Returns:
+        A board: `take(step)` returns the findings since the last time, `counts()` all counts.
+
+    Example:
+        >>> board = sg.numerics.Board()
+        >>> mean = sg.numerics.masked_mean(torch.ones(3), torch.zeros(3, dtype=torch.bool), report_to=board)
+        >>> float(mean), board.counts()["empty_mask"]
+        (0.0, 1)
     """
 
     def __init__(self) -> None:
@@ -167,5 +179,16 @@ _BOARD = Board()
 
 
 def board() -> Board:
-    """The board of this process."""
+    """The board of this process.
+
+    Args:
+        none.
+
+    Returns:
+        The Board that parts report to unless they are given another as `report_to`.
+
+    Example:
+        >>> sg.numerics.board() is sg.numerics.board()
+        True
+    """
     return _BOARD

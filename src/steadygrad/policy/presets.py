@@ -21,7 +21,19 @@ class Suggested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Every number the guard judges and decides with. Change one with `dataclasses.replace` or `Policy.but`."""
+    """Every number the guard judges and decides with. Change one with `dataclasses.replace` or `Policy.but`.
+
+    Args:
+        every field: listed with its meaning and its value in each preset on the page Policy of the reference.
+
+    Returns:
+        A frozen record; one clear sentence (UsageError) where numbers contradict each other.
+
+    Example:
+        >>> careful = sg.Policy.named("balanced").but(skip_streak_halt=3, refuse_spikes=True)
+        >>> careful.skip_streak_halt, careful.success_alarm
+        (3, 0.85)
+    """
 
     name: str = "balanced"
     acts: bool = True

@@ -11,7 +11,27 @@ from .judgement import Decision, Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Consecutive refused steps with one symptom are one incident."""
+    """Consecutive refused steps with one symptom are one incident.
+
+    Args:
+        number: counted from 1; the files are in RUN/incidents/0001.
+        first_step, last_step: the refused steps.
+        symptom: what was seen: nan_loss, nan_grad, nan_param, nan_state and so on.
+        headline: one sentence.
+        findings, decision: what was seen in the first step, and what was done about it.
+        capsule: where the state and the batch are kept for `steady replay`, if they are.
+        batch_key: the name of the first batch.
+        diagnosis: None where none was made; the first incidents of each kind are diagnosed.
+        time: when, in seconds since 1970.
+
+    Returns:
+        A frozen record.
+
+    Example:
+        >>> incident = sg.Incident(number=1, first_step=7, last_step=9, symptom="nan_loss")
+        >>> incident.last_step - incident.first_step + 1
+        3
+    """
 
     number: int
     first_step: int

@@ -12,6 +12,8 @@ Why it hurts
 Smallest example
     with torch.autocast("cuda", dtype=torch.float16): loss = model(x)
     loss.backward(); optimizer.step()
+    # fixed
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
 What to do
     `scaler = torch.amp.GradScaler()`, then `scaler.scale(loss).backward()`, `scaler.step(optimizer)`,

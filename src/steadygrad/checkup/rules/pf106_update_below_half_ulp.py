@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     w = torch.tensor(0.02, dtype=torch.bfloat16); w - 1e-5 == w  # True
+    # fixed
+    w = torch.tensor(0.02, dtype=torch.float32); w - 1e-5 == w  # False
 
 What to do
     Keep the weights in float32 and compute in bfloat16 (autocast), or use an optimizer with stochastic rounding or a

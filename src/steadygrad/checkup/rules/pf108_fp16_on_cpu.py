@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", use_cpu=True, fp16=True)
+    # fixed
+    TrainingArguments(output_dir="out", use_cpu=True, bf16=True)
 
 What to do
     Use bf16 on a CPU, or drop fp16 there.

@@ -9,6 +9,9 @@ Why it hurts
 
 Smallest example
     if torch.isfinite(p.grad).all(): clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
+    # fixed
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm): optimizer.step()
 
 What to do
     Clip first and check what it returns: `norm = clip_grad_norm_(...)`, then skip if `norm` is not finite. One check

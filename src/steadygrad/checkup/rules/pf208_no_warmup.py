@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", learning_rate=5e-4)
+    # fixed
+    TrainingArguments(output_dir="out", learning_rate=5e-4, warmup_ratio=0.03)
 
 What to do
     `warmup_ratio=0.03` or some hundred to 2000 `warmup_steps`.

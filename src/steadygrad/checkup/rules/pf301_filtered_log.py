@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out")  # logging_nan_inf_filter=True
+    # fixed
+    TrainingArguments(output_dir="out", logging_nan_inf_filter=False)
 
 What to do
     `logging_nan_inf_filter=False`, and something that acts on a NaN, such as `sg.attach`.

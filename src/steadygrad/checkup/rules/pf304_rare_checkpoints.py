@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments("out", save_total_limit=1)
+    # fixed
+    TrainingArguments("out", save_steps=500, save_total_limit=3)
 
 What to do
     Save every 500 to 1000 steps, keep at least three, and check what was saved: `steady scan`.

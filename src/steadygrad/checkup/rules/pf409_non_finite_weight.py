@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     model.load_state_dict(torch.load("poisoned.pt"))
+    # fixed
+    model.load_state_dict(torch.load("last_good.pt"))  # found by `steady scan --since`
 
 What to do
     `steady scan CHECKPOINT` names the tensors; `steady scan --since` finds the last good one.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}
+    # fixed
+    {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
 
 What to do
     Drop the rows or raise the length, and print one row's tokens beside its labels.

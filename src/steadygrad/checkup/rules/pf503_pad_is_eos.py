@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     tokenizer.pad_token = tokenizer.eos_token; DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    # fixed
+    tokenizer.add_special_tokens({"pad_token": "<pad>"}); model.resize_token_embeddings(len(tokenizer))
 
 What to do
     Give the pad its own token (an unused or added one), or mask by the attention mask instead of by the token.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     tokenizer.add_special_tokens({"pad_token": "[PAD]"}); model(**tokenizer("x", return_tensors="pt"))
+    # fixed
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"}); model.resize_token_embeddings(len(tokenizer))
 
 What to do
     `model.resize_token_embeddings(len(tokenizer))` after adding tokens.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     {"features": [0.1, nan, 0.3], "label": 1}
+    # fixed
+    {"features": [0.1, 0.2, 0.3], "label": 1}
 
 What to do
     Drop or repair the rows at the source; a missing value is not a number to train on.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     model.bn.running_var.fill_(float("nan"))
+    # fixed
+    model.bn.reset_running_stats()
 
 What to do
     The policy rolls back where it can. Otherwise reset the buffer and recompute the statistics on a few good

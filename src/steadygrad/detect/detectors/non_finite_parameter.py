@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     optimizer.step()   # fp16 weights, Adam with eps 1e-8: 0 / 0
+    # fixed
+    torch.optim.AdamW(model.float().parameters())   # float32 weights
 
 What to do
     The policy rolls back to the last good state; without one it halts, so that the last good checkpoint is not

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     terms = {"ce": ce, "kd": kd * float("inf"), "loss": ce + kd}
+    # fixed
+    terms = {"ce": ce, "kd": kd.clamp(max=1e4), "loss": ce + kd.clamp(max=1e4)}
 
 What to do
     If it is always the same term, the policy leaves it out for a while and tries it again after a healthy stretch.

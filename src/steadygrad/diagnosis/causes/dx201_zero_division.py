@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     (err * mask).sum(1) / mask.sum(1)  # one sample has an empty mask
+    # fixed
+    (err * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 What to do
     Give the denominator a floor (clamp_min), or decide the value for empty rows:

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     F.cross_entropy(logits, torch.full((8,), -100))  # NaN
+    # fixed
+    F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum().clamp_min(1)
 
 What to do
     Skip such a batch, or sum and divide by a count of at least one; use the biased variance.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     x = torch.ones(1, requires_grad=True); torch.acos(x).backward(); x.grad  # -inf
+    # fixed
+    torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)).backward()
 
 What to do
     Clamp strictly inside the domain; clamping to the edge keeps the infinite slope. Use atan2 for angles.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     x = torch.zeros(1, requires_grad=True); torch.where(x > 0, torch.log(x), 0.0).sum().backward(); x.grad  # NaN
+    # fixed
+    torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), 0.0).sum().backward()  # 0
 
 What to do
     Mask the argument before the function as well (the double where).

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     nn.Parameter(torch.empty(512, 512))  # and reset_parameters() is not called
+    # fixed
+    weight = nn.Parameter(torch.empty(512, 512)); nn.init.normal_(weight, std=0.02)
 
 What to do
     Initialise it.

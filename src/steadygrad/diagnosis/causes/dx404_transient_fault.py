@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     w.view(torch.int32)[4, 17] ^= 1 << 30
+    # fixed
+    model.load_state_dict(last_good["model"])
 
 What to do
     Restore the weight or recompute the step; if it happens again on the same device, take the device out.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.optim.SGD(model.parameters(), lr=10.0)
+    # fixed
+    torch.optim.SGD(model.parameters(), lr=0.01)
 
 What to do
     Lower the learning rate, warm up, clip; go back to a snapshot from before the rise.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     model.float()  # and no autocast
+    # instead of
+    model.half()
 
 What to do
     Use it to find out whether precision is the cause at all; then narrow it down with RX102.

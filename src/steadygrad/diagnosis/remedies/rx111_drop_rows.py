@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     batch = {key: value[good] for key, value in batch.items()}
+    # instead of
+    loss_fn(model, batch).backward()  # with the bad rows in it
 
 What to do
     Drop them now, and repair or remove the samples.

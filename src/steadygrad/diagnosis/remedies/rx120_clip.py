@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    # instead of
+    optimizer.step()  # whatever the norm is
 
 What to do
     Clip against explosions of finite gradients. It does not repair a non-finite one.

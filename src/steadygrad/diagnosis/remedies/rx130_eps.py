@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     num / den.clamp_min(1e-6); torch.sqrt(v + 1e-8); torch.log(p.clamp_min(1e-12))
+    # instead of
+    num / den; torch.sqrt(v); torch.log(p)
 
 What to do
     Add the floor inside the call, before the function.

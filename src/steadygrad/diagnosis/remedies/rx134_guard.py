@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     loss = (losses * mask).sum() / mask.sum().clamp_min(1)
+    # instead of
+    loss = (losses * mask).sum() / mask.sum()
 
 What to do
     Decide the value of an empty reduction, and write it down.

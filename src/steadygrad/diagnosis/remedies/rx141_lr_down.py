@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for group in optimizer.param_groups: group["lr"] *= 0.01
+    # instead of
+    torch.optim.SGD(model.parameters(), lr=10.0)
 
 What to do
     Go back to before the rise, lower the rate, and raise it again slowly.

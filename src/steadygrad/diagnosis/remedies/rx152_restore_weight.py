@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     weight.copy_(last_good)
+    # instead of
+    weight[4, 17]  # 3e36, by a flipped bit
 
 What to do
     Restore it from the last good snapshot or another replica.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for name, buffer in model.named_buffers(): buffer.copy_(saved[name])
+    # instead of
+    if bad: continue  # and the running statistics keep the bad batch
 
 What to do
     Restore buffers whenever a batch is skipped.

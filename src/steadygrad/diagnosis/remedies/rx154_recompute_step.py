@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     optimizer.zero_grad(); loss_fn(model, batch).backward(); optimizer.step()
+    # instead of
+    optimizer.step()  # with a gradient that backward did not compute
 
 What to do
     Recompute, count how often it happens on this device, and take the device out if it does again.

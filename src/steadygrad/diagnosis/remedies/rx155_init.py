@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     nn.init.normal_(weight, std=0.02)
+    # instead of
+    weight = nn.Parameter(torch.empty(512, 512))
 
 What to do
     Initialise it where the module is built.

@@ -11,7 +11,7 @@ Smallest example
     return grad_output / norm, None   # nothing for the weight
 
 What to do
-    Compare it with autograd (`torch.autograd.gradcheck`, in float64) and put the formula right, or leave the function
+    Compare it with autograd (`torch.autograd.gradcheck`, in float64) and correct the formula, or leave the function
     away if it saves nothing.
 
 Safety

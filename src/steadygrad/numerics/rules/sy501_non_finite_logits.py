@@ -11,6 +11,8 @@ Why it hurts
 Smallest example
     model.lm_head.weight.data[0, 0] = float("nan")
     model.generate(ids, do_sample=True)      # RuntimeError: probability tensor contains either `inf`, `nan` ...
+    # fixed
+    model.load_state_dict(last_good); model.generate(ids, do_sample=True)
 
 What to do
     Do not train on these samples. Look at the weights first (steady scan on a checkpoint, or the guard's own look);

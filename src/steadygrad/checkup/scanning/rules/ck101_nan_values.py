@@ -10,6 +10,8 @@ Why it hurts
 Smallest example
     state = {"weight": torch.tensor([1.0, float("nan")])}
     torch.save(state, "model.pt")
+    # fixed
+    sg.Guard(model, optimizer, loss_fn)  # refuses the update that would have written it
 
 What to do
     `steady scan --since FOLDER` finds the last good checkpoint of a series. Resume from that one, guarded, and find

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     weight = torch.full((2, 2), 70000.0).half()  # float16 ends at 65,504
+    # fixed
+    weight = torch.full((2, 2), 70000.0).bfloat16()
 
 What to do
     If it is a cast to float16 that overflowed, keep the tensor in bfloat16 or float32. If it came out of training,

@@ -122,15 +122,14 @@ def _numbers() -> str:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             meanings[field.target.id] = " ".join(str(after.value.value).split()) if said else ""  # type: ignore[attr-defined]
-    names = list(PRESETS)
     rows = []
     for name, meaning in meanings.items():
-        values = [_value(getattr(PRESETS[preset], name)) for preset in names]
-        shown = values[:1] if len(set(values)) == 1 and name != "name" else values
-        cells = " | ".join(shown if len(shown) > 1 else [*shown, *["same"] * (len(names) - 1)])
-        rows.append(f"| `{name}` | {cells} | {meaning} |")
-    head = " | ".join(f"`{name}`" for name in names)
-    return f"| number | {head} | meaning |\n|---|{'---|' * len(names)}---|\n" + "\n".join(rows)
+        usual = _value(getattr(PRESETS["balanced"], name))
+        others = {preset: _value(getattr(policy, name)) for preset, policy in PRESETS.items()}
+        differing = [f"`{preset}`: {value}" for preset, value in others.items() if value != usual and name != "name"]
+        other = f" ({'; '.join(differing)})" if differing else ""
+        rows.append(f"| `{name}` | {usual} | {meaning}{other} |")
+    return "| number | `balanced` | meaning |\n|---|---|---|\n" + "\n".join(rows)
 
 
 def _value(value: Any) -> str:

@@ -164,7 +164,7 @@ def test_a_torn_journal_is_drawn_as_far_as_it_goes_and_says_so(call: Call, run: 
     code, out, _ = call("plot", str(cut), "-o", str(tmp_path / "loss.svg"))
     assert code == 0
     assert "torn record" in out
-    assert "steps, " in out
+    assert "updates refused" in out
 
 
 # -- numbers beside an axis

@@ -1,4 +1,4 @@
-"""Write the pages that are made from the source: docs/codes/*.md from the rules, docs/commands.md from the parser.
+"""Write the pages made from the source: docs/codes from the rules, docs/api from docstrings, docs/commands.md.
 
 python tools/generate_docs.py            writes them
 python tools/generate_docs.py --check    writes nothing and exits with 1 if one is not current
@@ -17,6 +17,9 @@ from typer.main import get_command
 from steadygrad import rules
 from steadygrad.commands import EPILOG, make_app
 from steadygrad.reporters.rule_page import FAMILIES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from api_pages import PAGES, api_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = "<!-- Made by tools/generate_docs.py; edit the source instead. -->"
@@ -82,13 +85,14 @@ def made_pages() -> dict[Path, str]:
     pages = {DOCS / "codes" / f"{page.code}.md": code_page(page) for page in found}
     pages[DOCS / "codes" / "README.md"] = code_index(found)
     pages[DOCS / "commands.md"] = commands_page()
+    pages |= {DOCS / "api" / f"{name}.md": f"{MADE}\n\n{api_page(name)}" for name in PAGES}
     return pages
 
 
 def stale(pages: dict[Path, str], docs: Path = DOCS) -> list[str]:
     """The pages on disk that are missing, differ, or belong to no rule any more."""
     wrong = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    orphans = [path for path in (docs / "codes").glob("*.md") if path not in pages]
+    orphans = [path for folder in ("codes", "api") for path in (docs / folder).glob("*.md") if path not in pages]
     return sorted(str(path.relative_to(docs)) for path in (*wrong, *orphans))
 
 
@@ -101,7 +105,7 @@ def main() -> int:
     for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for path in (DOCS / "codes").glob("*.md"):
+    for path in [path for folder in ("codes", "api") for path in (DOCS / folder).glob("*.md")]:
         if path not in pages:
             path.unlink()
     print(f"{len(pages)} pages, {len(wrong)} of them changed")

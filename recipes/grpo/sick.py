@@ -128,10 +128,12 @@ def in_words(incident: sg.Incident) -> str:
         return found
     cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause is not None else "cause not found"
     held = ", ".join(trial.remedy.slug for trial in diagnosis.trials if trial.verified) or "none"
-    tried = f"remedies that held on this very step: {held}" if diagnosis.trials else "tried at the first of its kind"
+    tried = (
+        f"remedies that held on this step: {held}" if diagnosis.trials else "tried at the first incident of this kind"
+    )
     line = (diagnosis.origin.code_line or "").strip()
     return (
-        f"{found}\n  {cause}, born in {diagnosis.origin.op} of {diagnosis.origin.module}: {line}\n"
+        f"{found}\n  {cause}, first bad value: {diagnosis.origin.op} of {diagnosis.origin.module}: {line}\n"
         f"  because {diagnosis.because}; {tried}"
     )
 

@@ -1,4 +1,4 @@
-"""steadygrad keeps a training run finite, finds out why it was not, and proves the cure.
+"""steadygrad keeps a training run finite, finds out why it was not, and verifies the fix.
 
     import steadygrad as sg
     guard = sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0, run_dir="runs/demo")
@@ -37,7 +37,7 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 _ROOMS = ("numerics", "testing")
-"""Rooms whose own public names are used through them: `sg.numerics.masked_mean`."""
+"""Packages whose own public names are used through them: `sg.numerics.masked_mean`."""
 
 if TYPE_CHECKING:
     from . import numerics as numerics

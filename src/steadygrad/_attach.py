@@ -1,4 +1,4 @@
-"""attach(): guards a loop that somebody else owns. Which integration fits this object?"""
+"""attach(): guards a loop that other code owns. Which integration fits this object?"""
 
 from __future__ import annotations
 
@@ -53,10 +53,21 @@ def attach(target: Any, **options: Any) -> Any:
 
     Args:
         target: a trainer, an Accelerator, a torch optimizer, or a list of optimizers.
-        **options: those of the integration: `run_dir`, `policy` and more; see `docs/doors`.
+        **options: those of the integration: `run_dir`, `policy` and more; see `docs/entry_points`.
 
     Returns:
         A GuardHandle: `incidents`, `summary()`, `settle()`, `close()`; used in a `with` it closes itself.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with sg.attach(optimizer, model=model) as guard:
+        ...     for batch in (torch.ones(8, 4), torch.full((8, 4), float("nan"))):
+        ...         model(batch).pow(2).mean().backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> guard.summary()["applied"], guard.summary()["skipped"]
+        (1, 1)
     """
     for package, name, room, function in _OWNERS:
         if any(kind.__name__ == name and kind.__module__.split(".")[0] == package for kind in type(target).__mro__):

@@ -15,13 +15,41 @@ from __future__ import annotations
 
 
 class SteadyError(Exception):
-    """Root of every exception steadygrad raises on purpose."""
+    """Root of every exception steadygrad raises on purpose.
+
+    Args:
+        message: what happened, why it matters and what to do next.
+
+    Returns:
+        An exception; `exit_code` is what the command `steady` exits with.
+
+    Example:
+        >>> try:
+        ...     sg.Policy.named("reckless")
+        ... except sg.SteadyError as error:
+        ...     print(type(error).__name__)
+        UsageError
+    """
 
     exit_code = 1
 
 
 class UsageError(SteadyError, ValueError):
-    """The call cannot work as written; the message says which argument and what to pass instead."""
+    """The call cannot work as written; the message says which argument and what to pass instead.
+
+    Args:
+        message: which argument, and what to pass instead.
+
+    Returns:
+        An exception that is a ValueError too; exit code 2.
+
+    Example:
+        >>> try:
+        ...     sg.Policy(lr_factor=2.0)
+        ... except ValueError as error:
+        ...     print(error)
+        Policy 'balanced' cannot work: lr_factor must lie between 0 and 1, for example 0.5.
+    """
 
     exit_code = 2
 
@@ -31,7 +59,26 @@ class ClosedError(SteadyError, RuntimeError):
 
 
 class TrainingHalted(SteadyError, RuntimeError):
-    """The policy stopped the run because its budgets are spent."""
+    """The policy stopped the run because its budgets are spent.
+
+    Args:
+        message: at which step, why, what state is left, and where the journal is.
+
+    Returns:
+        An exception; exit code 23. The weights are those from before the refused updates.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> policy = sg.Policy.named("balanced").but(skip_streak_halt=2)
+        >>> guard = sg.Guard(model, optimizer, lambda model, batch: model(batch).mean(), policy=policy)
+        >>> try:
+        ...     for batch in [torch.full((8, 4), float("nan"))] * 5:
+        ...         outcome = guard.step(batch)
+        ... except sg.TrainingHalted as error:
+        ...     print(str(error).partition(":")[0])
+        Training was halted at step 1
+    """
 
     exit_code = 23
 

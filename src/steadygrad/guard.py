@@ -35,6 +35,20 @@ class Guard:
         optimizer: a torch optimizer, or several. Made with `fused=True` it can refuse an update on the device.
         loss_fn: `loss_fn(model, batch)` returns a scalar, a mapping of named terms with "loss", or None to skip.
         **options: see `GuardConfig`, which lists every option with its meaning.
+
+    Returns:
+        A guard, which is a GuardHandle. `step(batch)` returns an Outcome; leaving the `with` block closes the journal.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def loss_fn(model, batch):
+        ...     return model(batch).pow(2).mean()
+        >>> with sg.Guard(model, optimizer, loss_fn, max_grad_norm=1.0) as guard:
+        ...     good = guard.step(torch.ones(8, 4))
+        ...     bad = guard.step(torch.full((8, 4), float("nan")))
+        >>> good.applied, bad.applied, bad.findings[0].detail
+        (True, False, 'the loss is nan')
     """
 
     def __init__(
@@ -67,7 +81,7 @@ class Guard:
     def step(self, batch: Any) -> Outcome:
         """Forward, backward, check, clip, optimizer, schedule, zero_grad for one (micro-)batch.
 
-        Raises what your own code raises, and TrainingHalted when the policy gives up; never an error of its own.
+        Raises what your own code raises, and TrainingHalted when the policy gives up; never its own error.
         """
         if self._closed:
             raise ClosedError("This guard is closed, so the batch was not trained on. Make a new Guard to go on.")
@@ -161,6 +175,7 @@ class Guard:
             loop.diagnoses.finish()
             with shield("final_state", None):
                 self._final_state = loop.recovery.final_state()
+                loop.books.journal.event("final_state", state=self._final_state)
         finally:
             self._closed = True
             with shield("ranks", None):

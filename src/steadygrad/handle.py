@@ -10,7 +10,20 @@ from .records import Incident
 
 @runtime_checkable
 class GuardHandle(Protocol):
-    """A guard, as `sg.Guard(...)` and `sg.attach(...)` return it. It is a context manager that closes it."""
+    """A guard, as `sg.Guard(...)` and `sg.attach(...)` return it. It is a context manager that closes it.
+
+    Args:
+        none: it is a protocol, and `sg.Guard` and `sg.attach` return an object that follows it.
+
+    Returns:
+        `incidents` is a list of Incident, `summary()` a dictionary of counts; `settle()` and `close()` return nothing.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> with sg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model=model) as guard:
+        ...     isinstance(guard, sg.GuardHandle), guard.incidents
+        (True, [])
+    """
 
     @property
     def incidents(self) -> list[Incident]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/doors").glob("*.md")),
+    *sorted((ROOT / "docs/entry_points").glob("*.md")),
 ]
 
 
@@ -108,6 +109,23 @@ def test_the_source_map_names_every_package() -> None:
     assert [name for name in names if f"  {name} " not in readme] == []
 
 
+def test_the_readme_is_short_and_has_a_picture() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 1200
+    assert "](docs/report.png)" in readme
+
+
+def test_the_front_page_has_a_picture() -> None:
+    assert "](report.png)" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+
+
+def test_the_glossary_has_at_most_25_terms_in_order() -> None:
+    page = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"(?m)^\| ([a-z][\w ,-]*) \| [A-Z].*\.? \|$", page)
+    assert 20 <= len(terms) <= 25
+    assert terms == sorted(terms)
+
+
 # -- generated pages
 
 
@@ -133,6 +151,57 @@ def test_a_page_that_is_missing_changed_or_orphaned_is_stale(generator: ModuleTy
     (codes / "SY102.md").write_text("current")
     pages = {codes / "SY101.md": "new", codes / "SY102.md": "current", codes / "SY103.md": "never written"}
     assert generator.stale(pages, tmp_path) == ["codes/SY101.md", "codes/SY103.md", "codes/SY998.md"]
+
+
+def test_every_number_of_a_policy_has_its_meaning_on_a_page() -> None:
+    from dataclasses import fields
+
+    from steadygrad import Policy
+
+    page = (ROOT / "docs/api/policy.md").read_text(encoding="utf-8")
+    meanings = dict(re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \| ([^|]*) \|$", page))
+    assert [field.name for field in fields(Policy) if len(meanings.get(field.name, "").split()) < 3] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    import steadygrad as sg
+
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/api").glob("*.md"))
+    names = [f"sg.{name}" for name in sg.__all__]
+    names += [f"sg.numerics.{name}" for name in sg.numerics.__all__]
+    names += [f"sg.testing.{name}" for name in sg.testing.__all__ if name != "KINDS"]
+    assert len(names) > 40
+    assert [name for name in names if f"## `{name}`\n" not in pages] == []
+
+
+# Their example is a row of numbers, or something that no line of code mends.
+WITHOUT_FIX = {"CK103", "RX164", "SY201", "SY202", "SY203", "SY301", "SY303", "SY304", "SY503"}
+
+
+def test_a_code_page_shows_the_fix_beside_the_bug() -> None:
+    from steadygrad import rules
+
+    examples = {page.code: page.sections.get("Smallest example", "") for page in rules.pages()}
+    shown = {code for code, text in examples.items() if "# fixed\n" in text or "# instead of\n" in text}
+    assert set(examples) - shown == WITHOUT_FIX
+
+
+@pytest.mark.parametrize("code", ["DX203", "DX204", "DX206", "PF401", "PF407", "PF412", "SY104", "SY408"])
+def test_the_bug_of_a_page_is_not_finite_and_its_fix_is(code: str) -> None:
+    import torch
+
+    from steadygrad import rules
+
+    bug, fix = (inspect.cleandoc(part) for part in rules.page(code).sections["Smallest example"].split("# fixed\n"))
+
+    def value_of(lines: str) -> torch.Tensor:
+        *before, last = [part.strip() for line in lines.splitlines() for part in line.split("#")[0].split(";")]
+        names = {"torch": torch, "F": torch.nn.functional}
+        exec("\n".join(before), names)
+        return eval(last, names)
+
+    assert not torch.isfinite(value_of(bug)).all()
+    assert torch.isfinite(value_of(fix)).all()
 
 
 def test_the_commands_page_names_every_verb_and_option(generator: ModuleType) -> None:

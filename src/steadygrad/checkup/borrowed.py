@@ -1,7 +1,7 @@
 """Objects that are only borrowed: whatever is run with them, they come back bit for bit as they were.
 
 Weights, gradients, moments, step counts, buffers, counters on modules, modes, and all random numbers are copied to the
-host, and put back into the same storage, whatever happens in between.
+host, and copied back into the same storage, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..engine.training_state import TrainingState, copy_tree
 
 
 class Borrowed:
-    """What was lent, and the way back to it. `unreturnable` names what changed and cannot be put back."""
+    """What was lent, and the way back to it. `unreturnable` names what changed and cannot be restored."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss_fn: Any = None) -> None:
         roots = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]

@@ -63,6 +63,15 @@ def doctor(
         max_rows: how many rows to read.
         select, ignore: codes or beginnings of codes, such as ["PF1", "PF204"].
         show: print it, with the table of labels and lengths where there is a data set; False only returns it.
+
+    Returns:
+        A Checkup: `advice`, each with code, level, place and what to do; `clean` where none is a warning or an error.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1).half()
+        >>> found = sg.doctor(model, torch.optim.Adam(model.parameters()), show=False)
+        >>> "PF101" in {advice.code for advice in found.advice}
+        True
     """
     found = _examined(
         target, optimizer, args=args, dataset=dataset, tokenizer=tokenizer, scaler=scaler, scheduler=scheduler,

@@ -31,7 +31,7 @@ def load_factory(words: str) -> Callable[[], Any]:
         bare = words if not colon else place
         is_script = bare.endswith(".py")
         what = (
-            f"{bare} is a script, and which of its objects are meant cannot be told"
+            f"{bare} is a script, and which of its objects are meant is not known"
             if is_script
             else f"{words!r} names no function"
         )

@@ -13,7 +13,7 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFacts:
-    """One parameter. `typical` is the median magnitude of a sample of it, None where nobody looked."""
+    """One parameter. `typical` is the median magnitude of a sample of it, None where it was not checked."""
 
     name: str
     dtype: str = "float32"

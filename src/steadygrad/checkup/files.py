@@ -147,7 +147,7 @@ def _read_yaml(path: Path, text: str) -> Settings:
 
 
 def _value(loader: Any, node: Any) -> Any:
-    """A scalar or a plain list as Python has it; the text of anything with a tag of its own."""
+    """A scalar or a plain list as Python has it; the text of anything with its own tag."""
     try:
         return loader("").construct_object(node, deep=True)
     except Exception:  # an unknown tag, a date that is none: nothing that a rule could use
@@ -209,7 +209,7 @@ def _read_saved(path: Path) -> Settings:
         raise UsageError(f"{path} cannot be read as saved training arguments: {error}.") from None
     try:
         husk = _HuskUnpickler(io.BytesIO(pickled)).load()
-    except Exception as error:  # a pickle may fail in any way; none of its own code ran
+    except Exception as error:  # a pickle may fail in any way; none of its code ran
         raise UsageError(f"{path} holds no saved training arguments: {type(error).__name__}.") from None
     state = husk.state if isinstance(husk, _Husk) else husk if isinstance(husk, dict) else {}
     if "learning_rate" not in state and "output_dir" not in state:

@@ -216,7 +216,7 @@ def _inputs_require_grad(embedding: Any) -> bool | None:
 
 
 def _look(parameters: list[nn.Parameter]) -> list[tuple[float | None, bool | None]]:
-    """Typical magnitude and finiteness of each; what has no values of its own (meta, packed) is left out."""
+    """Typical magnitude and finiteness of each; what holds no values (meta, packed) is left out."""
     found: list[tuple[float | None, bool | None]] = [(None, None)] * len(parameters)
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
     with torch.no_grad():

@@ -51,7 +51,7 @@ class Stage:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def run(self, around: Sequence[AbstractContextManager[Any]] = (), *, scale: float = 1.0) -> Run:
-        """Forward and backward within the given contexts. The state is put back afterwards."""
+        """Forward and backward within the given contexts. The state is restored afterwards."""
         for parameter in self.model.parameters():
             parameter.grad = None
         with ExitStack() as stack:

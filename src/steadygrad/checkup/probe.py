@@ -43,6 +43,14 @@ def probe(
         loss_fn: `loss_fn(model, batch)` returns a scalar or a mapping with "loss", as for a Guard.
         batch: one batch; a copy of it is used.
         dtypes: among fp16, bf16, fp8_e4m3 and fp8_e5m2.
+
+    Returns:
+        A Probe: largest and smallest magnitudes of every module, and a verdict for each dtype.
+
+    Example:
+        >>> found = sg.probe(torch.nn.Linear(4, 1), lambda model, batch: model(batch).mean(), torch.ones(8, 4))
+        >>> found.fit
+        True
     """
     if not isinstance(model, nn.Module) or not callable(loss_fn):
         raise UsageError("sg.probe needs a torch.nn.Module, loss_fn(model, batch), and a batch.")
@@ -77,7 +85,7 @@ def probe(
             raise UsageError(f"One step of {of} raised {type(error).__name__}: {error}") from error
         trials = tuple(_tried(stage, FORMATS[name], reference) for name in dtypes)
         if not reference.finite:
-            notes.append("the step is not finite as it is: mend that first (steady doctor, sg.diagnose)")
+            notes.append("the step is already non-finite in float32; fix that first (steady doctor, sg.diagnose)")
         modules = _ranges(reference, [FORMATS[name] for name in dtypes])
     return Probe(
         loss=reference.loss,

@@ -97,7 +97,7 @@ def _codes(words: Iterable[str], *, known: bool = True) -> Iterable[str]:
 
 
 def allowed(advice: Advice, lines: Sequence[str]) -> bool:
-    """Whether a comment allows it: on its line, on a line of its own just above, or `allow-file` anywhere."""
+    """Whether a comment allows it: on its line, on its own line just above, or `allow-file` anywhere."""
     for number, line in enumerate(lines, start=1):
         found = ALLOW.search(line)
         if found is None or not advice.code.startswith(tuple(re.split(r"[\s,]+", found["codes"].strip()))):

@@ -60,6 +60,16 @@ def selftest(
         steps: how many steps after the first forward and backward.
         max_grad_norm: clip as the run will.
         precision: "fp32", "bf16" or "fp16", by autocast, the last with a loss scale.
+
+    Returns:
+        A Selftest: `fit`, and one judgement for each thing that was checked.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> data = [torch.ones(8, 4)]
+        >>> sg.selftest(model, optimizer, lambda model, batch: model(batch).pow(2).mean(), data).fit
+        True
     """
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     _check_arguments(model, optimizers, loss_fn, steps, precision)
@@ -103,7 +113,7 @@ def _check_arguments(model: Any, optimizers: list[Any], loss_fn: Any, steps: int
 
 def _drawn(batches: Iterable[Any], steps: int) -> list[Any]:
     """The first so many batches, from the start again where there are fewer. Iterating a loader draws random numbers,
-    so this happens where they are put back."""
+    so this happens where they are restored."""
     found = list(itertools.islice(iter(batches), steps))
     if not found:
         raise UsageError("There are no batches to test with.")

@@ -63,7 +63,7 @@ def judge(trial: Trial) -> Selftest:
     if not trial.repeats:
         notes.append("the same step from the same state gave other bits: the set-up is not deterministic")
     if trial.unreturnable:
-        notes.append(f"these attributes changed and cannot be put back: {listed(list(trial.unreturnable))}")
+        notes.append(f"these attributes changed and cannot be restored: {listed(list(trial.unreturnable))}")
     return Selftest(
         verdict=VERDICTS[worst],
         checks=checks,

@@ -81,7 +81,7 @@ BESIDE_OUTPUT_DIR = {
 }  # fmt: skip
 NAMES_A_CLASS = {"type", "name", "_target_", "_component_", "class_path"}
 BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
-"""Keys of programs that build objects from their configuration: they have settings of their own."""
+"""Keys of programs that build objects from their configuration: they have their own settings."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Settings:
     """Settings by their path of keys, with the line each stands on.
 
     `kind` is transformers, deepspeed, lightning or accelerate, whose defaults fill what is not written; own, which has
-    settings of a training in names of its own; or unknown, in which no training was recognised.
-    `explicit` are the keys somebody wrote; a saved TrainingArguments has all and cannot tell.
+    settings of a training under other names; or unknown, in which no training was recognised.
+    `explicit` are the keys someone wrote; a saved TrainingArguments has all and cannot tell.
     """
 
     path: str
@@ -114,7 +114,7 @@ class Settings:
         return next((self.values[path] for path in self.keys(name)), default)
 
     def has(self, name: str) -> bool:
-        """Whether somebody set it at all."""
+        """Whether someone set it at all."""
         return any(True for _ in self.keys(name))
 
     def on(self, name: str) -> bool:

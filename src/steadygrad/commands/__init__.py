@@ -1,7 +1,8 @@
 """The command `steady`: one verb a file.
 
-A module in this folder whose name has no leading underscore is a verb: it defines a function of its own name, whose
-docstring is the help and whose parameters are the arguments. So a new verb is a new file and nothing else. Modules
+A module in this folder whose name has no leading underscore is a verb: it defines a function of the same name, whose
+docstring is the help and whose parameters are the arguments; `WHEN` (before, during or after training) and `SHORT` are
+its group and its line in `steady --help`. So a new verb is a new file and nothing else. Modules
 here import at the top only what is quick: a verb that needs torch or pyarrow imports it when it is called, so that
 `steady --help` and `steady explain` start at once.
 
@@ -13,13 +14,26 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import SteadyError
 
+GROUPS = {"before": "Before training", "during": "During training", "after": "After training"}
 EPILOG = "Exit codes: 0 fine, 1 something bad was found, 2 the input cannot be used, 23 training was halted."
+
+
+class Groups(TyperGroup):
+    """`steady --help`: the verbs by when they are used."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One section a group, a line a verb."""
+        for when, title in GROUPS.items():
+            chosen = [verb for verb in verbs() if when == _module(verb).WHEN]
+            with formatter.section(title):
+                formatter.write_dl([(verb, _module(verb).SHORT) for verb in chosen])
 
 
 def verbs() -> list[str]:
@@ -31,6 +45,7 @@ def make_app() -> typer.Typer:
     """The command line parser with every verb in it."""
     app = typer.Typer(
         name="steady",
+        cls=Groups,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -39,9 +54,13 @@ def make_app() -> typer.Typer:
     )
     app.callback(epilog=EPILOG)(_steady)
     for verb in verbs():
-        module = import_module(f"{__name__}.{verb}")
+        module = _module(verb)
         app.command(verb, epilog=EPILOG, context_settings=getattr(module, "CONTEXT", None))(getattr(module, verb))
     return app
+
+
+def _module(verb: str) -> Any:
+    return import_module(f"{__name__}.{verb}")
 
 
 def main() -> NoReturn:
@@ -70,4 +89,4 @@ def _steady(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keeps a PyTorch training run finite, finds out why it was not, and proves the cure."""
+    """Keeps NaN and Inf out of your weights, and tells you which line and which sample caused them."""

@@ -12,6 +12,9 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..demo.race import Result
 
+WHEN = "before"
+SHORT = "a small model that turns NaN, with and without a guard"
+
 
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many batches to train on.")] = 320,
@@ -22,7 +25,7 @@ def demo(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else.")] = False,
 ) -> None:
-    """Train a small language model on real text, twice: as everybody does it, and guarded.
+    """Train a small language model on real text, twice: in a plain loop and in a guarded one.
 
     The data loader holds a believable mistake, so the plain loop's loss turns NaN for good. Takes about a minute on
     two cores.
@@ -60,7 +63,7 @@ def demo(
 
 
 def _free_directory(wanted: Path | None) -> Path:
-    """A directory with nothing in it yet: a demo must not be mixed into a run that somebody keeps."""
+    """A directory with nothing in it yet: a demo must not be mixed into a run that someone keeps."""
     if wanted is not None:
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
             raise UsageError(f"{wanted} is not empty, and the demo would be mixed into it: pass another --run-dir.")

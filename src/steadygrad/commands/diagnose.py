@@ -1,4 +1,4 @@
-"""steady diagnose: where the first bad value was made, why, and which remedies work."""
+"""steady diagnose: where the first bad value was computed, why, and which remedies work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "after"
+SHORT = "where a NaN came from and what fixes it"
+
 
 def diagnose(
     target: Annotated[Path, typer.Argument(help="A run, or one of its incidents (RUN/incidents/0001).")],
@@ -14,15 +17,16 @@ def diagnose(
 ) -> None:
     """Show the diagnosis of an incident: origin, rows, cause, and the remedies tried by replaying the step.
 
-    With a run it is the newest diagnosed incident. Exits with 1, because something bad was found.
+    With a run it is the newest incident that has a verified remedy, else the newest diagnosed one. Exits with 1,
+    because something bad was found.
     """
     from ..diagnosis.lookup import find_incident
     from ..reporters.diagnosis import print_diagnosis
     from ..reporters.terminal import console, print_json
 
-    incident = find_incident(target)
+    incident, kind = find_incident(target)
     if json:
         print_json(incident)
     else:
-        print_diagnosis(console(), incident)
+        print_diagnosis(console(), incident, kind)
     raise typer.Exit(1)

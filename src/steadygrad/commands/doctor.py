@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "before"
+SHORT = "what is likely to go wrong in a script or config"
+
 
 def doctor(
     target: Annotated[

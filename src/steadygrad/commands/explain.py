@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "after"
+SHORT = "the page of a code such as SY101"
+
 
 def explain(
     code: Annotated[

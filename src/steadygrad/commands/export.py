@@ -10,6 +10,9 @@ import typer
 
 from ..errors import UsageError
 
+WHEN = "after"
+SHORT = "a run as Parquet or CSV"
+
 
 class Table(StrEnum):
     """What of a run is written."""

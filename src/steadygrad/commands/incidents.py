@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "after"
+SHORT = "which steps were refused, why, and what was done"
+
 
 def incidents(
     run: Annotated[Path, typer.Argument(help="The run directory a guard wrote to.", metavar="RUN")],
@@ -27,7 +30,7 @@ def incidents(
         print_json({"run": str(run), "num_incidents": len(found), "incidents": chosen})
     else:
         screen = console()
-        print_incidents(screen, str(run), chosen, left_out=len(found) - len(chosen))
+        print_incidents(screen, str(run), found, left_out=len(found) - len(chosen))
         print_vitals(screen, read_events(run))
     if found:
         raise typer.Exit(1)

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "after"
+SHORT = "the loss curve of a run as a picture"
+
 
 def plot(
     run: Annotated[Path, typer.Argument(help="The run directory a guard wrote to.", metavar="RUN")],

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "before"
+SHORT = "whether your model can train in fp16, bf16 or fp8"
+
 
 def probe(
     factory: Annotated[

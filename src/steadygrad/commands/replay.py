@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..diagnosis.program import Program
     from ..diagnosis.restage import Replayed
 
+WHEN = "after"
+SHORT = "run the failing step again in your own code"
+
 
 def replay(
     incident: Annotated[
@@ -37,12 +40,12 @@ def replay(
 
     The recorded program is run again, in its directory, up to its first guarded step; there the capsule's state and
     batch are put in place, and nothing of the program runs after that. Its guards write nothing. The command is shown
-    first and needs your yes, at the terminal or as --yes: running it is running code, and it was read from a file.
+    first and must be confirmed, at the terminal or with --yes: running it is running code, and it was read from a file.
     With --entry only the module you name is imported. With a run it is the newest incident that has a capsule.
 
-    Exits with 0 if the step came out finite, 1 if the trouble is there again, and 2 if it cannot be replayed: the
-    capsule is missing, torn, changed, from a newer version or does not fit, the script is gone or changed since
-    (--changed accepts that), the program never came to a guarded step, or nobody said yes.
+    Exits with 0 if the step is finite now, 1 if the failure is reproduced, and 2 if it cannot be replayed: the capsule
+    is missing, truncated, changed, from a newer version or does not fit, the script is gone or has changed since
+    (--changed accepts that), the program never reached a guarded step, or running it was not confirmed.
     """
     from ..diagnosis.entry import find_capsule, load_entry
     from ..errors import UsageError
@@ -82,21 +85,21 @@ def _ask(program: Program, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("Running this program needs your yes, and there is no terminal to ask at: pass --yes.")
+        raise UsageError("Confirmation required and stdin is not a terminal: pass --yes.")
     if not typer.confirm("Run it up to its first guarded step?", err=True):
         raise UsageError("Nothing was run.")
 
 
 def _print(folder: Path, found: Replayed) -> None:
-    from ..reporters.diagnosis import print_findings_of_clinic
+    from ..reporters.diagnosis import print_findings
     from ..reporters.terminal import console, labelled, number, shown
 
     screen = console()
-    word = "the trouble is there again" if found.reproduced else "this time it came out finite"
+    word = "reproduced" if found.reproduced else "not reproduced (finite)"
     screen.print(f"{shown(folder)}, step {found.step}, {shown(found.symptom)}: {word}", soft_wrap=True)
-    bits = "the same to the bit, or NaN both times" if found.same_loss_bits else "not the same"
+    bits = "same bits" if found.same_loss_bits else "different"
     then, now = (", ".join(number(loss) for loss in x) for x in (found.recorded_losses, found.losses))
     screen.print(labelled("loss", f"{now} (was {then}): {bits}"), soft_wrap=True)
     for note in found.notes:
         screen.print(labelled("note", shown(note)), soft_wrap=True)
-    print_findings_of_clinic(screen, found.diagnosis)
+    print_findings(screen, found.diagnosis)

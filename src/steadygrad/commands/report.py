@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "after"
+SHORT = "one HTML page about a run, or several"
+
 
 def report(
     runs: Annotated[

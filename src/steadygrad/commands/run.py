@@ -12,6 +12,9 @@ import typer
 # What stands behind the program's name is the program's, whatever it looks like.
 CONTEXT = {"allow_interspersed_args": False}
 
+WHEN = "during"
+SHORT = "guard a training program without changing it"
+
 
 def run(
     program: Annotated[

@@ -9,6 +9,9 @@ import typer
 
 from ..errors import UsageError
 
+WHEN = "after"
+SHORT = "find NaN and Inf in checkpoints"
+
 
 def scan(
     paths: Annotated[

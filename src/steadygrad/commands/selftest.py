@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+WHEN = "before"
+SHORT = "ten steps of your own set-up, and a verdict"
+
 
 def selftest(
     factory: Annotated[

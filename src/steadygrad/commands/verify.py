@@ -12,6 +12,9 @@ from ..errors import JournalError, UsageError
 if TYPE_CHECKING:
     from ..records.scan import ScanReport
 
+WHEN = "after"
+SHORT = "whether training did what it should have done"
+
 
 def verify(
     run: Annotated[

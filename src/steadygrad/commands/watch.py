@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+WHEN = "during"
+SHORT = "follow a run in the terminal"
+FIRST_FILE_S = 10.0
 
 
 def watch(
@@ -24,15 +29,17 @@ def watch(
 ) -> None:
     """Follow a run in the terminal: loss, gradient norm, layers, learning rate, refused steps and incidents.
 
-    Reads the run's files and nothing else, so it works for a run that is going on, has ended or has crashed. In a pipe
-    it looks once. The view needs `pip install "steadygrad[watch]"`; --once and --json need nothing more. With --to it
-    goes on until the run has ended, or with --once sends what there is.
+    Reads the run's files and nothing else, so it works for a run that is going on, has ended or has crashed, and waits
+    for one that does not exist yet. In a pipe it looks once. The view needs `pip install "steadygrad[watch]"`; --once
+    and --json need nothing more. With --to it goes on until the run has ended, or with --once sends what there is.
     """
     from ..reporters.terminal import console, print_json
     from ..reporters.watching.follow import Follower
     from ..reporters.watching.story import tell
 
     screen = console()
+    if not (once or json) and screen.is_terminal:
+        _wait_for(run, every=every)
     if to:
         from ..reporters.trackers.sending import send
 
@@ -55,3 +62,21 @@ def watch(
     from ..reporters.watching.entry import show
 
     show(run, every=every)
+
+
+def _wait_for(run: Path, *, every: float) -> None:
+    """Waits while there is nothing at all where the run will be, as `tail -F` does."""
+    from ..reporters.terminal import console, shown
+
+    def missing() -> bool:
+        return not run.exists() or (run.is_dir() and not any(run.iterdir()))
+
+    if missing():
+        console(stderr=True).print(f"waiting for {shown(run)} (Ctrl-C to stop)", soft_wrap=True)
+    while missing() or (run.is_dir() and not (run / "run.json").exists() and _just_made(run)):
+        time.sleep(every)
+
+
+def _just_made(run: Path) -> bool:
+    """Whether a writer may still be at its first file."""
+    return time.time() - run.stat().st_mtime < FIRST_FILE_S

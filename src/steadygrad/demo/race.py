@@ -1,4 +1,4 @@
-"""Two loops over the same batches from the same weights: the loop everybody writes, and the same loop guarded."""
+"""Two loops over the same batches from the same weights: a plain loop, and the same loop guarded."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Race:
                 yield lap
 
     def _plain_step(self, batch: dict[str, Tensor]) -> float:
-        """The loop everybody writes."""
+        """A plain training loop."""
         loss = reply_loss(self.plain_model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.plain_model.parameters(), MAX_GRAD_NORM)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..reporters.diagnosis import print_findings_of_clinic
+from ..reporters.diagnosis import print_findings
 from ..reporters.terminal import labelled, number, shown
 from .race import Lap, Race, Result
 
@@ -123,7 +123,7 @@ def print_opening(console: Console, race: Race) -> None:
     told = (
         f"A small GPT ({race.num_parameters:,} weights) reads a cue from Romeo and Juliet or Measure for Measure and "
         f"learns to speak the reply: {len(race.dialogue.pairs):,} pairs, {race.steps} steps. Two loops start from the "
-        "same weights and get the same batches. One is the loop everybody writes; the other is sg.Guard."
+        "same weights and get the same batches. One is a plain loop; the other is sg.Guard."
     )
     console.print(Padding(Text(told), (0, 0, 1, 2)))
 
@@ -143,7 +143,7 @@ def print_ending(console: Console, result: Result, run_dir: Path, *, report: Pat
     if diagnosed is not None and diagnosed.diagnosis is not None:
         console.print()
         console.print(Text(f"Why: step {diagnosed.first_step} was replayed", style="bold"))
-        print_findings_of_clinic(console, diagnosed.diagnosis)
+        print_findings(console, diagnosed.diagnosis)
     console.print()
     console.print(_told("journal", shown(run_dir)))
     console.print(_told("next", f"steady incidents {shown(run_dir)}"))
@@ -151,7 +151,7 @@ def print_ending(console: Console, result: Result, run_dir: Path, *, report: Pat
 
 
 def _told(label: str, text: str | Text) -> Table:
-    """A label and its text, which wraps in a column of its own."""
+    """A label and its text, which wraps in its own column."""
     line = Table.grid(padding=(0, 1, 0, 0))
     line.add_column(style="dim", min_width=15)
     line.add_column()

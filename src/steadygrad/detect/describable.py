@@ -1,6 +1,6 @@
 """Which tensors may be read: the one decision that every sampled check and every part of a diagnosis asks for.
 
-Reading a tensor without memory of its own ends the process, and reading one that is sparse, nested, quantised, wrapped
+Reading a tensor without memory ends the process, and reading one that is sparse, nested, quantised, wrapped
 by a function transform or of an unknown class raises out of the user's own forward or backward. So each is named with
 the reason and left alone. All private torch interfaces for telling tensors apart are in this file.
 """

@@ -147,7 +147,7 @@ def _measure_sharded(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients
 
 @torch.no_grad()
 def _measure_parts(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
-    """Norms of what lives here, for somebody who adds them up over the ranks along with what he reduces anyway."""
+    """Norms of what lives here, for someone who adds them up over the ranks along with what he reduces anyway."""
     parts = [local_of(grad) for grad in grads]
     return _measure_groups(indices, parts)
 
@@ -172,7 +172,7 @@ class ClipRule:
 def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = None) -> None:
     """Scale gradients in place as `torch.nn.utils.clip_grad_norm_` does, to the bit. Does not sync.
 
-    `factor` is that of the rule for this norm, if somebody has worked it out already.
+    `factor` is that of the rule for this norm, if someone has worked it out already.
     """
     factor = ClipRule(max_norm).factor(gradients.total) if factor is None else factor
     if gradients.alike:

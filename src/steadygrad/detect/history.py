@@ -198,7 +198,8 @@ class History:
         return limit
 
     def success(self, window: int) -> tuple[int, int]:
-        """How many of the last `window` steps landed, and of how many; those the loss scale refused are left out."""
+        """How many of the last `window` steps were applied, and of how many; those the loss scale refused are left
+        out."""
         counted = min(window, len(self._outcomes))
         if counted == len(self._outcomes):
             return sum(self._outcomes), counted

@@ -2,7 +2,7 @@
 
 Median and median absolute deviation are read from a sorted window in O(log n); half of the window may be nonsense
 before either moves far. Values that were refused do not enter, but they are remembered for as long as the window: so
-many in a row, or too large a share of the steps, are no spikes but a level of their own.
+many in a row, or too large a share of the steps, are no spikes but their own level.
 """
 
 from __future__ import annotations

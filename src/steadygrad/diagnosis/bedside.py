@@ -1,7 +1,7 @@
 """The guard's failing step as a patient: the state is still the one from before the step, so no snapshot is needed.
 
-One copy of the state is kept while the clinic works, because surgery may change anything; it is put back before every
-replay and after the last one.
+One copy of the state is kept while the diagnosis works, because surgery may change anything; it is restored before
+every replay and after the last one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAMPLE_ID_KEYS = ("sample_id", "sample_ids", "example_id", "id", "index", "idx"
 
 
 class GuardPatient:
-    """One refused window of a guard, replayable. Satisfies `clinic.patient.Patient`."""
+    """One refused window of a guard, replayable. Satisfies `diagnosis.patient.Patient`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class GuardPatient:
         return self._state
 
     def restore(self) -> None:
-        """Back to the moment before the step, bit for bit; or before somebody changed the state from outside."""
+        """Back to the moment before the step, bit for bit; or before someone changed the state from outside."""
         if self._expected is not None:
             self.put_in_place(self._expected)
         else:

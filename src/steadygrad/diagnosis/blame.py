@@ -1,4 +1,4 @@
-"""Is the op that overflowed to blame, or what it was given? State changed from outside, and outliers in the batch."""
+"""Is the op that overflowed the cause, or what it was given? State changed from outside, and outliers in the batch."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def write_capsule(
 
 
 def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
-    """Open a capsule from anybody. Says in one sentence why it cannot be used, if so."""
+    """Open a capsule from anyone. Says in one sentence why it cannot be used, if so."""
     manifest = read_manifest(folder)
     blob = _checked_blob(folder, manifest, max_bytes)
     check_seal(folder, manifest)
@@ -117,9 +117,7 @@ def read_capsule(folder: Path, *, max_bytes: int = MAX_BYTES) -> Capsule:
         state, batches = tree["state"], tree["batches"]
         step, found = int(manifest["step"]), dict(manifest["versions"])
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
-        raise CapsuleError(
-            f"The capsule in {folder} does not hold together ({type(error).__name__}: {error})."
-        ) from error
+        raise CapsuleError(f"The capsule in {folder} is corrupt ({type(error).__name__}: {error}).") from error
     notes = tuple(
         f"written with {name} {found[name]}, read with {now}"
         for name, now in versions().items()

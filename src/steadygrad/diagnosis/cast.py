@@ -33,7 +33,7 @@ def everything_played(program: Cast) -> dict[int, Tensor]:
 def played_by(
     program: Cast, state: TrainingState, copies: Mapping[int, Tensor], states: Sequence[Mapping[int, Any]] | None = None
 ) -> Iterator[None]:
-    """`copies[id(p)]` stands in for p for the block, with `states` (by id) or copies of its own for its moments."""
+    """`copies[id(p)]` stands in for p for the block, with `states` (by id) or its own copies for its moments."""
     played = everything_played(program)
     back = {id(copy): played[key] for key, copy in copies.items()}
     parameters, moments = program.parameters, [dict(optimizer.state) for optimizer in program.optimizers]

@@ -6,10 +6,13 @@ import ast
 import math
 
 
-def with_floor(line: str | None, call: str) -> str | None:
-    """`num / den` -> `num / den.clamp_min(1e-06)`; `torch.log(p)` -> `torch.log(p.clamp_min(1e-12))`."""
+def with_floor(line: str | None, call: str, *, divisor: str = "") -> str | None:
+    """`num / den` -> `num / den.clamp_min(1e-06)`; `torch.log(p)` -> `torch.log(p.clamp_min(1e-12))`.
+
+    `divisor` is the dtype of what is divided by: a count is at least 1.
+    """
     if call in ("div", "truediv", "true_divide", "divide", "rtruediv", "reciprocal"):
-        return _rewritten(line, _Denominator())
+        return _rewritten(line, _Denominator("1e-06" if "float" in divisor or not divisor else "1"))
     return _rewritten(line, _Argument(call, ".clamp_min(1e-12)"))
 
 
@@ -58,8 +61,11 @@ class _Argument(ast.NodeTransformer):
 
 
 class _Denominator(ast.NodeTransformer):
+    def __init__(self, floor: str) -> None:
+        self.floor = floor
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.op, ast.Div) and not isinstance(node.right, ast.Constant):
-            node.right = _suffixed(node.right, ".clamp_min(1e-06)")
+            node.right = _suffixed(node.right, f".clamp_min({self.floor})")
         return node

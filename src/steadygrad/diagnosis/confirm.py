@@ -35,9 +35,10 @@ Answer = tuple[Diagnosis, tuple[Finding, ...]]
 
 
 def look_into(patient: FollowedPatient, findings: Sequence[Finding], *, depth: str = "full") -> Answer | None:
-    """Diagnose what these findings say of a run in which nothing is non-finite; None where the clinic sees none of it.
+    """Diagnose what these findings say of a run in which nothing is non-finite; None where the diagnosis sees none of
+    it.
 
-    Gives the findings that are explained by it, too. Runs a few steps again and puts everything back bit for bit.
+    Gives the findings that are explained by it, too. Runs a few steps again and restores everything bit for bit.
     Syncs with the host.
     """
     codes = {found.code for found in findings}

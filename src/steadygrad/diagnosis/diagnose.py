@@ -1,4 +1,4 @@
-"""The clinic's answer for one failing step: origin, cause, rows, and the remedies that were tried on it."""
+"""The diagnosis's answer for one failing step: origin, cause, rows, and the remedies that were tried on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trial import try_all
 from .ward import Ward
 
 REPLAYS_FOR_DOUBT = 2
-"""How often a step that came out sound is run again before it is called a fault that does not repeat."""
+"""How often a step that came out finite is run again before it is called a fault that does not repeat."""
 SILENT_KINDS = (
     "zero_gradient",
     "outside_optimizer",
@@ -40,7 +40,7 @@ SILENT_KINDS = (
 def diagnose(
     patient: Patient, *, depth: str = "full", suspicion: Suspicion | None = None, preserve: Iterable[Any] = ()
 ) -> Diagnosis:
-    """Find out where the first bad value of this step was born, why, and what helps.
+    """Find out where the first bad value of this step was computed, why, and what helps.
 
     `depth` "origin" stops at origin, cause and the rows that can be read off; "full" proves the rows by replay and
     tries remedies. The patient's state is bit-identical before and after, and so are the plain attributes of its model
@@ -86,7 +86,7 @@ class Case:
         evidence, origin = self._look()
         if self.exam is not None and self.exam.birth is not None and self.exam.birth.unseen:
             self.notes.append(
-                "written by a kernel that torch does not see (Triton, CUDA, numpy): nobody can look inside"
+                "written by a kernel that torch does not see (Triton, CUDA, numpy), which cannot be traced"
             )
         cause, match, also = name_cause(evidence)
         doubt = self.exam.doubt if self.exam is not None else ""
@@ -177,7 +177,7 @@ class Case:
         return gather(self.patient, exam, suspicion)
 
     def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
-        """Sound in the replay: run it again, and say so if it stays sound. A loss far above all before it is not."""
+        """Finite in the replay: run it again, and say so if it stays finite. A loss far above all before it is not."""
         if risen(self.patient, exam.seen):
             step = self.patient.facts.step
             self.suspicion = Suspicion(symptom=self.patient.facts.symptom or "spike", step=step, kind="spike")
@@ -205,7 +205,7 @@ class Case:
         if self.exam is None:
             return Rows()
         if cause == "uninitialised" and origin.phase == "state" and depth == "full":
-            # Memory nobody filled does nothing until a sample asks for it, such as the first to use a new token.
+            # Memory no one filled does nothing until a sample asks for it, such as the first to use a new token.
             return readers_of_state(self.patient, self.exam)
         if origin.phase in ("state", "optimizer", "none"):
             return Rows()

@@ -1,7 +1,7 @@
 """Going back in time behind a guard: a snapshot put in place, and the good batches since then run again.
 
 Nothing is saved that recovery does not hold anyway; a state in between is made by running there, once. So it is done
-for a few steps only, and only while a diagnosis is under way, which puts everything back at its end.
+for a few steps only, and only while a diagnosis is under way, which restores everything at its end.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def changed_from_outside(there: Tree, here: Tree) -> bool:
             new = here[part].get(name)
             if not isinstance(new, Tensor) or new.shape != old.shape:
                 continue
-            # A weight that is NaN was made so by an update more likely than by anybody else.
+            # A weight that is NaN was made so by an update more likely than by anyone else.
             known = part == "buffers" or math.isfinite(absmax(new))
             if known and out_of_range(old.to(new.device), new.detach()):
                 return True

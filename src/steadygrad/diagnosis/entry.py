@@ -24,16 +24,26 @@ def find_capsule(target: str | os.PathLike[str]) -> Path:
     path = Path(target)
     if not path.is_dir():
         raise CapsuleError(f"There is no directory {path}, so there is no capsule to replay.")
-    if (path / MANIFEST).exists() or path.parent.name == "incidents":
+    if (path / MANIFEST).exists():
         return _of_its_rank(path)
+    if path.parent.name == "incidents" and (path / "incident.json").exists():
+        part = _of_its_rank(path)
+        if not (part / MANIFEST).exists() and read_incident(path / "incident.json").capsule is None:
+            raise CapsuleError(_none(f"Incident {path.name}", path.parent.parent))
+        return part
     numbers = [incident.number for incident in read_incidents(path)]
     folders = [files.inside(path, "incidents", incident_name(number)) for number in numbers]
     for folder in reversed(folders):
         if (folder / MANIFEST).exists() or (_of_its_rank(folder) / MANIFEST).exists():
             return _of_its_rank(folder)
-    raise CapsuleError(
-        f"No incident of {path} has a capsule. A guard with a run_dir keeps one for the first incident of each kind, "
-        "unless it was made with capsule='off' or the capsule did not fit on the disk."
+    raise CapsuleError(_none(f"No incident of {path}", path))
+
+
+def _none(which: str, run: Path) -> str:
+    has = "has a capsule" if which.startswith("No ") else "has no capsule"
+    return (
+        f"{which} {has}, so it cannot be replayed: a Guard with a run_dir keeps one for the first incident of each "
+        f"kind; steady run and attach(optimizer) keep none, and diagnose at once instead: steady diagnose {run}"
     )
 
 

@@ -13,7 +13,7 @@ FP16_TINY = 5.96e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange:
-    """A weight, buffer or moment that somebody changed between the last step and this one."""
+    """A weight, buffer or moment that someone changed between the last step and this one."""
 
     kind: str
     name: str
@@ -94,7 +94,7 @@ class Evidence:
     saturated: bool = False
     """Of such a value: it was not thrown away, a function that ends at a finite number has swallowed it."""
     capped: bool = False
-    """Of such a value: it was compared with a bound and lost. Nobody chose beforehand to do without it."""
+    """Of such a value: it was compared with a bound and lost. No one chose beforehand to do without it."""
     bits_written: bool = False
     blew_up: bool = False
     risen: bool = False

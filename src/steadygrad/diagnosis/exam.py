@@ -33,7 +33,7 @@ _LARGEST = frozenset({"amax", "max", "logsumexp", "cummax"})
 
 @dataclass(slots=True)
 class Examination:
-    """One failing step under the lens. `forward` is the forward op behind a backward-born value."""
+    """One failing step under the lens. `forward` is the forward op behind a backward-computed value."""
 
     seen: StepSeen
     trace: Trace
@@ -71,7 +71,7 @@ def _has_own_line(record: OpRecord) -> bool:
 
 
 def examine(patient: Patient, *, thorough: bool = False) -> Examination:
-    """Replay the step under the tracer and find where its first bad value was born.
+    """Replay the step under the tracer and find where its first bad value was computed.
 
     `thorough` traces backward and the optimizer too when the loss is already bad.
     """
@@ -343,7 +343,7 @@ def cancelled(exam: Examination) -> bool:
 
 
 def could_be_scrubbed(exam: Examination) -> bool:
-    """A bad loss, sound gradients, and weights that moved."""
+    """A bad loss, finite gradients, and weights that moved."""
     seen = exam.seen
     return seen.stepped and not seen.bad_gradients and any(size > 0 for size in seen.updates.values())
 
@@ -364,7 +364,7 @@ def scrubbed(exam: Examination) -> bool:
 
 
 def tampered_with(exam: Examination) -> tuple[str, ...]:
-    """Gradients that backward had left sound and that something of the user's, not an optimizer's, made bad."""
+    """Gradients that backward had left finite and that something of the user's, not an optimizer's, made bad."""
     names = tuple(name for kind, name in choose_sinks(exam.seen) if kind == "entering")
     record = exam.birth.record if names and exam.birth is not None else None
     if exam.birth is None or record is None:

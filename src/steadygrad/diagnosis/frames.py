@@ -16,8 +16,8 @@ from .modes import StaysInBackward
 
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _OURS = str(Path(__file__).resolve().parent.parent)
-# Among our own files the clinic's instruments stand between the patient and an op; all the others run the patient, and
-# what they do between forward and update (dividing a loss, asking for backward) is no line of the user's.
+# Among our own files the instruments of the diagnosis stand between the patient and an op; all others run the patient,
+# and what they do between forward and update (dividing a loss, asking for backward) is no line of the user's.
 _TOOLS = str(Path(__file__).resolve().parent)
 _DRIVERS = ("bedside.py", "replay.py")
 # The demo's training program plays the user.
@@ -35,7 +35,7 @@ _MAX_FRAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One place in somebody's source. `library` marks installed packages, as opposed to the user's own files."""
+    """One place in someone's source. `library` marks installed packages, as opposed to the user's own files."""
 
     file: str
     line: int
@@ -55,7 +55,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The frames between an op and the clinic, innermost first, and whether a checkpoint was recomputing."""
+    """The frames between an op and the diagnosis, innermost first, and whether a checkpoint was recomputing."""
 
     frames: tuple[Frame, ...] = ()
     recompute: bool = False
@@ -87,7 +87,7 @@ def _kind(filename: str) -> str:
 
 
 def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
-    """The stack from here outwards up to the clinic's own call into the patient.
+    """The stack from here outwards up to the diagnosis's own call into the patient.
 
     `owners` are files that drive the loop (a guard's owner, a trainer's integration): neither user nor library.
     Inside a backward pass the walk ends at the autograd engine: what called `backward()` made no value.

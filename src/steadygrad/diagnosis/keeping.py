@@ -127,7 +127,7 @@ def _kept_batches(program: StepProgram, window: Window) -> tuple[list[Any], list
 
 
 def _plain(value: Any, notes: set[str]) -> Any:
-    """A batch in containers that can be read back without importing anybody's class."""
+    """A batch in containers that can be read back without importing anyone's class."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise CapsuleError(f"The batch holds a tensor of layout {value.layout}, which safetensors cannot keep.")

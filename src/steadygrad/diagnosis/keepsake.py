@@ -1,6 +1,6 @@
 """A run's state with its shape: values, storages, dtypes, module and optimizer structure.
 
-Surgery may widen weights, swap buffers or rebuild an optimizer. Putting back means the same objects in the same
+Surgery may widen weights, swap buffers or rebuild an optimizer. Restoring means the same objects in the same
 places with the bits they had, so that whoever else holds them (a compiled graph, an EMA) sees nothing.
 """
 
@@ -54,7 +54,7 @@ class Keepsake:
         for _, _, buffers, _, _ in self._modules:
             for buffer in buffers.values():
                 if buffer is not None and not buffer.is_leaf:
-                    buffer.detach_()  # somebody wrote it with a graph behind it
+                    buffer.detach_()  # someone wrote it with a graph behind it
         for optimizer, (groups, state) in self._optimizers:
             del optimizer.param_groups[len(groups) :]
             for group, kept in zip(optimizer.param_groups, groups, strict=True):

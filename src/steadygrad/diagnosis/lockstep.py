@@ -1,6 +1,6 @@
 """One diagnosis by several ranks: the rank where it began leads, the others do whatever it does.
 
-A step may hold collectives of its own: synchronised batch norm, a loss that gathers from all ranks, DDP's broadcast of
+A step may hold its own collectives: synchronised batch norm, a loss that gathers from all ranks, DDP's broadcast of
 buffers. So no rank can replay one alone. The leader announces each thing it is about to do with its patient, and the
 others do the same with theirs. Gradients are not reduced meanwhile, so that what the leader sees is its own doing.
 
@@ -35,8 +35,9 @@ from .standins import fits_whole, whole_and_plain
 _CLINIC = "clinic"
 HALF = (torch.float16, torch.bfloat16)
 _TIED = (
-    "not diagnosed on the spot: to find the cause of trouble in half precision the step is replayed in full precision, "
-    "and one rank cannot do that alone where parameters are sharded or the step itself talks to the other ranks"
+    "not diagnosed on the spot: to find the cause of a failure in half precision the step is replayed in full "
+    "precision, and one rank cannot do that alone where parameters are sharded or the step itself talks to the other "
+    "ranks"
 )
 
 
@@ -198,7 +199,7 @@ def understudies(program: Cast, state: TrainingState) -> Iterator[None]:
 
 @contextmanager
 def whole_parameters(model: nn.Module) -> Iterator[None]:
-    """FSDP2 modules keep their gathered parameters for the block. Collective on entry; put back on leaving."""
+    """FSDP2 modules keep their gathered parameters for the block. Collective on entry; restored on leaving."""
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "set_reshard_after_backward")]
     groups = [group for m in modules if (group := m._get_fsdp_state()._fsdp_param_group) is not None]
     kept = [(group, group.post_forward_mesh_info, group.reshard_after_backward) for group in groups]

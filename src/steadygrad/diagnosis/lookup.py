@@ -7,15 +7,31 @@ from pathlib import Path
 
 from ..errors import JournalError, UsageError
 from ..journal import read_incidents
-from ..records import Diagnosis, Incident
+from ..records import Diagnosis, Incident, Kind, kinds_of
 
 
 def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:
-    """The diagnosis of an incident, of `runs/x/incidents/0001`, or of the newest incident of `runs/x`.
+    """The diagnosis of an incident, of `runs/x/incidents/0001`, or of the incident of `runs/x` of which most is known.
 
     The guard makes it on the spot, while the weights are still those from before the failing step.
+
+    Args:
+        target: an Incident, the path of an incident, or the path of a run.
+
+    Returns:
+        A Diagnosis. UsageError where nothing went wrong or the incident was not diagnosed.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def loss_fn(model, batch):
+        ...     return (model(batch).sum() / (batch != 0).sum()).pow(2)
+        >>> with sg.Guard(model, optimizer, loss_fn, run_dir="runs/api") as guard:
+        ...     outcomes = [guard.step(batch) for batch in (torch.ones(8, 4), torch.zeros(8, 4))]
+        >>> sg.diagnose("runs/api").because
+        'div by an exact zero'
     """
-    incident = target if isinstance(target, Incident) else find_incident(target)
+    incident = target if isinstance(target, Incident) else find_incident(target)[0]
     if incident.diagnosis is None:
         raise UsageError(
             f"Incident {incident.number} has no diagnosis: the guard diagnoses the first incidents of each kind, and "
@@ -24,16 +40,22 @@ def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:
     return incident.diagnosis
 
 
-def find_incident(target: str | os.PathLike[str]) -> Incident:
-    """The incident a path means: an incident's own directory, or the newest of a run, diagnosed ones first."""
+def find_incident(target: str | os.PathLike[str]) -> tuple[Incident, Kind]:
+    """The incident a path means, and those like it: an incident's own directory, or of a run the newest kind that has
+    a verified remedy, else the newest that was diagnosed, else the newest."""
     path = Path(target)
     if path.parent.name == "incidents" and path.name.isdigit():
         run, number = path.parent.parent, int(path.name)
-        found = [incident for incident in read_incidents(run) if incident.number == number]
-        if not found:
-            raise JournalError(f"{path} holds no incident. `steady incidents {run}` lists those there are.")
-        return found[0]
-    incidents = read_incidents(path)
-    if not incidents:
+        kinds = kinds_of(read_incidents(run))
+        for kind in kinds:
+            for incident in kind.incidents:
+                if incident.number == number:
+                    return incident, kind
+        raise JournalError(f"{path} holds no incident. `steady incidents {run}` lists those there are.")
+    kinds = kinds_of(read_incidents(path))
+    if not kinds:
         raise UsageError(f"Nothing went wrong in {path}: it has no incidents, so there is nothing to diagnose.")
-    return next((incident for incident in reversed(incidents) if incident.diagnosis is not None), incidents[-1])
+    known = [kind for kind in kinds if kind.best.diagnosis is not None]
+    cured = [kind for kind in known if kind.best.diagnosis is not None and kind.best.diagnosis.remedies]
+    chosen = (cured or known or kinds)[-1]
+    return chosen.best, chosen

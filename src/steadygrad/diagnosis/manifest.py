@@ -40,9 +40,7 @@ def check_seal(folder: Path, manifest: Mapping[str, Any]) -> None:
     """A changed learning rate or shape in the manifest would replay another step than the one that failed."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     if manifest.get("sha256") != seal_of(rest):
-        raise CapsuleError(
-            f"The capsule in {folder} does not hold together: its manifest was changed after it was written."
-        )
+        raise CapsuleError(f"The capsule in {folder} is corrupt: its manifest was changed after it was written.")
 
 
 def seal_of(manifest: Mapping[str, Any]) -> str:

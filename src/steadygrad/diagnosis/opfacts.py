@@ -17,7 +17,8 @@ _EDGES = {"acos": 1.0, "asin": 1.0, "atanh": 1.0, "erfinv": 1.0}
 
 
 def op_facts(specimen: Specimen, *, forward: Specimen | None = None, incoming: torch.Tensor | None = None) -> OpFacts:
-    """Facts of one op caught in the act. `forward` is the op behind a backward-born value, `incoming` its gradient."""
+    """Facts of one op caught in the act. `forward` is the op behind a backward-computed value, `incoming` its
+    gradient."""
     if specimen.record is None or not specimen.output_tensors:
         return OpFacts()
     out = next((t for t in specimen.output_tensors if _real(t) and not bool(torch.isfinite(t).all())), None)

@@ -1,4 +1,4 @@
-"""Where the first bad value was born: a slice back from a bad loss, gradient, weight or buffer.
+"""Where the first bad value was computed: a slice back from a bad loss, gradient, weight or buffer.
 
 The first non-finite value in time is often innocent (a mask, an unselected branch). So the search starts at a value
 that matters and walks to the ops that really fed it. A NaN is followed to its birth, the op with no NaN going in and
@@ -92,7 +92,7 @@ class Birth:
     is_nan: bool = True
     intended: bool = False
     bits: bool = False
-    """Written through an integer view: nobody computed this number."""
+    """Written through an integer view: no one computed this number."""
     unseen: bool = False
     """Written by a kernel that torch does not see (Triton, a CUDA extension, numpy), after this op."""
 
@@ -111,12 +111,12 @@ def producer(trace: Trace, touch: Touch) -> OpRecord | None:
     maker = next(same, bad[0][0] if bad else None)
     if maker is not None:
         return trace.records[maker]
-    # Nobody wrote a bad number, so somebody wrote bits: through an integer view of the same storage.
+    # No one wrote a bad number, so someone wrote bits: through an integer view of the same storage.
     for ordinal, reading in reversed(log):
         record = trace.records[ordinal]
         if reading is None and any(t.storage == touch.storage and "int" in t.dtype for t in record.writes):
             return record
-    # This step made the storage and what torch wrote there was sound: a kernel that it does not see wrote the rest.
+    # This step made the storage and what torch wrote there was finite: a kernel that it does not see wrote the rest.
     if log and trace.label(touch)[0] == "constant":
         return trace.records[log[-1][0]]
     return None
@@ -126,7 +126,7 @@ def find_birth(trace: Trace, sinks: Iterable[Touch], *, forward_is_clean: bool =
     """The earliest unintended birth that feeds any of the sinks.
 
     `forward_is_clean` says that the loss was finite: infinities a backward op meets among its saved tensors did no
-    harm on the way to the loss, so a NaN made from them is born in backward.
+    harm on the way to the loss, so a NaN made from them is first computed in backward.
     """
     births: list[Birth] = []
     for sink in sinks:
@@ -169,7 +169,7 @@ class _Search:
     def _leaf(self, touch: Touch) -> Birth:
         kind, name = self.trace.label(touch)
         value = self.trace.value(touch)
-        # An infinity nobody computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
+        # An infinity no one computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
         return Birth(
             leaf=(kind, name), is_nan=math.isnan(value), intended=not math.isnan(value) and kind != "parameter"
         )

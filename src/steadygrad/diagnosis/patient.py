@@ -1,6 +1,6 @@
-"""What the clinic asks of whoever owns the failing step: the guard, a trainer's integration, or a case of the zoo.
+"""What the diagnosis asks of whoever owns the failing step: the guard, a trainer's integration, or a case of the zoo.
 
-A patient can be put back to the moment before the step and run through it again, part by part. The clinic composes
+A patient can be restored to the moment before the step and run through it again, part by part. The diagnosis composes
 replays from these verbs and nothing else, so it never needs to know whose loop it is looking at.
 """
 
@@ -23,7 +23,7 @@ class Patient(Protocol):
     bit for bit. `prepare()` redoes what the user's loop does between steps (schedules, resume). Then, for every
     micro-batch: `forward(batch)` gives the loss terms (unscaled, under the run's own autocast), `backward(terms)`
     runs backward as the run does (loss scale, division by the accumulation); at last `commit()` does what follows:
-    unscale, clip, optimizer step. After the clinic is done the owner's state is as if nothing had happened.
+    unscale, clip, optimizer step. After the diagnosis is done the owner's state is as if nothing had happened.
     """
 
     model: torch.nn.Module
@@ -37,7 +37,7 @@ class Patient(Protocol):
     def backward(self, terms: Mapping[str, torch.Tensor]) -> None: ...
     def commit(self) -> None: ...
     def examining(self) -> AbstractContextManager[None]:
-        """Around a whole diagnosis: saves all state on entry, puts it back bit for bit on exit."""
+        """Around a whole diagnosis: saves all state on entry, restores it bit for bit on exit."""
         ...
 
 
@@ -45,7 +45,7 @@ class FollowedPatient(Patient, Protocol):
     """A patient that also knows the steps after the failing one, so that a remedy can be followed for a while.
 
     `following(k)` gives the micro-batches of the k-th step after the failing one (None past the end) and
-    `prepare_following(k)` redoes what the user's loop does before it. Both are optional: the clinic looks for them.
+    `prepare_following(k)` redoes what the user's loop does before it. Both are optional: the diagnosis looks for them.
     """
 
     def following(self, ahead: int) -> Sequence[Any] | None: ...
@@ -77,4 +77,5 @@ class StepFacts:
     kept_steps: tuple[int, ...] = ()
     """The steps before which a copy of the state is kept, oldest first: `earlier` goes there without running."""
     bad_at_start: frozenset[tuple[str, str]] | None = None
-    """(kind, name) of parameters and buffers that were bad before the very first step; None where nobody looked."""
+    """(kind, name) of parameters and buffers that were bad before the very first step; None where it was not
+    checked."""

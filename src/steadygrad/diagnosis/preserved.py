@@ -117,7 +117,7 @@ def _contents(value: Any) -> Callable[[], None]:
 
 def _entries(value: dict[Any, Any]) -> Callable[[], None]:
     then = list(value.items())
-    # Past what a subclass makes of its entries, but not past the order that an OrderedDict keeps of its own.
+    # Past what a subclass makes of its entries, but not past the order that an OrderedDict keeps.
     kind: type[dict[Any, Any]] = OrderedDict if isinstance(value, OrderedDict) else dict
 
     def restore() -> None:

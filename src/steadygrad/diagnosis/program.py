@@ -35,7 +35,7 @@ class Program:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command, with the interpreter that runs us: the one of the run may be gone, or somebody else's."""
+        """The command, with the interpreter that runs us: the one of the run may be gone, or someone else's."""
         how = ("-m", self.module) if self.module is not None else (str(self.script),)
         return (sys.executable, *how, *self.arguments)
 
@@ -106,7 +106,7 @@ def _from_record(said: Mapping[str, Any]) -> Program:
     arguments, folder = said.get("arguments"), said.get("folder")
     script, module, sha256 = said.get("script"), said.get("module"), said.get("sha256")
     if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
-        raise CapsuleError(f"The capsule's record of its program does not hold together. {ENTRY_HINT}")
+        raise CapsuleError(f"The capsule's record of its program is corrupt. {ENTRY_HINT}")
     if said.get("supervised"):
         raise CapsuleError(f"The program ran under `steady run`, which replay cannot take over. {ENTRY_HINT}")
     if said.get("ranks", 1) != 1:

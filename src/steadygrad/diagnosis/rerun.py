@@ -63,7 +63,7 @@ def rerun(capsule: Path, program: Program, *, depth: str = "full") -> Replayed:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very steadygrad to be found wherever the program runs: we may have come from a source tree."""
+    """Ours, with this steadygrad to be found wherever the program runs: we may have come from a source tree."""
     home = Path(__file__).resolve().parents[2]
     if home.name in ("site-packages", "dist-packages"):
         return dict(os.environ)

@@ -1,4 +1,4 @@
-"""A capsule put back on stage: the user's own code with the capsule's state in it, and the failing step run again.
+"""A capsule restored on stage: the user's own code with the capsule's state in it, and the failing step run again.
 
 The code comes from a function that the caller names; nothing in a capsule is ever imported, called or opened. What
 the function made is compared with the capsule first, so that a script that changed since gets one clear sentence.
@@ -36,7 +36,7 @@ from .fitting import batches_in_place, change_since
 from .replay import replay
 
 MAX_BYTES_TO_READ = 1 << 40
-"""The caller named this very capsule, so its size is no surprise; its hash is checked before it is loaded."""
+"""The caller named this capsule, so its size is no surprise; its hash is checked before it is loaded."""
 _AUTOCAST = {"torch.bfloat16": torch.bfloat16, "torch.float16": torch.float16}
 
 
@@ -86,10 +86,8 @@ def _replay(capsule: Capsule, folder: Path, entry: Callable[[], Any], depth: str
     except SteadyError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        # The manifest is signed by nobody: data of the wrong kind in the right place ends here.
-        raise CapsuleError(
-            f"The capsule in {folder} does not hold together ({type(error).__name__}: {error})."
-        ) from error
+        # The manifest is signed by no one: data of the wrong kind in the right place ends here.
+        raise CapsuleError(f"The capsule in {folder} is corrupt ({type(error).__name__}: {error}).") from error
     with _outer_autocast(capsule, patient.facts.device_type):
         losses, finite = _run(patient)
         if finite and not as_it_was:
@@ -205,12 +203,12 @@ def _put_in_place(
     for part in ("parameters", "optimizers"):
         saved.setdefault(part, copy_tree(live[part], torch.clone))
     if saved["rng"].get("numpy") is not None:
-        # The step may draw from numpy's global state, and putting it back needs numpy to be there.
+        # The step may draw from numpy's global state, and restoring it needs numpy to be there.
         try:
             import numpy  # noqa: F401
         except ImportError:
             saved["rng"] = {**saved["rng"], "numpy": None}
-            notes.append("numpy is not installed here, so its random state was not put back")
+            notes.append("numpy is not installed here, so its random state was not restored")
     state.restore({**saved, "scheduler": None, "ema": None})
 
 
@@ -228,7 +226,7 @@ def _differences(facts: Mapping[str, Any], device: torch.device, forward: Forwar
             found.append(f"{name.replace('_', ' ')} was {facts[name]} and is {now} here")
     lost = sorted(set(facts["extras"]) - set(forward.extras()))
     if lost:
-        found.append(f"extra state {', '.join(map(str, lost))} was not put back: return it under 'extra_state'")
+        found.append(f"extra state {', '.join(map(str, lost))} was not restored: return it under 'extra_state'")
     return found
 
 

@@ -1,6 +1,6 @@
 """Which samples are guilty: read off the origin where dimension 0 is the batch, else found by running subsets.
 
-A reading is a hint and the replay is the proof: without the accused rows the step must be sound, and with any one of
+A reading is a hint and the replay is the proof: without the accused rows the step must be finite, and with any one of
 them back it must be sick again. Where no row is sick alone, or the rest stays sick, the rows are coupled and the
 question has no answer.
 """
@@ -134,7 +134,7 @@ class _Subsets:
         return self._known[key]
 
     def other_batch_is_sound(self) -> bool:
-        """Whether another batch does well in the same state; if not, or if there is none, no row is to blame."""
+        """Whether another batch does well in the same state; if not, or if there is none, no row is the cause."""
         following = getattr(self.patient, "following", None)
         batches = following(1) if following is not None else None
         if batches is None:
@@ -145,7 +145,7 @@ class _Subsets:
             return False
 
     def among_others(self, row: int) -> bool | None:
-        """Whether this row makes a sound batch sick when it takes the place of one of its rows; None if not known."""
+        """Whether this row makes a healthy batch sick when it takes the place of one of its rows; None if not known."""
         following = getattr(self.patient, "following", None)
         others = following(1) if following is not None else None
         if not others:
@@ -194,7 +194,7 @@ class _Subsets:
 
 
 def grafted(sound: Any, sick: Any, row: int) -> Any:
-    """The sound batch with one row of the sick one in place of its last; None where the two are not alike."""
+    """The healthy batch with one row of the sick one in place of its last; None where the two are not alike."""
     size, other = num_rows(sick), num_rows(sound)
     if not size or size != other:
         return None
@@ -272,30 +272,30 @@ def _find_rows(patient: Patient, exam: Examination) -> Rows:
         return Rows(rows=hint)
     groups = read_groups(exam, size)
     if groups and len(groups) < size and not test.runs(everyone[:-1]):
-        # The step runs with whole groups only (completions of one prompt): without the bad ones it must be sound.
+        # The step runs with whole groups only (completions of one prompt): without the bad ones it must be finite.
         rest = tuple(row for row in everyone if row not in groups)
         if test(rest) is False:
             return Rows(rows=groups, proven=True)
     guilty = tuple(sorted(_search(test, everyone)))
     if guilty == everyone:
-        # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are sound.
+        # Each row is sick alone. Said of all rows only if the origin shows it row by row and other batches are finite.
         if hint != everyone or not test.other_batch_is_sound():
             return Rows()
-        # Sick alone may mean only that one row is too few. Among sound rows a guilty one is still guilty.
+        # Sick alone may mean only that one row is too few. Among finite rows a guilty one is still guilty.
         if any(test.among_others(row) is False for row in {0, size // 2, size - 1}):
             return Rows(coupled=True)
         return Rows(rows=hint, proven=True)
     if not guilty:
         return Rows(coupled=True) if test.ran else Rows(why=f"the step does not run with other rows ({test.error})")
     # Where rows belong together (sentences of one speaker) a row may be sick only for want of its fellows: if the batch
-    # is sound without one single row, it was that one.
+    # is finite without one single row, it was that one.
     heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []
     if len(heal) == 1:
         return Rows(rows=(heal[0],), proven=True)
     rest = tuple(row for row in everyone if row not in guilty)
     if test(rest) is not False:
         return Rows(coupled=True)
-    # Alone a row may fail for a reason of its own, such as being alone. Among the sound ones it must fail as well.
+    # Alone a row may fail for its own reason, such as being alone. Among the finite ones it must fail as well.
     if len(guilty) > 1:
         returned = tuple(row for row in guilty if test(tuple(sorted((*rest, row)))) is not False)
         rest = tuple(row for row in everyone if row not in returned)

@@ -5,7 +5,7 @@
 The program runs as it always does until a guard is about to run its first batch. There the capsule's state and batch
 are put in place of the program's own, the step is run again and diagnosed, the answer is written to a file, and the
 process ends at once: nothing of the program runs past that point. Its guards open no run directory, resume nothing
-and notify nobody, so that looking at a failure never writes into its record.
+and notify no one, so that looking at a failure never writes into its record.
 """
 
 from __future__ import annotations

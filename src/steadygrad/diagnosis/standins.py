@@ -23,7 +23,7 @@ from ..engine.training_state import TrainingState
 from .cast import Cast, everything_played, played_by
 
 _COPIES = 6
-"""How often the whole state may lie in memory during an examination: it, what is put back, references, a trial."""
+"""How often the whole state may lie in memory during an examination: it, what is restored, references, a trial."""
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",

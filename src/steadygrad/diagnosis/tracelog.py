@@ -91,7 +91,7 @@ class Trace:
     labels: dict[tuple[Key, int], tuple[str, str]] = field(default_factory=dict)
     storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
     unwritten: set[tuple[str, str]] = field(default_factory=set)
-    """Buffers that hold nothing but infinities: a range that nobody has measured yet, or a constant for masks."""
+    """Buffers that hold nothing but infinities: a range that no one has measured yet, or a constant for masks."""
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
     readings: list[Any] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Trace:
         return any(touch.dtype == dtype for record in self.records for touch in record.writes)
 
     def label(self, touch: Touch) -> tuple[str, str]:
-        """(kind, name) of the leaf the storage belongs to; kind is "constant" for what nobody named."""
+        """(kind, name) of the leaf the storage belongs to; kind is "constant" for what no one named."""
         exact = self.labels.get((touch.storage, touch.offset))
         return exact or self.storage_labels.get(touch.storage, ("constant", ""))
 

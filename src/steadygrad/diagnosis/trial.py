@@ -77,7 +77,7 @@ def _rank(trial: Trial) -> tuple[bool, int, float, float]:
 
 
 def attempt(ward: Ward, proposal: Proposal, reference: Reference | None, peak: float = math.inf) -> Trial:
-    """One trial. An error in the user's code under the change is a verdict, not a failure of the clinic."""
+    """One trial. An error in the user's code under the change is a verdict, not a failure of the diagnosis."""
     remedy = Remedy(
         code=proposal.code,
         slug=proposal.slug,
@@ -253,7 +253,7 @@ class _Judge:
         return True
 
     def _still_out_of_range(self) -> bool:
-        """Whether a weight that somebody changed is as far out as it was: a loss that bears it is no cure."""
+        """Whether a weight that someone changed is as far out as it was: a loss that bears it is no cure."""
         evidence = self.ward.evidence
         changed = [c for c in evidence.changes if c.kind == "parameter" and c.out_of_range]
         if evidence.phase != "state" or not (changed or evidence.huge_state):
@@ -332,7 +332,7 @@ def _losses_of_others(ward: Ward) -> list[float]:
 
 
 def _starts_at_zero(name: str, seen: StepSeen) -> bool:
-    """A low-rank factor whose partner starts at zero has no gradient yet in the first step, and is not to blame."""
+    """A low-rank factor whose partner starts at zero has no gradient yet in the first step, and is not the cause."""
     gradient = seen.gradients.get(name)
     return gradient is not None and gradient.present and any(token in name for token in ("lora_A", ".A."))
 
@@ -386,7 +386,7 @@ def _measure(ward: Ward, change: Change, *, healthy: bool) -> tuple[StepSeen | N
 
 
 def _few_healthy(ward: Ward, batch: Any) -> Any:
-    """The healthy rows; only some of them for a model of some size, for float64 takes several times the room."""
+    """The healthy rows; only some of them for a model of some size, for float64 takes several times the memory."""
     select = ward.patient.facts.select_rows
     if select is None or ward.rows.why:
         return batch  # where rows cannot be told apart, none is left out

@@ -18,7 +18,7 @@ from .surgery.calls import CallSurgery, Operate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ward:
-    """The patient with everything the clinic has found out so far."""
+    """The patient with everything the diagnosis has found out so far."""
 
     patient: Patient
     evidence: Evidence

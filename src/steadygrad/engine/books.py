@@ -1,7 +1,7 @@
 """The books of a run: what was judged, what was decided, what is remembered.
 
 Takes readings, asks the detectors and the policy, keeps ledger, history and incidents, and hands all of it to the
-journal. Host only. Each room it calls is shielded: if one breaks, the loop goes on with what is left, loudly.
+journal. Host only. Each part it calls is shielded: if one breaks, the loop goes on with what is left, loudly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Books:
         self._shown: dict[str, int] = {}
         self._capsuled: set[str] = set()
         self.on_incident: Callable[[Incident], None] | None = None
-        """Told of every incident once, when what could be found out about it is known."""
+        """Called with every incident once, when what could be found out about it is known."""
         self._announced = 0
         self.skipped_by_program = 0
 
@@ -102,7 +102,7 @@ class Books:
     ) -> None:
         """Remember one settled step: history, journal, and for a refused one an incident."""
         if not loss_seen and not any(reading.rank_losses):
-            reading = replace(reading, rank_losses=())  # zeros that stand for losses nobody saw
+            reading = replace(reading, rank_losses=())  # zeros that stand for losses no one saw
         try:
             self.history.admit(reading, applied)
         except Exception as fault:
@@ -229,7 +229,7 @@ class Books:
         self.show(f"step {step} raised {incident.headline}", kind="crash")
 
     def enter_silent(self, step: int, findings: Sequence[Finding], diagnosis: Diagnosis) -> None:
-        """An incident for trouble that no single step shows: nothing was refused, and the clinic has seen it too."""
+        """An incident for trouble that no single step shows: nothing was refused, and the diagnosis has seen it too."""
         incident = Incident(
             number=self.journal.next_incident(),
             first_step=min(found.step for found in findings),
@@ -243,7 +243,7 @@ class Books:
         self.enter_diagnosis(diagnosis)
 
     def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
-        """Remember micro-batches that were taken out of a window before it was full, because somebody looked."""
+        """Remember micro-batches that were taken out of a window before it was full, because someone looked."""
         losses = [float(terms["loss"]) for terms in window.terms]
         loss = sum(losses) / max(1, len(losses))
         reading = Reading(step=step, loss=loss, grad_norm=math.nan, batch_key=window.key, refused=True)
@@ -273,9 +273,9 @@ class Books:
         return "full" if wish == "auto" and before == 0 else "origin"
 
     def capsule_due(self, wish: str, reading: Reading) -> bool:
-        """Whether the step just refused is the first incident of its kind; asked once for each kind, kept or not.
+        """Whether the step just refused is the first incident of this kind; asked once for each kind, kept or not.
 
-        An update that was undone is a kind of its own: it is the step that makes the poison others only find.
+        An update that was undone is its own kind: it is the step that makes the poison others only find.
         """
         last = self.incidents[-1] if self.incidents else None
         if wish == "off" or self.journal.path is None or last is None or last.last_step != reading.step:
@@ -291,7 +291,7 @@ class Books:
         self.journal.incident(self.incidents[-1])
 
     def enter_diagnosis(self, diagnosis: Diagnosis) -> None:
-        """Keep the clinic's answer with the newest incident and say it in a line."""
+        """Keep the diagnosis's answer with the newest incident and say it in a line."""
         incident = replace(self.incidents[-1], diagnosis=diagnosis)
         self.incidents[-1] = incident
         self.journal.incident(incident)
@@ -314,7 +314,7 @@ class Books:
         self.show(f"incident {incident.number}: {cause}; origin: {where or diagnosis.phase}{best}", kind="diagnosis")
 
     def announce(self) -> None:
-        """Tell whoever asked to be told of the newest incident, once for each."""
+        """Tell whoever asked to be informed of the newest incident, once for each."""
         newest = self.incidents[-1] if self.incidents else None
         if self.on_incident is not None and newest is not None and newest.number > self._announced:
             self._announced = newest.number
@@ -346,7 +346,7 @@ class Books:
         """The user's loss_fn writes into the tensors it is given; say once what that means."""
         with self._shield("journal", None):
             self.show(
-                f"loss_fn writes into its batch (seen at batch {key}); if that very batch must be run again it will "
+                f"loss_fn writes into its batch (seen at batch {key}); if this batch must be run again it will "
                 "not be the same. Later ones are copied first; write to a new tensor to spare the copy",
                 kind="batch_written",
             )

@@ -105,7 +105,7 @@ class CheckpointStore:
         return sorted(found, key=_order)
 
     def _free_name(self, step: int) -> str:
-        """A step saved again gets a name of its own, so that the old one stays whole until the new one is."""
+        """A step saved again gets its own name, so that the old one stays whole until the new one is."""
         again = [_order(path)[1] for path in self._all() if _order(path)[0] == step]
         return f"step-{step:08d}-{max(again) + 1}" if again else f"step-{step:08d}"
 

@@ -37,7 +37,7 @@ class Clerk:
         self.expects = True
         """Whether `after_step` has something to do: a sampled step or a provisional finding waits for it."""
         self.suspects: list[Finding] = []
-        """Warnings that nobody has looked into yet."""
+        """Warnings that no one has looked into yet."""
         self._provisional: list[Finding] = []
         self._first_loss: float | None = None
         with shield("vitals", None):

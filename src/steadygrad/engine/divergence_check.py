@@ -40,7 +40,7 @@ RECOVERING = 0.8
 
 
 class DivergenceCheck:
-    """Told of every applied step (`note`); runs a few forward passes between two steps where one is `due`."""
+    """Gets every applied step (`note`); runs a few forward passes between two steps where one is `due`."""
 
     def __init__(self, program: StepProgram, forward: ForwardState, state: TrainingState, journal: Journal) -> None:
         self._program, self._forward, self._state, self._journal = program, forward, state, journal

@@ -30,7 +30,7 @@ class Window:
     keys: list[str] = field(default_factory=list)
     terms: list[Terms] = field(default_factory=list)
     left_over: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Parameters that had a gradient before the first of them, from somebody else's backward, and what it was."""
+    """Parameters that had a gradient before the first of them, from someone else's backward, and what it was."""
 
     def add(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
         if self.entry is None:

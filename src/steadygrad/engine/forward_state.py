@@ -59,7 +59,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Entry:
-    """The forward-touched state at one moment; `ForwardState.restore` puts it back."""
+    """The forward-touched state at one moment; `ForwardState.restore` restores it."""
 
     rng: RngState
     hot: list[tuple[_Slot, Tensor, Tensor]]  # slot, the object it held, a copy of its values
@@ -159,7 +159,7 @@ class ForwardState:
             self._pool.append([copy for _, _, copy in entry.hot])
 
     def _look_before_forward(self) -> None:
-        """Cold tensors that somebody has set since, or whose module now trains and did not: their copies are stale or
+        """Cold tensors that someone has set since, or whose module now trains and did not: their copies are stale or
         soon will be, so they are hot from here. Host work only, over cold tensors."""
         for slot in self._slots.values():
             if slot.hot:
@@ -207,10 +207,10 @@ class ForwardState:
 
     @torch.no_grad()
     def restore(self, entry: Entry) -> list[str]:
-        """Put everything back bit for bit, values into the same storage.
+        """Restore everything bit for bit, values into the same storage.
 
         Returns the names of what is not known for certain at that moment: it moved, unseen, for the first time since
-        the last audit, and there were other forwards between that audit and the entry. It is put back to the audited
+        the last audit, and there were other forwards between that audit and the entry. It is restored to the audited
         value.
         """
         self.notice()
@@ -283,7 +283,7 @@ class ForwardState:
         return moved
 
     def unregistered(self) -> list[str]:
-        """Attributes that changed and that nobody can put back: lists, mappings and sets that grew, shrank or were
+        """Attributes that changed and that nothing can restore: lists, mappings and sets that grew, shrank or were
         replaced, and attributes that were not there before. Each is told once. For the rare path: walks everything."""
         found: list[str] = []
         for path, module in ((p, m) for root in self._modules for p, m in root.named_modules()):

@@ -1,4 +1,4 @@
-"""Telling somebody about an incident: a webhook, a command or a tracker, from a thread of its own.
+"""Telling someone about an incident: a webhook, a command or a tracker, from its own thread.
 
     notifier = Notifier("https://hooks.example.org/steady")     # POSTs the incident as JSON
     notifier = Notifier("mail -s incident me@example.org")      # runs the command with the JSON on standard input
@@ -45,7 +45,7 @@ class Notifier:
     Args:
         target: an http(s) URL that gets a POST; a command, as one string or a list of words, that gets the JSON on
             standard input and is run without a shell; or a function that gets the payload as a dictionary. With None
-            only trackers that have a run open are told, with False nobody is.
+            only trackers that have a run open are told, with False no one is.
         run: what the payload says of the run, for example its directory.
         tell: called with one sentence when a delivery fails for the first time; the log if not given.
     """
@@ -149,7 +149,7 @@ class Notifier:
             whose = "a notification" if receiver == "notify" else f"an alert of {receiver}"
             self._tell(
                 f"{whose} could not be delivered ({why}). The incident is in the journal; "
-                "further failures are counted and not told."
+                "further failures are only counted."
             )
 
 

@@ -1,4 +1,4 @@
-"""What is kept of the steps before a refused one, for the clinic to go back to: snapshots and the batches since."""
+"""What is kept of the steps before a refused one, for the diagnosis to go back to: snapshots and the batches since."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .tape import Tape, TapedBatch, by_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Holds what recovery holds anyway; nothing is copied until somebody goes back."""
+    """Holds what recovery holds anyway; nothing is copied until someone goes back."""
 
     snapshots: Sequence[Snapshot]
     """The good ones, oldest first."""
     windows: Sequence[tuple[int, list[TapedBatch]]]
-    """(step, its micro-batches) of every landed step since the oldest snapshot, in order."""
+    """(step, its micro-batches) of every applied step since the oldest snapshot, in order."""
     lost_before: int = 0
     """Batches of steps before this one are no longer kept."""
     scheduler: Any = None

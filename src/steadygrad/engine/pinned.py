@@ -65,7 +65,7 @@ class PinnedArena:
         self._filled = 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A place of its own with the shape, dtype and layout of this tensor."""
+        """A separate place with the shape, dtype and layout of this tensor."""
         size = tensor.numel() * tensor.element_size()
         room = -(-size // ALIGNED) * ALIGNED
         if self._filled + room > self._slab.numel():

@@ -1,6 +1,6 @@
 """What the stable parts posted on their board since the last step, for the guard to act on.
 
-The board is looked at only if somebody has loaded it: a run that uses no part of `steadygrad.numerics` pays a lookup.
+The board is looked at only if someone has loaded it: a run that uses no part of `steadygrad.numerics` pays a lookup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def take_earlier() -> tuple[Finding, ...]:
 
 
 def urgent() -> bool:
-    """Whether something fatal waits, so that the coming update must be judged before it lands."""
+    """Whether something fatal waits, so that the coming update must be judged before it is applied."""
     room: Any = sys.modules.get(_BOARD)
     return room is not None and room.board().urgent
 

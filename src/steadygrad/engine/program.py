@@ -1,7 +1,7 @@
 """The user's step as the guard runs it: forward under the right autocast, backward with the right scale.
 
 Nothing here judges or decides. An exception out of the user's own code is marked, so that the guard never takes it
-for a fault of its own.
+for its own fault.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many ranks, one decision: what the ranks of a run tell each other, and catching one that fell out of step.
 
-Every step each rank puts one short vector into one all_reduce (SUM, float64) on a group of its own: a token of where it
+Every step each rank puts one short vector into one all_reduce (SUM, float64) on its own group: a token of where it
 is and of all it has decided so far, whether its own losses were finite, and its loss terms. What comes out is the
 same on every rank to the bit, so judging it gives the same decision everywhere.
 
@@ -215,7 +215,8 @@ class Ranks:
         self.say(f"rank {self.rank} found the others gone at {self._place}")
         return RanksError(
             f"Rank {self.rank} lost the other ranks at {self._place}: {self._words.of_the_others()}. "
-            f"No update landed that another rank refused. ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+            "No update was applied that another rank refused. "
+            f"({type(error).__name__}: {str(error).splitlines()[0][:200]})"
         )
 
     # -- inside
@@ -263,8 +264,8 @@ class Ranks:
         self.say(f"rank {self.rank} stopped because the ranks were out of step")
         return RanksError(
             f"The ranks are out of step: {listed}. A rank that skips or repeats a step would mix gradients of other "
-            "batches into this one, so all ranks stop here and no update of this step lands. Call guard.step() equally "
-            "often on every rank, and catch no exception around it on one rank alone."
+            "batches into this one, so all ranks stop here and no update of this step is applied. Call guard.step() "
+            "equally often on every rank, and catch no exception around it on one rank alone."
         )
 
     def _gather(self, value: Any) -> list[Any]:

@@ -34,13 +34,13 @@ from .training_state import Tree
 logger = logging.getLogger("steadygrad")
 Looked = dict[str, Any]
 _OTHER_SIZE = (
-    "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps a part of its own "
+    "The checkpoint of step {} was written by {} ranks, and this run has {}. Every rank keeps its own part "
     "(shards, random numbers, its place in the data), so resume with as many ranks, or use another run_dir."
 )
 
 
 class Alone:
-    """Nobody to ask: one process, or one of several that train each a model of its own."""
+    """No one to ask: one process, or one of several that train each its own model."""
 
     size = 1
     sums_norms: bool = False
@@ -124,7 +124,7 @@ class Alone:
         return math.isfinite(float(terms["loss"]))
 
     def closing(self, batches: int) -> None:
-        """The guard is closed: nobody is waiting for it."""
+        """The guard is closed: no one is waiting for it."""
 
 
 class Council(Alone):
@@ -253,7 +253,7 @@ class Council(Alone):
     def find_culprits(self, reading: Reading, program: StepProgram, window: Window | None) -> Reading:
         """Whose gradients were bad before they were summed, where no rank's loss was: run again without reducing.
 
-        Once for a refused step, if there is a window to run. State has to be put back afterwards.
+        Once for a refused step, if there is a window to run. State has to be restored afterwards.
         """
         if window is not None and not reading.bad_ranks and not math.isfinite(reading.grad_norm):
             bad = not _finite_without_reducing(program, window)
@@ -288,7 +288,7 @@ class Council(Alone):
         return next((s for s in ring.all() if wanted and s.step == max(wanted)), None)
 
     def taped(self, taped: list[TapedBatch] | None) -> list[TapedBatch] | None:
-        """The batches to run again, if every rank still has all of its own."""
+        """The batches to run again, if every rank still has all its own."""
         told = self._ranks.exchange("tape", -1 if taped is None else len(taped))
         return taped if told[0] >= 0 and len(set(told)) == 1 else None
 
@@ -380,7 +380,7 @@ def convene(
     num_micro: int,
     clips: bool = True,
 ) -> Alone:
-    """A seat for this rank if several train one model together; else nobody to ask. Collective if they do."""
+    """A seat for this rank if several train one model together; else no one to ask. Collective if they do."""
     if any(kind.__module__.split(".")[0] == "deepspeed" for kind in type(model).__mro__):
         raise UsageError(
             "A DeepSpeed engine steps its optimizer and skips steps by itself, so no update can be refused exactly. "
@@ -415,7 +415,7 @@ def reduces_gradients(model: nn.Module, parameters: Sequence[Tensor]) -> bool:
 
 
 class without_reducing:  # reads as words: `with without_reducing(model):`
-    """Gradients stay what this rank's own batch made of them. Put back on leaving."""
+    """Gradients stay what this rank's own batch made of them. Restored on leaving."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

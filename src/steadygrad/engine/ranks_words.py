@@ -1,7 +1,7 @@
 """What ranks leave for each other outside any collective: that they have come, and their last words.
 
 A collective cannot say why it failed. The store that the ranks met at can: a rank that stops leaves a sentence there,
-and the others, whose collective has failed, read it. Nobody waits here for longer than a moment.
+and the others, whose collective has failed, read it. No one waits here for longer than a moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _guards = 0
 
 
 def check_in(rank: int, size: int, *, wait_s: float | None = None) -> Any:
-    """Meet all ranks that make a guard, and return a store of their own; one sentence if some do not come.
+    """Meet all ranks that make a guard, and return their own store; one sentence if some do not come.
 
     Making the group itself would wait for as long as the program's own collectives may take.
     """

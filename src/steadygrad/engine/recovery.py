@@ -116,9 +116,9 @@ class Recovery:
 
     def _tell_unnoticed(self, step: int) -> list[str]:
         """The state is not finite although no step was: a weight that nothing reads, say. Never silent, and told once;
-        nothing is undone, for the run may well be sound without it."""
+        nothing is undone, for the run may well be finite without it."""
         names = list(non_finite(self._state.floating_tensors()))
-        # A buffer may be a figure for a log, or wait for its first value: it is told of if it was finite at the start
+        # A buffer may be a figure for a log, or wait for its first value: it is reported if it was finite at the start
         # and is still bad one snapshot later.
         doubtful = {name for name in names if name.startswith("buffer ") and (step == 0 or name not in self._seen_bad)}
         fresh = [name for name in names if name not in self._unnoticed and name not in doubtful]
@@ -250,7 +250,7 @@ class Recovery:
         return int(books["step"]), int(books["batches_seen"])
 
     def recent_good(self, window: Window, steps: int = 3) -> list[list[Any]]:
-        """The micro-batches of a few good steps before this window, for the clinic to follow a remedy with."""
+        """The micro-batches of a few good steps before this window, for the diagnosis to follow a remedy with."""
         bad = self._bad_keys | set(window.keys)
         size = max(self._program.accumulate, len(window))
         good = [t for t in self._tape.newest((steps + 1) * size + len(bad)) if t.key not in bad and not t.changed()]
@@ -262,7 +262,8 @@ class Recovery:
         return [[taped.fetch() for taped in group] for group in groups]
 
     def past(self, window: Window, scheduler: Any) -> Past | None:
-        """The good snapshots and the landed steps since the oldest, for the clinic to go back to. Copies nothing."""
+        """The good snapshots and the applied steps since the oldest, for the diagnosis to go back to. Copies
+        nothing."""
         if self._ring is None or self._council.size > 1:
             return None
         return past_of(self._ring, self._tape, self._bad_keys | set(window.keys), scheduler, self._bad_at_start)
@@ -334,7 +335,7 @@ class Recovery:
             try:
                 for group in by_step(taped) if self._whole_windows else [[batch] for batch in taped]:
                     for batch in group:
-                        # Refused batches had step numbers of their own, so the numbers are others this time.
+                        # Refused batches had their own step numbers, so the numbers are others this time.
                         batch.step = self.loop.step
                     last = group[-1] is taped[-1]
                     again = [(b.fetch(), b.key) for b in group]

@@ -1,4 +1,4 @@
-"""Every global random state a training step may draw from, taken and put back.
+"""Every global random state a training step may draw from, taken and restored.
 
 torch's CPU generator, every initialised CUDA device's, python's `random` and numpy's legacy global. A generator the
 user made is registered with the guard as extra state.

@@ -1,6 +1,6 @@
 """A second look at a refused step: what was wrong with it, and which of its micro-batches were good.
 
-Puts back what the step's forward moved and may run it again. Ends with everything as before the step.
+Restores what the step's forward moved and may run it again. Ends with everything as before the step.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class SecondLook:
     ) -> None:
         self._program, self._forward, self._state, self._books = program, forward, state, books
         self._council = council
-        self._whole = whole  # windows of somebody else's loop stay whole
+        self._whole = whole  # windows of someone else's loop stay whole
 
     def at(self, reading: Reading, window: Window, gradients: Gradients | None) -> tuple[Reading, Kept]:
-        """Put back what the refused window's forward moved; find what was wrong and which micro-batches were good.
+        """Restore what the refused window's forward moved; find what was wrong and which micro-batches were good.
 
         Returns the reading with what was found, and the good micro-batches, to be fed again.
         """
@@ -65,7 +65,7 @@ class SecondLook:
             looked["gradients_finite"] = self._gradients_finite_again(window)
         if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
             # What cannot be tried again is taken for an overflow, as GradScaler takes it; a scale that keeps
-            # shrinking is a symptom of its own.
+            # shrinking is its own symptom.
             looked["scale_to_blame"] = self._finite_at_scale_one(window) if again else True
             if looked["scale_to_blame"]:
                 self._back_off_scale()

@@ -31,7 +31,7 @@ _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKe
 
 
 def as_optimizers(optimizer: Any, *, monitor: bool = False) -> tuple[Optimizer, ...]:
-    """One or several optimizers as a tuple, each one that can be guarded and not guarded by somebody else."""
+    """One or several optimizers as a tuple, each one that can be guarded and not guarded already."""
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
     if not optimizers:
         raise UsageError("Guard was given no optimizer.")
@@ -84,7 +84,7 @@ def register_scaler(forward: ForwardState, scaler: Any) -> None:
 
 
 def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
-    """How to advance the user's moving average after a landed update."""
+    """How to advance the user's moving average after an applied update."""
     if ema is None:
         return None
     if hasattr(ema, "update_parameters"):
@@ -146,7 +146,7 @@ def run_config(policy: str, precision: str, accumulate: int, optimizers: Sequenc
 
 
 def make_ring(where: str, state: TrainingState, device: torch.device, policy: Policy) -> SnapshotRing | None:
-    """The ring of last good states, if there is to be one and the host has room for it."""
+    """The ring of last good states, if there is to be one and the host has space for it."""
     if where == "off" or (where == "auto" and not policy.acts):
         return None
     size = sum(t.numel() * t.element_size() for _, t in state.floating_tensors())

@@ -110,7 +110,7 @@ class Shielded(Generic[T]):
 
 
 class Shield:
-    """Catches what breaks inside a room, tells once, counts, and lets the loop go on."""
+    """Catches what breaks inside a component, tells once, counts, and lets the loop go on."""
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
@@ -121,11 +121,11 @@ class Shield:
         self._tell = tell
 
     def __call__(self, room: str, fallback: T) -> Shielded[T]:
-        """Around a call into a room: `with shield("watch", fallback) as answer: answer.value = ...`."""
+        """Around a call into a component: `with shield("watch", fallback) as answer: answer.value = ...`."""
         return Shielded(self, room, fallback)
 
     def note(self, room: str, fault: BaseException) -> None:
-        """Record a fault of ours; loud the first time for each room."""
+        """Record a fault of ours; loud the first time for each component."""
         count = self.faults[room] = self.faults.get(room, 0) + 1
         if count == 1:
             logger.error(
@@ -137,5 +137,5 @@ class Shield:
             try:
                 self._tell("guard_fault", room=room, fault="".join(traceback.format_exception_only(fault)).strip())
             except Exception:
-                # The journal is the room that broke; the log line above is all there can be.
+                # The journal is what broke; the log line above is all there can be.
                 self._tell = None

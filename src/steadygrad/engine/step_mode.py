@@ -1,4 +1,4 @@
-"""The mode a step ran in, for running it again when somebody else has changed it meanwhile.
+"""The mode a step ran in, for running it again when other code has changed it meanwhile.
 
 In the middle of a window, or with a step still in flight, a user may call `model.eval()` under `torch.no_grad()` and
 evaluate. That settles what is open, and settling may have to run micro-batches again: as they ran, not as the

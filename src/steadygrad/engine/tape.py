@@ -21,7 +21,7 @@ from .pinned import PinnedPool
 from .rng import RngState
 
 NOT_AGAIN = object()
-"""Stands for a micro-batch of somebody else's loop that only that loop could run."""
+"""Stands for a micro-batch of someone else's loop that only that loop could run."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class TapedBatch:
         return _map_tensors(self.batch, lambda t: t.to(device, non_blocking=True) if t.is_pinned() else t)
 
     def changed(self) -> bool:
-        """Whether it cannot be re-run: only its loop could, or somebody wrote into the kept tensors since."""
+        """Whether it cannot be re-run: only its loop could, or someone wrote into the kept tensors since."""
         if self.batch is NOT_AGAIN:
             return True
         return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
@@ -138,7 +138,7 @@ def by_step(taped: list[TapedBatch]) -> list[list[TapedBatch]]:
 
 
 def pristine(value: Any, *, clone: bool = False) -> Any:
-    """The batch in containers of its own, so that `batch.pop("labels")` in a loss_fn does not take it from a re-run.
+    """The batch in its own containers, so that `batch.pop("labels")` in a loss_fn does not take it from a re-run.
 
     Tensors are the same ones, or with `clone` copies. What is no mapping, sequence or tensor is passed on as it is.
     """

@@ -1,4 +1,4 @@
-"""Everything a training step can change, as one tree of live tensors and plain values, and putting it back.
+"""Everything a training step can change, as one tree of live tensors and plain values, and restoring it.
 
 Restoring copies values into the same storage: `load_state_dict` would cast fp32 moments of bf16 parameters, and
 other holders of the tensors (an EMA, a compiled graph, a fused optimizer) must keep seeing them.

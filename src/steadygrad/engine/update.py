@@ -97,7 +97,7 @@ class Updater:
 
 
 class Followers:
-    """What moves on after a landed update and only then: the schedule and the moving average."""
+    """What moves on after an applied update and only then: the schedule and the moving average."""
 
     def __init__(self, scheduler: Any, ema_update: Callable[[], Any] | None, forward: ForwardState) -> None:
         self.scheduler = scheduler

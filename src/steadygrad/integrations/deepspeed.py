@@ -1,4 +1,4 @@
-"""DeepSpeed, watched and not guarded: its engine judges and skips steps by itself, on flat partitions of its own.
+"""DeepSpeed, watched and not guarded: its engine judges and skips steps by itself, on its own flat partitions.
 
 `sg.attach(engine)` reads what the engine says of every step (its loss if it is observed, its global gradient norm,
 whether the step was applied, how many it has skipped) and keeps it in the journal with the findings of the detectors.

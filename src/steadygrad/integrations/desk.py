@@ -96,7 +96,7 @@ class _Kept:
 
 
 class Desk:
-    """One optimizer's steps, with an engine of their own: history, streaks, limits and a halt belong to it alone."""
+    """One optimizer's steps, with their own engine: history, streaks, limits and a halt belong to it alone."""
 
     def __init__(
         self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, shield: Shield,

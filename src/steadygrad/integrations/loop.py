@@ -1,7 +1,7 @@
-"""LoopGuard: the engine behind a loop that somebody else owns and that can be run again.
+"""LoopGuard: the engine behind a loop that other code owns and that can be run again.
 
 A framework runs forward, backward, clipping, its optimizer and its schedule as it always did, and tells the guard
-where it is by five calls: `begin`, `seen`, `before_clip`, `commit`, and `settle` before anybody looks at the weights.
+where it is by five calls: `begin`, `seen`, `before_clip`, `commit`, and `settle` before anyone looks at the weights.
 Where an update is refused the guard runs the framework's own computation again through `loss_fn`, so diagnosis,
 capsules and rollback work as they do behind `sg.Guard`. One host read a step.
 """
@@ -31,7 +31,7 @@ from .barrier import barred
 
 
 class LoopGuard:
-    """A guard that is told of each step instead of making it.
+    """A guard that is informed of each step instead of making it.
 
     Args:
         model: the module whose forward the loop calls.
@@ -68,7 +68,7 @@ class LoopGuard:
         self._commit = barred(self._judged, self.failed, self.may_update)
         self._final_state = "not checked"
         self.landed = True
-        """Whether the last commit's update landed. The owner of the loop steps its schedule only then."""
+        """Whether the last commit's update was applied. The owner of the loop steps its schedule only then."""
         self.outcome: Outcome | None = None
         """The last commit's outcome."""
         self.busy = False
@@ -154,7 +154,7 @@ class LoopGuard:
             self._measured = self._engine.measure()
 
     def commit(self, update: Callable[[], Any]) -> bool:
-        """Where the loop steps its optimizer: calls `update` if it may land, else leaves no trace of the window.
+        """Where the loop steps its optimizer: calls `update` if it may be applied, else leaves no trace of the window.
 
         One host read. Raises what `update` raises, and TrainingHalted when the policy gives up.
         """
@@ -210,7 +210,7 @@ class LoopGuard:
         self._engine.council.broken(fault)
 
     def settle(self) -> None:
-        """Before somebody looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
+        """Before someone looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
 
     # -- what a user calls
 
@@ -257,6 +257,7 @@ class LoopGuard:
             self._engine.diagnoses.finish()
             with self._engine.shield("final_state", None):
                 self._final_state = self._engine.recovery.final_state()
+                self._engine.books.journal.event("final_state", state=self._final_state)
             release = functools.partial(setup.release, self.optimizers)
             for let_go in (release, self._engine.release, self._engine.books.close):
                 with self._engine.shield("closing", None):

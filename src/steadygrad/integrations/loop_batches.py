@@ -1,7 +1,7 @@
 """The batches that a loop cuts out of larger tensors inside its own lines: `model(x[i:i + 16])`.
 
 The lines read the whole of `x`, so no row can be left out of the batch by its name. Here such an expression is computed
-once and gets a name of its own, so that the lines read the batch, and rows can be chosen as of any other.
+once and gets its own name, so that the lines read the batch, and rows can be chosen as of any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 
 
 def with_named_batches(lines: LoopSlice, taken: Mapping[str, Any]) -> tuple[LoopSlice, dict[str, Any]] | None:
-    """The same lines over batches with names of their own, and all values they read; None where there is none.
+    """The same lines over batches with their own names, and all values they read; None where there is none.
 
     Evaluates indexing of tensors by numbers, slices and other tensors, and nothing else.
     """
@@ -39,7 +39,7 @@ def with_named_batches(lines: LoopSlice, taken: Mapping[str, Any]) -> tuple[Loop
 
 
 class _Naming(ast.NodeTransformer):
-    """Replaces parts of tensors by names. What a line of its own computes first is left as it is."""
+    """Replaces parts of tensors by names. What a separate line computes first is left as it is."""
 
     def __init__(self, taken: Mapping[str, Any], stored: set[str]) -> None:
         self._taken, self._stored = taken, stored

@@ -1,9 +1,9 @@
 """The part of a training loop between the model's call and backward, cut out so that it can be run again.
 
 A loop that is left as it is computes its loss in its own lines: `out = model(x)`, `loss = criterion(out, y)`,
-`loss.backward()`. Its source and its names are there, so those lines can be run a second time, in a namespace of their
-own, on the batch of the step that failed. The run ends where backward is called, and the tensor it is called on is the
-loss: so it does not matter how the loop names or keeps it (`self.loss`, `losses["total"]`), nor which function calls
+`loss.backward()`. Its source and its names are there, so those lines can be run a second time, in their own namespace,
+on the batch of the step that failed. The run ends where backward is called, and the tensor it is called on is the loss:
+so it does not matter how the loop names or keeps it (`self.loss`, `losses["total"]`), nor which function calls
 backward. Lines that exist for their effects only (printing, logging, counting) are left out. What cannot be cut this
 way is not cut, and the caller compares the loss of a slice with the one that the loop had.
 """

@@ -1,6 +1,6 @@
 """Two plain callbacks for a transformers Trainer: they look at gradients or at activations, print, and change nothing.
 
-For people who want only this. `sg.attach(trainer)` also refuses what must not land and finds out why.
+For people who want only this. `sg.attach(trainer)` also refuses what must not be applied and finds out why.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class GradientMonitorCallback(TrainerCallback):  # type: ignore[misc]
         check_every_n_steps: look at every n-th step.
         log_every_n_steps: print mean, max and min norm, NaN count and Inf count this often.
         halt_on_nan: stop training at a gradient that is not finite, with the weights from before it.
+
+    Returns:
+        A transformers callback: `Trainer(..., callbacks=[sg.GradientMonitorCallback()])`.
+
+    Example:
+        >>> callback = sg.GradientMonitorCallback(check_every_n_steps=10, halt_on_nan=True)
+        >>> hasattr(callback, "on_pre_optimizer_step")
+        True
     """
 
     def __init__(self, check_every_n_steps: int = 1, log_every_n_steps: int = 10, halt_on_nan: bool = False) -> None:
@@ -218,6 +226,14 @@ class ActivationMonitorCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         check_every_n_steps: look at every n-th step and print it.
+
+    Returns:
+        A transformers callback: `Trainer(..., callbacks=[sg.ActivationMonitorCallback()])`.
+
+    Example:
+        >>> callback = sg.ActivationMonitorCallback(check_every_n_steps=100)
+        >>> hasattr(callback, "on_step_end")
+        True
     """
 
     def __init__(self, check_every_n_steps: int = 50) -> None:

@@ -164,6 +164,7 @@ class OptimizerGuard:
         with self._shield("final_state", None):
             bad = [name for found in bad_state(self._state).values() for name in found]
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
+            self._journal.event("final_state", state=self._final_state)
         setup.release(self._optimizers)
         for desk in self._desks:
             desk.release()

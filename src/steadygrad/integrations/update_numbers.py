@@ -78,7 +78,7 @@ class UpdateNumbers:
         self._gate.disarm()
 
     def refuses_on_device(self) -> bool:
-        """Whether the coming update can be made under a flag on the device. A GradScaler brings a flag of its own."""
+        """Whether the coming update can be made under a flag on the device. A GradScaler brings its own flag."""
         self._gate.disarm()  # a step that raised left it so
         optimizer = self.optimizer
         if getattr(optimizer, "found_inf", None) is not None:

@@ -111,7 +111,7 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
         flat = _strings([text for row in values for text in row])
         return pa.ListArray.from_arrays(_offsets([len(row) for row in values]), flat)
     missing = any(value is None for value in values)
-    # array.array takes a number of its own kind or refuses: it neither rounds nor parses.
+    # array.array takes a number of that type or refuses: it neither rounds nor parses.
     packed = array(_CODES[str(kind)], [0 if value is None else value for value in values] if missing else values)
     validity = _bits([value is not None for value in values]) if missing else None
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(packed)])

@@ -110,7 +110,7 @@ def replace_file(path: Path, *chunks: Bytes) -> None:
 
 
 def create_file(path: Path, data: Bytes) -> bool:
-    """Like `replace_file`, but only if nothing is at `path` yet; False if somebody else was first."""
+    """Like `replace_file`, but only if nothing is at `path` yet; False if another process or program was first."""
     with temporary_file(path.parent) as (descriptor, temporary):
         write_all(descriptor, data)
         os.fsync(descriptor)

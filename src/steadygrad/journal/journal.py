@@ -1,4 +1,4 @@
-"""Journal: what a run remembers, behind one door that never blocks or stops training."""
+"""Journal: what a run remembers, behind one interface that never blocks or stops training."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     events.jsonl           decisions, faults, degraded periods, one line each
     quarantine.jsonl       batches that were refused
 
-Ranks other than 0 have files of their own, marked `-rank1`; they share only `run.json`, which the first to come makes.
+Ranks other than 0 have their own files, marked `-rank1`; they share only `run.json`, which the first to come makes.
 """
 
 from __future__ import annotations

@@ -119,14 +119,14 @@ class Segment:
         while len(data) < self._settled:
             chunk = os.pread(self._descriptor, self._settled - len(data), len(data))
             if not chunk:
-                raise OSError("the segment was cut short by somebody else")
+                raise OSError("the segment was cut short by another process")
             data += chunk
         return bytes(data)
 
 
 def cut_torn_tail(path: Path) -> int:
     """Cuts a killed writer's incomplete last message off, so that other tools read the segment too. Returns how many
-    bytes that removed. Only for segments nobody writes any more."""
+    bytes that removed. Only for segments no one writes any more."""
     descriptor = files.open_regular(path, os.O_RDWR)
     try:
         size = os.fstat(descriptor).st_size
@@ -149,7 +149,7 @@ def encode_schema(schema: Any) -> bytes:
 def encode_batch(batch: Any, *, level: int) -> bytes:
     """One message of a stream, zstd-compressed."""
     sink = pa.BufferOutputStream()
-    # A batch is small: starting Arrow's own threads inside somebody's training process would not pay.
+    # A batch is small: starting Arrow's own threads inside someone's training process would not pay.
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=level), use_threads=False)
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         writer.write_batch(batch)

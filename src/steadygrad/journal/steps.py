@@ -1,7 +1,7 @@
 """The step journal: `put` on the training thread, `drain` on the journal's own.
 
 `put` copies a record into a queue and returns; it takes no lock, touches no disk and never raises. The queue is
-bounded: if the disk is too slow or full, the oldest records make room and are counted. `drain` writes what has
+bounded: if the disk is too slow or full, the oldest records are dropped and counted. `drain` writes what has
 gathered as one Arrow batch. When a write fails, the rows stay in the queue, the segment is given up (cut back to its
 last whole batch) and the next attempt opens a new one.
 """
@@ -81,7 +81,7 @@ class StepWriter:
             queue = self._queue
             if len(queue) >= self._max_queue:
                 self.health.fail(PART, f"the disk is slower than the run: {self._max_queue} steps are waiting")
-                with contextlib.suppress(IndexError):  # drained in this very moment
+                with contextlib.suppress(IndexError):  # drained in this moment
                     queue.popleft()
                     self.health.drop()
             queue.append(row)
@@ -160,7 +160,7 @@ class StepWriter:
             self._end_segment(whole=True)
 
     def _take(self) -> None:
-        """Moves what has gathered off the queue. While the disk refuses, the oldest make room for the newest."""
+        """Moves what has gathered off the queue. While the disk refuses, the oldest are dropped for the newest."""
         with contextlib.suppress(IndexError):
             for _ in range(self._max_queue):
                 self._taken.append(self._queue.popleft())

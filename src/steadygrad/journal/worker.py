@@ -1,8 +1,8 @@
 """The journal's own thread: everything that may wait for a disk happens here.
 
 Small things that must reach the disk (events, incidents, quarantine, state) are posted as jobs with a key; a later
-job with the same key takes the place of one still waiting. A job that fails stays and is tried again, and jobs of its
-kind behind it wait so that order is kept. The number of waiting jobs is bounded; the oldest make room.
+job with the same key takes the place of one still waiting. A job that fails stays and is tried again, and jobs of the
+same kind behind it wait so that order is kept. The number of waiting jobs is bounded; the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 5.0
 
 
 class Ticket:
-    """What somebody who posted a job waits for: that it was tried, and whether it is on disk."""
+    """What someone who posted a job waits for: that it was tried, and whether it is on disk."""
 
     __slots__ = ("on_disk", "tried")
 

@@ -1,4 +1,4 @@
-"""Stable parts that anybody can call alone: losses, bounds, logits processors for `generate`.
+"""Stable parts that can be used alone: losses, bounds, logits processors for `generate`.
 
     import steadygrad as sg
     loss = sg.numerics.masked_cross_entropy(logits, labels)

@@ -29,6 +29,19 @@ def bound_logits(logits: Tensor, limit: float = 30.0, *, hard: bool = False, kne
     the distance and is not cut off, so a logit that is far out is still pulled back.
 
     Keeps the dtype; bends in float32. Keeps nothing for backward but the logits, and does not sync with the host.
+
+    Args:
+        logits: any floating dtype, any shape.
+        limit: the largest magnitude that comes out.
+        hard: clamp instead of bending.
+        knee: below this nothing changes; half the limit by default.
+
+    Returns:
+        The same shape and dtype.
+
+    Example:
+        >>> sg.numerics.bound_logits(torch.tensor([1.0, 1e6]), limit=30.0).round()
+        tensor([ 1., 30.])
     """
     return _bounded(logits, limit, hard, knee)
 
@@ -38,6 +51,17 @@ def bound_loss(loss: Tensor, limit: float = 100.0, *, hard: bool = False, knee: 
 
     With `hard=True` a loss above the limit has no gradient: the batch that needs correction most is the one that is
     left out, and nothing says so. The soft form lowers its weight instead.
+
+    Args:
+        loss: a scalar, or losses of any shape.
+        limit, hard, knee: as for `bound_logits`.
+
+    Returns:
+        The same shape and dtype.
+
+    Example:
+        >>> float(sg.numerics.bound_loss(torch.tensor(2.5)))
+        2.5
     """
     return _bounded(loss, limit, hard, knee)
 
@@ -48,6 +72,17 @@ def soft_cap_logits(logits: Tensor, cap: float = 30.0) -> Tensor:
     It moves every logit (half a cap becomes 0.46 caps, one cap 0.76) and its slope is zero in float32 from about nine
     caps on. To bound a model that was trained without it, `bound_logits` changes less.
     Keeps the dtype; taken in float32. Does not sync with the host.
+
+    Args:
+        logits: any floating dtype, any shape.
+        cap: the largest magnitude that comes out.
+
+    Returns:
+        The same shape and dtype.
+
+    Example:
+        >>> sg.numerics.soft_cap_logits(torch.tensor([0.0, 1e6]), cap=30.0)
+        tensor([ 0., 30.])
     """
     _check(cap, "cap")
     return _curved(logits, _Cap(cap))
@@ -81,7 +116,7 @@ class _Curve(Protocol):
 
 
 class _Bend:
-    """x up to the knee, then limit - room^2 / (|x| + limit - 2 knee) with room = limit - knee."""
+    """x up to the knee, then limit - rest^2 / (|x| + limit - 2 knee) with rest = limit - knee."""
 
     def __init__(self, limit: float, knee: float) -> None:
         self.limit, self.knee, self.room = limit, knee, limit - knee

@@ -48,6 +48,11 @@ def masked_cross_entropy(
 
     Returns:
         float32, or float64 for float64 logits; of the shape of the labels for `reduction="none"`.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [float("nan"), 0.0]])
+        >>> round(float(sg.numerics.masked_cross_entropy(logits, torch.tensor([0, -100]))), 4)
+        0.1269
     """
     if logits.shape[:-1] != labels.shape:
         raise UsageError(
@@ -80,6 +85,14 @@ def z_loss(logits: Tensor, *, mask: Tensor | None = None, report_to: Board | Non
 
     Args:
         logits: (..., V). mask: (...), bool or weights.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> round(float(sg.numerics.z_loss(torch.zeros(3, 1))), 4)
+        0.0
     """
     shape = logits.shape[:-1]
     weights = torch.ones(shape, dtype=torch.bool, device=logits.device)

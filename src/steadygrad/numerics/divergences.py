@@ -48,7 +48,7 @@ def teacher_gradient(kind: Kind, student: Tensor, teacher: Tensor, beta: float, 
 
 def _one_sided(kind: Kind, own: Tensor, other: Tensor, share: float, holes: bool) -> Tensor:
     """The gradient for the side whose probabilities w weigh the sum: w (r - sum(w r)), where r = log w - log of the
-    other side, or of the mixture that holds `share` of its own."""
+    other side, or of the mixture with `share` of that side's own."""
     log_w, log_v = own.log_softmax(-1), other.log_softmax(-1)
     if kind == "jsd":
         slopes = (log_w - _log_mixture(log_w, log_v, 1 - share)).mul_(share)

@@ -5,7 +5,7 @@ Both have the interface of transformers' LogitsProcessor and need no transformer
     from transformers import LogitsProcessorList
     model.generate(ids, do_sample=True, logits_processor=LogitsProcessorList([NumericalStabilityLogitsProcessor()]))
 
-Repairing logits stops the crash and cures nothing: the weights or activations that made them are still bad. So each
+Repairing logits stops the crash and fixes nothing: the weights or activations that made them are still bad. So each
 repair posts a fatal finding (SY501) on the board, for the guard, or whoever owns the training step, to act on.
 """
 
@@ -124,6 +124,15 @@ class NumericalStabilityLogitsProcessor(_Processor):
         verbose: log every repair and every clipping ("max=45.23 -> 30.0"); otherwise only the first repair of each kind
             is logged.
         fallback_token_id: what a row gets in which every token is forbidden, for example the end of the sequence.
+
+    Returns:
+        A logits processor: `processor(input_ids, scores)` returns scores that can be sampled from.
+
+    Example:
+        >>> processor = sg.numerics.NumericalStabilityLogitsProcessor(report_to=sg.numerics.Board())
+        >>> scores = processor(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, float("nan"), 2.0]]))
+        >>> bool(torch.isfinite(scores).all())
+        True
     """
 
     def __init__(
@@ -173,6 +182,20 @@ class TemperatureLogitsWarper(_Processor):
 
     Syncs with the host once a call where the temperature is not 1. A temperature below the minimum is raised to it,
     which is logged once, here: 0.01 asks for greedy decoding, which `do_sample=False` does exactly.
+
+    Args:
+        temperature: above 1 flattens the distribution, below 1 sharpens it.
+        min_temperature: the least that is used.
+        verbose: log every repair.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        A logits processor: `warper(input_ids, scores)` returns scores / temperature.
+
+    Example:
+        >>> warper = sg.numerics.TemperatureLogitsWarper(0.5)
+        >>> warper(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, 2.0]]))
+        tensor([[2., 4.]])
     """
 
     def __init__(

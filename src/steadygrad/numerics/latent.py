@@ -1,7 +1,7 @@
 """Regression on latents, safe at the zero vector in forward and backward.
 
 The plain forms fail there: x / |x| is NaN, and `F.normalize(x, eps=1e-8)` has a gradient of 1e8 (NaN in float16). Here
-a vector shorter than `min_norm` is divided by `min_norm` in place of its own length, so the gradient is never larger
+a vector shorter than `min_norm` is divided by `min_norm` instead of its length, so the gradient is never larger
 than 1 / min_norm, and a zero vector still learns which way to go.
 """
 
@@ -31,6 +31,20 @@ def safe_normalise(
     Neither the squares of large vectors overflow nor those of small ones vanish: each vector is brought to a largest
     entry of one first. Vectors shorter than `min_norm` are counted on the board as `zero_vector`. Returns float32, or
     float64 for float64 vectors. Does not sync with the host; allocates a few tensors of the size of `vectors`.
+
+    Args:
+        vectors: any floating dtype, any shape.
+        dim: the axis of the vectors.
+        min_norm: vectors shorter than this are divided by this.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        float32, or float64 for float64 vectors, of the same shape.
+
+    Example:
+        >>> sg.numerics.safe_normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
     """
     if not min_norm > 0:
         raise UsageError(f"min_norm={min_norm} must be above zero: it bounds the gradient by 1 / min_norm.")
@@ -94,6 +108,16 @@ def cosine_loss(
     Args:
         pred, target: vectors along `dim`, any floating dtype; the loss is taken in float32.
         mask: bool or weights in the shape without `dim`. What is masked out may be anything, NaN too.
+        dim: the axis of the vectors.
+        min_norm: vectors shorter than this count as this long.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> float(sg.numerics.cosine_loss(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]])))
+        0.0
     """
     if _fusible(pred, target, mask, dim):
         return masked_mean(_distances(pred, target, mask, min_norm, False, report_to), mask, report_to=report_to)
@@ -116,6 +140,16 @@ def normalised_mse(
 
     The lengths of both are discarded, so a model trained with it does not learn them: standardise the latents and use
     `latent_mse` where the length means something. Arguments as for `cosine_loss`.
+
+    Args:
+        pred, target, mask, dim, min_norm, report_to: as for `cosine_loss`.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> float(sg.numerics.normalised_mse(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]])))
+        0.0
     """
     if _fusible(pred, target, mask, dim):
         return masked_mean(_distances(pred, target, mask, min_norm, True, report_to), mask, report_to=report_to)
@@ -181,6 +215,17 @@ def latent_mse(
     """The mean square of pred - target, taken in float32: in float16 a difference of 256 has an infinite square.
 
     Arguments as for `cosine_loss`.
+
+    Args:
+        pred, target, mask, dim, report_to: as for `cosine_loss`.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> half = torch.tensor([[300.0]], dtype=torch.float16)
+        >>> float(sg.numerics.latent_mse(half, torch.zeros_like(half)))
+        90000.0
     """
     kind = reduction_dtype(pred, target)
     gap = _counted(pred, mask, dim).to(kind) - _counted(target, mask, dim).to(kind)

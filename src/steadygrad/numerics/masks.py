@@ -27,6 +27,17 @@ def dice_loss(
     Args:
         logits, target: pictures along `dims`; the target is bool or between 0 and 1.
         mask: of their shape, bool or weights: pixels that count. A picture with none is left out of the mean.
+        smooth: added above and below; with 0 a picture without target and prediction has loss zero.
+        dims: the axes of a picture.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> empty = torch.full((1, 2, 2), -50.0)
+        >>> round(float(sg.numerics.dice_loss(empty, torch.zeros(1, 2, 2))), 4)
+        0.0
     """
     kind = reduction_dtype(logits)
     there = None
@@ -72,6 +83,14 @@ def mask_bce_loss(
         logits, target: the same shape; the target is bool or between 0 and 1.
         mask: bool or weights that broadcast to them. What is masked out may be anything, NaN too.
         pos_weight: as in torch: how much more a true pixel weighs.
+        report_to: a Board instead of the one of this process.
+
+    Returns:
+        A float32 scalar.
+
+    Example:
+        >>> float(sg.numerics.mask_bce_loss(torch.tensor([200.0, -200.0]), torch.tensor([1.0, 0.0])))
+        0.0
     """
     kind = reduction_dtype(logits)
     pixels, wanted = logits.to(kind), target.to(kind)

@@ -45,8 +45,9 @@ def masked_mean(
     Returns:
         float32, or float64 for float64 values.
 
-    >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
-    tensor(2.)
+    Example:
+        >>> sg.numerics.masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
+        tensor(2.)
     """
     if mask is None and denominator is None and values.is_cuda and values.numel():
         dims = (

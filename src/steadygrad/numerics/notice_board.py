@@ -1,11 +1,11 @@
-"""Where the stable parts leave word of what they had to do, until somebody who can act on it comes by.
+"""Where the stable parts leave word of what they had to do, until someone who can act on it comes by.
 
 A logits processor that repairs a NaN stops a crash and cures nothing, so it also posts a finding here. A loss that had
 nothing to average over answers zero, and counts it here. Whoever owns the training step (the guard, or a loop of yours)
 calls `take` and acts: the guard refuses the update of a step before which a fatal finding was posted.
 
 There is one board for the process, because a processor inside `generate` and the guard around the step never meet;
-every part also takes a board of its own where it is made or called.
+every part also takes its own board where it is made or called.
 """
 
 from __future__ import annotations
@@ -40,6 +40,18 @@ class Board:
 
     Findings with the same code and subject are kept as one: their evidence under names that begin with `num_` is
     added up. So a processor that repairs each of 512 tokens leaves one finding, and memory stays bounded.
+
+    Args:
+        none.
+
+    Returns:
+        A board: `take(step)` returns the findings since the last time, `counts()` all counts.
+
+    Example:
+        >>> board = sg.numerics.Board()
+        >>> mean = sg.numerics.masked_mean(torch.ones(3), torch.zeros(3, dtype=torch.bool), report_to=board)
+        >>> float(mean), board.counts()["empty_mask"]
+        (0.0, 1)
     """
 
     def __init__(self) -> None:
@@ -102,7 +114,7 @@ class Board:
         read = self._read(wait=True)
         with self._lock:
             totals = {name: number for name, number in self._totals.items() if number}
-            # What was read here has not been taken yet: put it back for the next `take`.
+            # What was read here has not been taken yet: restore it for the next `take`.
             self._untaken(read)
         return totals
 
@@ -167,5 +179,16 @@ _BOARD = Board()
 
 
 def board() -> Board:
-    """The board of this process."""
+    """The board of this process.
+
+    Args:
+        none.
+
+    Returns:
+        The Board that parts report to unless they are given another as `report_to`.
+
+    Example:
+        >>> sg.numerics.board() is sg.numerics.board()
+        True
+    """
     return _BOARD

@@ -23,7 +23,22 @@ _LOWEST_LOGP = -1e4
 
 
 class PolicyLoss(NamedTuple):
-    """The loss and its parts. `loss` = `policy` + kl_weight * `kl`; the last two fields carry no gradient."""
+    """The loss and its parts. `loss` = `policy` + kl_weight * `kl`; the last two fields carry no gradient.
+
+    Args:
+        loss, policy, kl: scalars.
+        clipped_share: the share of tokens whose ratio was clipped.
+        largest_log_ratio: the largest |logp - old_logp|.
+
+    Returns:
+        A named tuple, as `policy_gradient_loss` returns it.
+
+    Example:
+        >>> logp = torch.zeros(1, 2, requires_grad=True)
+        >>> found = sg.numerics.policy_gradient_loss(logp, torch.zeros(1, 2), torch.ones(1))
+        >>> found.loss.item(), found.clipped_share.item()
+        (-1.0, 0.0)
+    """
 
     loss: Tensor
     policy: Tensor
@@ -45,6 +60,13 @@ def group_advantages(
     Args:
         rewards: (B,), any dtype, B a multiple of group_size.
         scale: False leaves the division out, so that easy and hard groups weigh alike.
+
+    Returns:
+        float32 of the shape of the rewards.
+
+    Example:
+        >>> sg.numerics.group_advantages(torch.tensor([1.0, 1.0, 0.0, 2.0]), group_size=2, scale=False)
+        tensor([ 0.,  0., -1.,  1.])
     """
     if group_size < 1 or rewards.dim() != 1 or len(rewards) % group_size:
         raise UsageError(
@@ -100,6 +122,16 @@ def policy_gradient_loss(
         advantages: (B,) or (B, T), see `group_advantages`.
         mask: (B, T), true for the tokens of the completion.
         average: over all tokens alike, or over the tokens of each sequence first.
+
+    Returns:
+        A PolicyLoss: the loss, its two parts, the share of clipped tokens and the largest log ratio.
+
+    Example:
+        >>> logp = torch.tensor([[0.0, 500.0]], requires_grad=True)
+        >>> found = sg.numerics.policy_gradient_loss(logp, torch.zeros(1, 2), torch.tensor([-1.0]))
+        >>> found.loss.backward()
+        >>> bool(torch.isfinite(logp.grad).all())
+        True
     """
     if average not in ("token", "sequence"):
         raise UsageError(f"average={average!r} is not known: pass 'token' or 'sequence'.")

@@ -89,7 +89,7 @@ class Ledger:
 
     @property
     def success_rate(self) -> float:
-        """Share of the steps that landed, leaving out those the loss scale refused; 1.0 before the first."""
+        """Share of the steps that were applied, leaving out those the loss scale refused; 1.0 before the first."""
         counted = self.steps - self.overflows
         return self.applied / counted if counted else 1.0
 

@@ -21,9 +21,22 @@ class Suggested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Every number the guard judges and decides with. Change one with `dataclasses.replace` or `Policy.but`."""
+    """Every number the guard judges and decides with. Change one with `dataclasses.replace` or `Policy.but`.
+
+    Args:
+        every field: listed with its meaning and its value in each preset on the page Policy of the reference.
+
+    Returns:
+        A frozen record; one clear sentence (UsageError) where numbers contradict each other.
+
+    Example:
+        >>> careful = sg.Policy.named("balanced").but(skip_streak_halt=3, refuse_spikes=True)
+        >>> careful.skip_streak_halt, careful.success_alarm
+        (3, 0.85)
+    """
 
     name: str = "balanced"
+    """What the run's records call it."""
     acts: bool = True
     """False: nothing in training is changed and nothing refused (`observe`)."""
 
@@ -37,9 +50,13 @@ class Policy:
     skips_per_window: tuple[int, int] = (200, 200)
     """Halt when more than the first number of the last second-number steps were skipped; (200, 200) never does."""
     success_notice: float = 0.90
+    """Note it when fewer than this share of the last `success_window` steps were applied."""
     success_alarm: float = 0.85
+    """Warn when fewer than this share were applied. `steady verify` fails below it."""
     success_window: int = 200
+    """How many of the last steps the share is taken of."""
     success_min_steps: int = 50
+    """Before this many steps the share says nothing."""
 
     # Spikes: a norm or a loss that is finite and above all of these at once
     refuse_spikes: bool = False
@@ -52,6 +69,7 @@ class Policy:
     spike_over_max: float = 2.0
     """Times the largest value the window has accepted."""
     spike_min_samples: int = 8
+    """Before this many accepted values nothing is called a spike."""
     spike_patience: int = 5
     """With `refuse_spikes`: so many in a row are not spikes but a new level, and are applied."""
     spike_tail_share: float = 0.10
@@ -65,15 +83,23 @@ class Policy:
     # Divergence: suspected by the level of the loss against its best, acted on only once batches that are evaluated
     # again show that training since the last good snapshot made the weights worse
     divergence_min_steps: int = 64
+    """Before this many applied updates no divergence is suspected."""
     divergence_sigmas: float = 10.0
+    """The loss must stand this many of its usual deviations above its best."""
     divergence_lost_progress: float = 0.9
+    """And this share of all progress since the start must be lost."""
     runaway_ratio: float = 10.0
+    """Loss and gradient norm both above this many times their first values are suspected at once."""
     divergence_cooldown: int = 32
+    """Steps after a rollback before the next divergence can be acted on."""
 
     # Loss scale and stalls
     min_loss_scale: float = 1.0
+    """A loss scale below this has collapsed (SY301)."""
     overflow_patience: int = 10
+    """So has one that overflowed in this many steps in a row; twice as many before the first update."""
     stall_steps: int = 25
+    """This many steps in a row without a useful update are a stalled run (SY302)."""
 
     # Escalation
     escalation: tuple[tuple[int, Action], ...] = (
@@ -85,21 +111,32 @@ class Policy:
     with a smaller learning rate, because the same batches at the same rate would lead to the same weights. What is
     changed is restored after `recovery_steps` healthy steps."""
     clip_ladder: tuple[float, ...] = (1.0, 0.5, 0.3)
+    """What the clip is multiplied by, from one tightening to the next."""
     lr_factor: float = 0.5
+    """What the learning rate is multiplied by at each rollback."""
     min_lr_factor: float = 1 / 16
+    """The learning rate is never lowered below this share of what was asked for."""
     drop_term_after: int = 3
+    """A single loss term that fails this many steps in a row is left out for a while."""
     recovery_steps: int = 100
+    """Healthy steps after which everything that was changed is restored; twice as many after each relapse."""
     max_rollbacks: int = 3
+    """Rollbacks without a recovery in between; after these no more are made, and bad weights halt the run."""
 
     # How often
     snapshot_every: int = 100
+    """Steps between two snapshots in memory, which a rollback goes back to."""
     checkpoint_every: int = 1000
+    """A starting point for the option of that name; a guard writes checkpoints only where it is asked to."""
     vitals_every: int = 200
+    """Steps between two sampled checks for silent problems."""
     vitals_sample: int = 512
+    """How many values of each tensor a sampled check reads."""
 
     suggested: Suggested = field(
         default=Suggested(learning_rate=1e-5, temperature=2.0, kd_weight=0.1, ce_weight=0.9, max_grad_norm=0.5)
     )
+    """Starting points for a distillation run. Recipes read them; the guard applies none of them."""
 
     def __post_init__(self) -> None:
         count, window = self.skips_per_window

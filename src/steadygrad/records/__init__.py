@@ -1,4 +1,4 @@
-"""The frozen types that travel between rooms. Standard library only: reading a run needs no torch."""
+"""The frozen types that travel between packages. Standard library only: reading a run needs no torch."""
 
 from .diagnosis import Cause as Cause
 from .diagnosis import Diagnosis as Diagnosis
@@ -7,6 +7,8 @@ from .diagnosis import Remedy as Remedy
 from .diagnosis import TensorDigest as TensorDigest
 from .diagnosis import Trial as Trial
 from .incident import Incident as Incident
+from .incident import Kind as Kind
+from .incident import kinds_of as kinds_of
 from .judgement import Action as Action
 from .judgement import Decision as Decision
 from .judgement import Finding as Finding

@@ -134,7 +134,7 @@ class Checkup:
         if (data := self.statistics) is not None:
             lines.append(f"data set: {data.num_rows_seen} of {data.num_rows or data.num_rows_seen} rows looked at")
             lines += [f"    {label:<26}{text}" for label, text in data.told()]
-        # Names of modules and columns are anybody's: no control character of theirs reaches a terminal.
+        # Names of modules and columns are anyone's: no control character of theirs reaches a terminal.
         return "\n".join(_printable(line) for line in [*lines, self.summary()])
 
 

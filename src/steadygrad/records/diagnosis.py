@@ -1,4 +1,4 @@
-"""Where the first bad value was born, why, and which remedies were tried."""
+"""Where the first bad value was computed, why, and which remedies were tried."""
 
 from __future__ import annotations
 
@@ -75,7 +75,30 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The clinic's answer. `rows` is None where the question makes no sense, () where none could be told."""
+    """What a replay of the failing step found. `rows` is None where rows make no sense, () where none was found.
+
+    Args:
+        symptom: what was seen: nan_loss, nan_grad, nan_param, nan_state and so on.
+        phase: where it began: data, forward, loss, backward, optimizer, state or none.
+        cause: the named cause (code and slug), None where it was not recognised.
+        origin: the operation that computed the first bad value, with its line of code and its inputs.
+        rows: rows of the batch that fail by themselves.
+        rows_coupled: whether no row fails alone, as with batch normalisation.
+        sample_ids: what those rows are in the data set, where that is known.
+        confidence: between 0 and 1.
+        reproduced: (how often it came again, how often it was replayed).
+        because: the cause in one sentence.
+        trials: remedies that were tried by replaying the step.
+        notes: what was and was not replayed.
+
+    Returns:
+        A frozen record; `remedies` are the trials that made the step finite, least change first.
+
+    Example:
+        >>> found = sg.Diagnosis(symptom="nan_loss", phase="loss", because="div by an exact zero")
+        >>> found.because, found.remedies
+        ('div by an exact zero', ())
+    """
 
     symptom: str
     phase: str

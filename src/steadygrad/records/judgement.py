@@ -8,7 +8,8 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How bad. `fatal` means the update must not land; `warning` may call for action; `note` is for the record."""
+    """How bad. `fatal` means the update must not be applied; `warning` may call for action; `note` is for the
+    record."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -17,7 +18,23 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One symptom seen in one step, with the numbers it rests on."""
+    """One symptom seen in one step, with the numbers it rests on.
+
+    Args:
+        code, slug: the rule that saw it, such as SY101 and non_finite_loss; `steady explain SY101` has its page.
+        severity: fatal (the update must not be applied), warning or note.
+        step, rank: where.
+        subject: the tensor, term or module it is about.
+        detail: one sentence with the numbers.
+        evidence: the numbers by name.
+
+    Returns:
+        A frozen record.
+
+    Example:
+        >>> sg.Finding(code="SY101", slug="non_finite_loss", severity="fatal", step=7, detail="the loss is nan").detail
+        'the loss is nan'
+    """
 
     code: str
     slug: str
@@ -44,7 +61,27 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do about one step. `clip_factor` and `lr_factor` are relative to what the user asked for."""
+    """What to do about one step. `clip_factor` and `lr_factor` are relative to what the user asked for.
+
+    Args:
+        step: the step it is about.
+        actions: what is done: proceed, skip, tighten_clip, scale_lr, rollback, drop_term, widen_precision, halt.
+        findings: what was seen in the step.
+        rung: how many escalations are in force.
+        lr_factor, clip_factor: what the learning rate and the clip are multiplied by from here on.
+        dropped_terms: loss terms that are left out from here on.
+        widened: whether the step is computed in higher precision from here on.
+        reason: one sentence.
+        budget_left: how many more bad steps in a row end in a halt; None where nothing halts.
+        ranks_agreed: whether every rank came to the same decision.
+
+    Returns:
+        A frozen record; `applies` says whether the update stands.
+
+    Example:
+        >>> sg.Decision(step=7, actions=("skip",), reason="the loss is nan").applies
+        False
+    """
 
     step: int
     actions: tuple[Action, ...] = (Action.PROCEED,)

@@ -10,7 +10,26 @@ from .step import Reading
 
 
 class Outcome:
-    """The result of `guard.step(batch)`. Not reading it costs nothing; reading any field settles the step."""
+    """The result of `guard.step(batch)`. Not reading it costs nothing; reading any field settles the step.
+
+    Reading a field may wait for the GPU, where the step is judged one step late; `settled` never waits.
+
+    Args:
+        step: the number of the step.
+        settle: called when a field is read before the step is settled.
+        accumulating: the batch is part of a window that is not full yet, so no update was due.
+
+    Returns:
+        A lazy record: `applied`, `skipped`, `halted`, `decision`, `findings`, `loss`, `grad_norm`, `rolled_back_to`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with sg.Guard(model, optimizer, lambda model, batch: model(batch).pow(2).mean()) as guard:
+        ...     outcome = guard.step(torch.full((8, 4), float("inf")))
+        >>> outcome.skipped, outcome.halted
+        (True, False)
+    """
 
     __slots__ = ("_decision", "_reading", "_settle", "accumulating", "applied_flag", "rolled_back_to", "step")
 
@@ -39,7 +58,7 @@ class Outcome:
 
     @property
     def applied(self) -> bool:
-        """True if an update landed on the weights."""
+        """True if an update was applied to the weights."""
         self._wait()
         return self.applied_flag
 

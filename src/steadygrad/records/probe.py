@@ -68,5 +68,5 @@ class Probe:
 
     @property
     def fit(self) -> bool:
-        """Whether the step is sound as it is and in every dtype it was run in."""
+        """Whether the step is finite as it is and in every dtype it was run in."""
         return all(trial.fits for trial in self.trials)

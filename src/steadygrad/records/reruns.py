@@ -1,7 +1,7 @@
 """Whether a step is being run again: a replay of a diagnosis, a trial of a remedy, a rerun of the engine.
 
 Code that counts training passes asks `rerunning()` and leaves reruns out. It is a number of the process and not of the
-thread: autograd runs hooks on threads of its own.
+thread: autograd runs hooks on its own threads.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class Reading:
     batch_key: str | None = None
     rank: int = 0
     grad_norm_limit: float | None = None
-    """What the device compared `grad_norm` with at this very step; None: ask the history."""
+    """What the device compared `grad_norm` with at this step; None: ask the history."""
     loss_limit: float | None = None
     gradients_finite: bool | None = None
-    """True if a second look found every gradient finite although a norm is not; None: nobody looked."""
+    """True if a second look found every gradient finite although a norm is not; None: not checked."""
     bad_parameters: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
     bad_buffers: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Reading:
     undone: bool = False
     """The update made something non-finite and was undone to the bit at once: nothing bad is left behind."""
     scale_to_blame: bool | None = None
-    """Whether the step is finite with a loss scale of one: then the scale was too large; None: nobody tried."""
+    """Whether the step is finite with a loss scale of one: then the scale was too large; None: not tried."""
     num_ranks: int = 1
     """With more than one, `loss`, `terms` and `micro_losses` are means over the ranks: what all of them judge by."""
     local_loss: float | None = None

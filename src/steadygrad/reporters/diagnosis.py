@@ -1,30 +1,43 @@
-"""A diagnosis on the terminal: where the bad value was made, from what, in which rows, why, and what was tried."""
+"""A diagnosis on the terminal: where the first bad value was computed, in which rows, why, and what was tried."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..records import Diagnosis, Incident, Origin, TensorDigest, Trial
+from ..records import Diagnosis, Incident, Kind, Origin, TensorDigest, Trial
 from .terminal import labelled, number, shown
 
 MAX_ROWS_SHOWN = 8
 
 
-def print_diagnosis(console: Console, incident: Incident) -> None:
-    """The incident's headline and, below it, all that the clinic found."""
+def print_diagnosis(console: Console, incident: Incident, kind: Kind | None = None) -> None:
+    """The incident's headline and, below it, everything the diagnosis found; last, the line of code to change."""
     headline = f"incident {incident.number}, {steps_of(incident)}: {shown(incident.headline or incident.symptom)}"
     console.print(Text(headline, style="bold"))
+    others = [other for other in kind.incidents if other is not incident] if kind is not None else []
+    if others:
+        console.print(labelled("also", _also(others)), soft_wrap=True)
     if incident.diagnosis is None:
-        console.print(labelled("diagnosis", "none was made"))
+        best = kind.best if kind is not None and kind.best.diagnosis is not None else None
+        same = f"same kind as incident {best.number}: steady diagnose .../incidents/{best.number:04d}" if best else ""
+        console.print(labelled("diagnosis", same or "not diagnosed"), soft_wrap=True)
         return
-    print_findings_of_clinic(console, incident.diagnosis)
+    print_findings(console, incident.diagnosis)
 
 
-def print_findings_of_clinic(console: Console, diagnosis: Diagnosis) -> None:
+def _also(others: Sequence[Incident]) -> str:
+    """2 more of this kind: steps 75, 145."""
+    steps = ", ".join(steps_of(other).partition(" ")[2] for other in others[:MAX_ROWS_SHOWN])
+    more = f" and {len(others) - MAX_ROWS_SHOWN} more" if len(others) > MAX_ROWS_SHOWN else ""
+    return f"{len(others)} more of this kind: step{'' if len(others) == 1 else 's'} {steps}{more}"
+
+
+def print_findings(console: Console, diagnosis: Diagnosis) -> None:
     """The diagnosis alone, without a headline."""
     for label, text in _lines(diagnosis):
         console.print(labelled(label, text), soft_wrap=True)
@@ -32,6 +45,11 @@ def print_findings_of_clinic(console: Console, diagnosis: Diagnosis) -> None:
         console.print(_trials(diagnosis.trials))
     if diagnosis.cause is not None:
         console.print(labelled("next", f"steady explain {shown(diagnosis.cause.code)}"))
+    if fix := next((trial for trial in diagnosis.remedies if trial.remedy.code_change), None):
+        moved = "" if fix.loss_gap is None else f", loss moved {_percent(fix.loss_gap)}"
+        for number_of, line in enumerate((fix.remedy.code_change or "").splitlines()):
+            tried = f"   (tried on this step: finite{moved})" if not number_of else ""
+            console.print(labelled("fix" if not number_of else "", f"{shown(line)}{tried}"), soft_wrap=True)
 
 
 def steps_of(incident: Incident) -> str:
@@ -68,14 +86,20 @@ def _lines(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _where(origin: Origin) -> str:
     module = f"the {origin.phase}" if origin.module is None else origin.module or "the model itself"
-    parts = [module, origin.op or origin.tensor or "", _short_path(origin.source or "")]
+    parts = [module, origin.op or origin.tensor or "", short_path(origin.source or "")]
     return "   ".join(shown(part) for part in parts if part)
 
 
-def _short_path(source: str) -> str:
+def short_path(source: str, root: str | None = None) -> str:
     """A path below the current directory as seen from there, for it is shorter and still opens."""
-    here = os.getcwd() + os.sep
-    return source.removeprefix(here)
+    return source.removeprefix((root or os.getcwd()).rstrip(os.sep) + os.sep)
+
+
+def short_source(source: str | None, root: str | None = None) -> str:
+    """For a small place: a path elsewhere, such as a package's, by its last three parts."""
+    text = short_path(source or "", root)
+    parts = text.split("/")
+    return "…/" + "/".join(parts[-3:]) if text.startswith("/") and len(parts) > 4 else text
 
 
 def _digest(digest: TensorDigest) -> str:
@@ -92,7 +116,7 @@ def _rows(diagnosis: Diagnosis) -> str:
     if diagnosis.rows_coupled:
         return "coupled: no row fails alone"
     if not diagnosis.rows:
-        return "none could be told"
+        return "not found"
     text = ", ".join(str(row) for row in diagnosis.rows[:MAX_ROWS_SHOWN])
     text += f" and {len(diagnosis.rows) - MAX_ROWS_SHOWN} more" if len(diagnosis.rows) > MAX_ROWS_SHOWN else ""
     if diagnosis.sample_ids:

@@ -9,23 +9,24 @@ from rich.table import Table
 from rich.text import Text
 
 from ..journal import Event
-from ..records import Action, Decision, Incident
+from ..records import Action, Decision, Incident, kinds_of
 from .diagnosis import steps_of
 from .terminal import shown
 
 
-def print_incidents(console: Console, run: str, incidents: Sequence[Incident], *, left_out: int = 0) -> None:
-    """One line an incident, newest last."""
-    if not incidents:
+def print_incidents(console: Console, run: str, every: Sequence[Incident], *, left_out: int = 0) -> None:
+    """One line an incident, newest last, without the first `left_out`."""
+    if not every:
         console.print(Text(f"{shown(run)}: no incident. Every update was applied."))
         return
-    title = f"{shown(run)}: {_count(len(incidents) + left_out, 'incident')}"
-    title += f", the newest {len(incidents)} of them" if left_out else ""
+    title = f"{shown(run)}: {_count(len(every), 'incident')}"
+    title += f", the newest {len(every) - left_out} of them" if left_out else ""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
     table.add_column("no.", justify="right")
     for heading in ("when", "symptom", "what", "done", "batch", "cause"):
         table.add_column(heading, overflow="fold")
-    for incident in incidents:
+    kinds = {incident.number: kind for kind in kinds_of(every) for incident in kind.incidents}
+    for incident in every[left_out:]:
         table.add_row(
             str(incident.number),
             steps_of(incident),
@@ -33,18 +34,18 @@ def print_incidents(console: Console, run: str, incidents: Sequence[Incident], *
             shown(incident.headline, limit=100),
             done(incident.decision),
             shown(incident.batch_key or "-", limit=40),
-            _cause(incident),
+            _cause(incident, kinds[incident.number].best),
         )
     console.print(table)
 
 
 def print_vitals(console: Console, events: Sequence[Event]) -> None:
-    """Silent trouble that the sampled checks found, one line each."""
+    """Silent problems that the sampled checks found, one line each."""
     found = [event.data for event in events if event.kind == "vitals"]
     if not found:
         return
     console.print()
-    console.print(Text("silent trouble, found by sampling", style="bold"))
+    console.print(Text("silent problems, found by sampling", style="bold"))
     for data in found:
         code, step, detail = (shown(data.get(key, "?")) for key in ("code", "step", "detail"))
         console.print(Text(f"  {code}  step {step}  {detail}"))
@@ -72,9 +73,9 @@ _DONE = {
 }
 
 
-def _cause(incident: Incident) -> str:
+def _cause(incident: Incident, best: Incident) -> str:
     if incident.diagnosis is None:
-        return "not diagnosed"
+        return "not diagnosed" if best.diagnosis is None else f"same kind as {best.number}"
     cause = incident.diagnosis.cause
     return "not known" if cause is None else f"{shown(cause.code)} {shown(cause.slug)}"
 

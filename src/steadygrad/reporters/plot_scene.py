@@ -22,6 +22,7 @@ SMOOTHED_FROM = 60
 MAX_LABELS = 24
 PAPER, INK, DIM, GRID = "#ffffff", "#1c2330", "#667085", "#e4e7ec"
 CURVE, BAND, SMOOTH, CLIP, BAD, BAD_BAND = "#7aa7e0", "#d6e4f7", "#1d4f9e", "#c77700", "#c8322b", "#fbe4e2"
+EARLIER = "#c3c8d1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def scene_of(story: Story, *, log: bool = True) -> Scene:
     """The picture of one run that has steps. `log` asks for logarithmic axes; values that have none make it linear."""
     rows = story.rows
     assert rows is not None
-    steps = rows.column("step").astype(np.float64)
+    steps = rows.final("step").astype(np.float64)
     x = Scale(float(steps.min()), float(steps.max()) or 1.0, LEFT, RIGHT)
     if x.low == x.high:
         x = Scale(x.low - 1, x.high + 1, LEFT, RIGHT)
@@ -47,7 +48,7 @@ def scene_of(story: Story, *, log: bool = True) -> Scene:
     shapes += _panel(rows, "loss", "loss", x, (TOP, MIDDLE - GAP), log=log, notes=notes)
     shapes += _panel(rows, "grad_norm", "gradient norm", x, (MIDDLE, BOTTOM), log=log, notes=notes, clip=story.clip)
     shapes += _step_axis(x)
-    shapes += _caption(rows.num_rows, rows.num_rows > POINTS)
+    shapes += _caption(len(steps), len(steps) > POINTS, rerun=len(steps) < rows.num_rows)
     shapes += _incident_labels(story, x)
     return Scene(shapes, notes)
 
@@ -66,7 +67,7 @@ def _panel(
     clip: float | None = None,
 ) -> Iterator[Shape]:  # fmt: skip
     top, bottom = place
-    steps, values = rows.column("step"), rows.column(column)
+    steps, values = rows.final("step"), rows.final(column)
     finite = values[np.isfinite(values)]
     if finite.size and not finite.any():
         notes.append(f"the {title} is zero at every step, so it is not drawn")
@@ -97,6 +98,11 @@ def _panel(
             colour=BAD,
             anchor="middle",
         )
+    for _, lost, then in rows.earlier(column):
+        gaps = np.flatnonzero(np.diff(lost) != 1) + 1
+        drawn = [float(value) if np.isfinite(value) and (value > 0 or not log) else None for value in then]
+        for part in np.split(np.arange(len(lost)), gaps):
+            yield from _lines([x.at(float(lost[i])) for i in part], [drawn[i] for i in part], y, EARLIER, 1.0)
     yield from _curve(steps, values, points, x, y)
     if clip:
         level = y.at(clip)
@@ -146,7 +152,7 @@ def _runs(*columns: Sequence[float | None]) -> Iterator[list[int]]:
 
 def _refused(rows: RankRows, x: Scale, top: float) -> Iterator[Shape]:
     """A short stroke at the top edge for every refused step; those that would fall on one pixel are drawn once."""
-    pixels = sorted({round(x.at(float(step)), 1) for step in rows.column("step")[rows.refused]})
+    pixels = sorted({round(x.at(float(step)), 1) for step in rows.final("step")[rows.refused]})
     for pixel in pixels:
         yield Line(points=[(pixel, top), (pixel, top + 7)], colour=BAD, width=1.4)
 
@@ -160,7 +166,7 @@ def _incident_bands(story: Story, x: Scale) -> Iterator[Shape]:
 
 
 def _incident_labels(story: Story, x: Scale) -> Iterator[Shape]:
-    """The numbers of incidents above the loss, as many as there is room for."""
+    """The numbers of incidents above the loss, as many as there is space for."""
     last = -1e9
     drawn = 0
     for incident in story.incidents:
@@ -182,7 +188,10 @@ def _step_axis(x: Scale) -> Iterator[Shape]:
     yield Words(x=(LEFT + RIGHT) / 2, y=BOTTOM + 38, text="step", colour=DIM, size=13, anchor="middle")
 
 
-def _caption(num_rows: int, stretched: bool) -> Iterator[Shape]:
+def _caption(num_rows: int, stretched: bool, *, rerun: bool) -> Iterator[Shape]:
+    parts = ["grey: earlier attempts"] if rerun else []
     if num_rows >= SMOOTHED_FROM:
         fine = "light: lowest to highest of each stretch of steps" if stretched else "light: every step"
-        yield Words(x=RIGHT, y=BOTTOM + 38, text=f"{fine}; dark: moving mean", colour=DIM, size=12, anchor="end")
+        parts += [fine, "dark: moving mean"]
+    if parts:
+        yield Words(x=RIGHT, y=BOTTOM + 38, text="; ".join(parts), colour=DIM, size=12, anchor="end")

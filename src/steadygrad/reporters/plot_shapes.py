@@ -67,7 +67,7 @@ class Scale:
 
 
 def scale_for(values: Sequence[float], start: float, end: float, *, log: bool) -> Scale:
-    """A scale with a little room around these finite values."""
+    """A scale with a little space around these finite values."""
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
     if log:
         # A step of at least a factor of 1.6, or a flat curve would fill the picture with its noise.

@@ -18,13 +18,15 @@ TITLES = {"fp16": "fp16", "bf16": "bf16", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"
 
 
 def print_probe(console: Console, found: Probe, *, most: int | None = 20) -> None:
-    """The modules with the least room first to be left in; then the picture; then the verdicts."""
+    """The modules with the least headroom first to be left in; then the picture; then the verdicts."""
     modules = tightest(found.modules, most)
     left_out = len(found.modules) - len(modules)
-    console.print(Text("one step: largest magnitudes; bits left before overflow and share lost, outputs / gradients"))
+    console.print(
+        Text("one step: largest magnitudes; powers of two left before overflow and share lost, outputs / gradients")
+    )
     console.print(_table(modules))
     if left_out:
-        console.print(Text(f"{left_out} modules with more room are left out", style="dim"))
+        console.print(Text(f"{left_out} modules with more headroom are left out", style="dim"))
     console.print()
     for line in picture(modules, width=max(24, min(64, console.width - 42))):
         console.print(line, soft_wrap=True)
@@ -36,7 +38,7 @@ def print_probe(console: Console, found: Probe, *, most: int | None = 20) -> Non
 
 
 def tightest(modules: Sequence[ModuleRange], most: int | None) -> list[ModuleRange]:
-    """So many modules with the least room in fp16, in the order in which they ran."""
+    """So many modules with the least headroom in fp16, in the order in which they ran."""
     if most is None or len(modules) <= most:
         return list(modules)
     kept = sorted(range(len(modules)), key=lambda place: room(modules[place]))[:most]

@@ -162,7 +162,7 @@ class Bar:
 
 @contextmanager
 def bar(console: Console) -> Iterator[Bar | None]:
-    """A bar on a terminal that somebody looks at; nothing at all in a file or a pipe."""
+    """A bar on a terminal that someone looks at; nothing at all in a file or a pipe."""
     if not console.is_terminal:
         yield None
         return

@@ -19,7 +19,7 @@ from rich.text import Text
 from ..records import to_plain
 
 LOG_WIDTH = 110
-"""How wide a report is in a file or a pipe, which have no width of their own."""
+"""How wide a report is in a file or a pipe, which have no width."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -58,7 +58,7 @@ def number(value: float | None, *, digits: int = 4) -> str:
 
 
 def labelled(label: str, text: str | Text, *, width: int = 9) -> Text:
-    """One line of a report: a dim label in a column of its own, then the text."""
+    """One line of a report: a dim label in its own column, then the text."""
     line = Text("  ")
     line.append(f"{label:<{width}}", style="dim")
     line.append(" ")

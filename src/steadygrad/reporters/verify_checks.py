@@ -70,9 +70,9 @@ def checklist(evidence: Evidence, wishes: Wishes) -> list[Check]:
     """Every line, in the order a person would ask."""
     rows = evidence.story.rows
     assert rows is not None
-    applied = rows.column("applied").astype(bool)
-    loss, norm = rows.column("loss"), rows.column("grad_norm")
-    steps = rows.column("step")
+    applied = rows.final("applied").astype(bool)
+    loss, norm = rows.final("loss"), rows.final("grad_norm")
+    steps = rows.final("step")
     if not loss_recorded(loss, norm, applied):
         unseen = "not recorded: a guard of the optimizer alone does not see the loss"
         about_loss = [

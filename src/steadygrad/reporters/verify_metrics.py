@@ -29,7 +29,7 @@ def gathered(folders: Iterable[Path], rows: RankRows | None, paths: Iterable[Pat
     found: Metrics = {}
     if rows is not None:
         for name in rows.term_names:
-            values = rows.term(name)
+            values = rows.final_term(name)
             found[name] = [float(value) for value in values[~np.isnan(values)]]
     own = [folder / name for folder in folders for name in OWN_FILES if (folder / name).is_file()]
     for path in (*own, *paths):

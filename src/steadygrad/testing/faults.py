@@ -1,7 +1,7 @@
 """inject(): puts faults into the passes of a model, at steps that are named or at random by a seed.
 
-It listens to the model alone, so it works under any loop or trainer, and takes its random choices from a generator of
-its own: without a strike the run has the same bits as without it. Nothing here syncs with the host. A pass that is
+It listens to the model alone, so it works under any loop or trainer, and takes its random choices from its own
+generator: without a strike the run has the same bits as without it. Nothing here syncs with the host. A pass that is
 run again (a replay of a diagnosis, a rerun after a rollback) is no training pass: it is neither counted nor struck.
 """
 
@@ -28,7 +28,20 @@ _KEPT = 256  # handles of hooks that are gone by themselves, kept so that close(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One fault that was put in: at which training pass, counted from zero, of which kind, and where."""
+    """One fault that was put in: at which training pass, counted from zero, of which kind, and where.
+
+    Args:
+        step: the training pass, counted from zero.
+        kind: one of `KINDS`.
+        target: the module or parameter.
+
+    Returns:
+        A frozen record.
+
+    Example:
+        >>> sg.testing.Strike(step=3, kind="nan_gradient", target="head.weight").target
+        'head.weight'
+    """
 
     step: int
     kind: str
@@ -54,12 +67,41 @@ def inject(
             the others "nan_logits".
         kinds: what to choose from at random; by default all of `KINDS`.
         seed: of the choices of pass, kind, module, parameter and element.
+
+    Returns:
+        A Faults, which is a context manager and knows what it has struck.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with sg.testing.inject(model, at={1: "nan_gradient"}), sg.attach(optimizer, model=model) as guard:
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         model(torch.ones(8, 4)).pow(2).mean().backward()
+        ...         optimizer.step()
+        >>> guard.summary()["skipped"]
+        1
     """
     return Faults(model, at=dict(at or {}), rate=rate, kinds=tuple(kinds) if kinds is not None else None, seed=seed)
 
 
 class Faults:
-    """What `inject` returns: a context manager that knows what it has struck."""
+    """What `inject` returns: a context manager that knows what it has struck.
+
+    Args:
+        model, at, rate, kinds, seed: as for `inject`.
+
+    Returns:
+        A context manager; `struck` lists every Strike so far, `close()` takes the hooks off.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        >>> with sg.testing.inject(model, at={0: "nan_activation"}) as faults:
+        ...     bool(model(torch.ones(8, 4)).isnan().any())
+        True
+        >>> [strike.kind for strike in faults.struck]
+        ['nan_activation']
+    """
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ def test_a_step_that_is_not_finite_as_it_is_is_said_to_be_so() -> None:
     model, ids = made()
     found = sg.probe(model, lambda m, b: loss_fn(m, b) * math.inf, ids, dtypes=["bf16"])
     assert not found.fit
-    assert any("not finite as it is" in note for note in found.notes)
+    assert any("already non-finite in float32" in note for note in found.notes)
 
 
 def test_half_weights_are_probed_through_a_float32_copy() -> None:
@@ -284,7 +284,7 @@ def test_only_the_tightest_modules_are_shown_unless_all_are_asked_for() -> None:
     model, ids = made(gain=3e5)
     found = sg.probe(model, loss_fn, ids, dtypes=["fp16"])
     assert [each.name for each in tightest(found.modules, 2)] == ["up", "down"]
-    assert "3 modules with more room are left out" in printed(found, most=2)
+    assert "3 modules with more headroom are left out" in printed(found, most=2)
 
 
 def test_the_svg_is_well_formed_and_hostile_names_are_only_text() -> None:

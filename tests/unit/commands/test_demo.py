@@ -122,7 +122,7 @@ def test_the_demo_without_a_terminal_tells_what_happened_and_what_to_do_next(tmp
     assert "\x1b" not in done.stdout
     assert (tmp_path / "runs/here/run.json").is_file()
     assert "runs/here/report.html" in done.stdout
-    assert "72 steps, 1 refused" in (tmp_path / "runs/here/report.html").read_text(encoding="utf-8")
+    assert "1 of 72 updates refused" in (tmp_path / "runs/here/report.html").read_text(encoding="utf-8")
 
 
 def test_the_demo_as_json_is_json_and_nothing_else(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_fresh_process_finds_the_same_origin_and_cause(home: Path) -> None:
 def test_a_step_that_comes_out_finite_exits_with_0_and_says_so(home: Path) -> None:
     answer = replay(home, "struck/incidents/0001", "--entry", "masked_training:make")
     assert answer.returncode == 0, answer.stderr
-    assert "this time it came out finite" in answer.stdout
+    assert "not reproduced (finite)" in answer.stdout
     assert "transient_fault" in answer.stdout
 
 
@@ -210,8 +210,8 @@ def spoil_the_random_state(folder: Path) -> None:
         (make_newer, "Upgrade to read it"),
         (make_foreign, "not a capsule of steadygrad"),
         (take_away, "no finished capsule"),
-        (spoil_a_fact, "does not hold together"),
-        (spoil_the_random_state, "does not hold together"),
+        (spoil_a_fact, "is corrupt"),
+        (spoil_the_random_state, "is corrupt"),
     ],
 )
 def test_a_capsule_that_cannot_be_used_gets_one_sentence_and_exit_code_2(

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,18 @@ def test_every_module_here_is_a_verb_with_help_from_its_docstring(call: Call) ->
         assert callback.__doc__.split()[0] in page
         assert "Exit codes" in page
         assert "--json" in page
+
+
+def test_help_lists_every_verb_in_three_groups_with_lines_that_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = steady(capsys, monkeypatch, "--help")
+    groups = [out.index(f"{title}:") for title in ("Before training", "During training", "After training")]
+    assert groups == sorted(groups)
+    assert all(f"\n  {verb} " in out for verb in verbs())
+    assert "..." not in out.partition("Before training")[2]
+    assert max(len(line) for line in out.splitlines()) <= 80
 
 
 def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(call: Call) -> None:
@@ -250,7 +263,7 @@ def test_an_incident_without_a_diagnosis_says_so(capsys: pytest.CaptureFixture[s
     from steadygrad.reporters.terminal import console
 
     print_diagnosis(console(), an_incident())
-    assert "none was made" in capsys.readouterr().out
+    assert "not diagnosed" in capsys.readouterr().out
 
 
 def test_numbers_are_short_and_non_finite_ones_are_words() -> None:
@@ -287,3 +300,53 @@ def modules_after(arguments: list[str]) -> set[str]:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stderr.splitlines()[-1].split("|"))
+
+
+def test_a_run_is_diagnosed_by_the_incident_that_has_a_remedy_and_ends_with_the_line_to_change(
+    tmp_path: Path, call: Call
+) -> None:
+    line = "loss = total / count.clamp_min(1)"
+    remedy = Remedy(code="RX130", slug="eps", change="a floor", code_change=line)
+    trial = Trial(remedy=remedy, finite=True, verified=True, loss_gap=0.0)
+    found = Diagnosis(
+        symptom="nan_loss", phase="loss", cause=Cause(code="DX201", slug="zero_division"), trials=(trial,)
+    )
+    with Journal(tmp_path / "run") as journal:
+        journal.incident(an_incident(1, diagnosis=found))
+        journal.incident(an_incident(2, first_step=20, last_step=20, diagnosis=replace(found, trials=())))
+        journal.incident(an_incident(3, first_step=30, last_step=30, diagnosis=None))
+    code, out, _ = call("diagnose", str(tmp_path / "run"))
+    assert code == 1
+    assert out.startswith("incident 1, ")
+    assert "2 more of this kind: steps 20, 30" in out
+    assert out.rstrip().splitlines()[-1].strip() == f"fix       {line}   (tried on this step: finite, loss moved 0.0 %)"
+    code, out, _ = call("incidents", str(tmp_path / "run"))
+    assert "same kind as 1" in out
+    assert "not diagnosed" not in out
+
+
+def test_watch_waits_for_a_run_that_does_not_exist_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steadygrad.commands import watch
+
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        assert len(waits) < 5
+        if len(waits) == 3:
+            Journal(tmp_path / "run").close()
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    watch._wait_for(tmp_path / "run", every=0.5)
+    assert waits == [0.5, 0.5, 0.5]
+
+
+def test_replay_of_a_run_without_a_capsule_is_one_sentence_that_names_what_there_is(tmp_path: Path, call: Call) -> None:
+    with Journal(tmp_path / "run") as journal:
+        journal.incident(an_incident(1))
+    for target in (tmp_path / "run", tmp_path / "run/incidents/0001"):
+        code, _, err = call("replay", str(target), "--yes")
+        assert code == 2
+        assert "so it cannot be replayed" in err
+        assert f"steady diagnose {tmp_path / 'run'}" in err
+        assert len(err.splitlines()) == 1

@@ -28,3 +28,9 @@ def test_an_argument_is_bounded_strictly_inside_its_domain() -> None:
 def test_a_line_that_is_only_part_of_a_statement_is_not_rewritten() -> None:
     assert with_floor("loss = torch.log(", "log") is None
     assert with_floor(None, "log") is None
+
+
+def test_a_count_is_at_least_one_and_a_float_divisor_keeps_a_small_floor() -> None:
+    line = "loss = total / mask.sum(dim=1)"
+    assert with_floor(line, "div", divisor="int64") == "loss = total / mask.sum(dim=1).clamp_min(1)"
+    assert with_floor(line, "div", divisor="float16") == "loss = total / mask.sum(dim=1).clamp_min(1e-06)"

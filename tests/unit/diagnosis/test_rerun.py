@@ -136,7 +136,7 @@ def rewritten(capsule: Path, home: Path, changes: dict[str, Any]) -> Path:
         ({"script": None}, "no script"),
         ({"script": "/no/such/script.py"}, "no longer there"),
         ({"folder": "/no/such/folder"}, "no longer there"),
-        ({"arguments": [{"not": "a word"}]}, "does not hold together"),
+        ({"arguments": [{"not": "a word"}]}, "is corrupt"),
         ({"sha256": None}, "changed since"),
     ],
 )

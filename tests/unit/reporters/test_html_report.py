@@ -69,8 +69,9 @@ def test_a_real_runs_page_tells_cause_line_rows_remedies_and_what_to_do(guarded_
     source = (Path(__file__).parent / "ratio_model.py").read_text().splitlines()
     line = 1 + next(place for place, text in enumerate(source) if "mask.sum(1)" in text)
     for told in (
-        "60 steps, 3 refused", "ended at step 59", "zero division", f"ratio_model.py:{line}",
-        "return (hidden * mask).sum(1) / mask.sum(1)", "samples 2003", "Origin", "What led up to it",
+        "3 of 60 updates refused (loss NaN). The weights are clean.", "ended at step 59", "an exact zero",
+        f"ratio_model.py:{line}",
+        "return (hidden * mask).sum(1) / mask.sum(1)", "samples 2003", "Origin", "The steps before it",
         "Remedies tried by replaying this step", "least change", "What to do", "steady explain DX201", "bad input",
         "clip",
     ):  # fmt: skip
@@ -87,8 +88,8 @@ def test_every_incident_is_marked_and_every_curve_is_there(long_run: Path, tmp_p
     assert run["heat"]["tensors"] == 60
     assert min(run["curves"]["success"]["low"]) == 98.0
     assert max(value for value in run["curves"]["grad_norm"]["high"] if value) > 50
-    assert "5,000 steps, 4 refused" in page.words
-    assert "fp16 overflow in layers.1.attn" in page.words
+    assert "4 of 5,000 updates refused (loss NaN)." in page.words
+    assert "left the range of float16 in layers.1.attn" in page.words
     assert "lost update" in page.words
 
 
@@ -152,8 +153,8 @@ def test_several_runs_stand_side_by_side(guarded_run: Path, long_run: Path, tmp_
     page = page_of(guarded_run, long_run, tmp_path=tmp_path)
     assert [run["name"] for run in page.data["runs"]] == ["ratio", "five-thousand"]
     assert "2 runs side by side" in page.words
-    assert "60 steps, 3 refused" in page.words
-    assert "5,000 steps, 4 refused" in page.words
+    assert "3 of 60 updates refused" in page.words
+    assert "4 of 5,000 updates refused (loss NaN)." in page.words
     anchors = [attributes["id"] for tag, attributes in page.tags if tag == "details" and "id" in attributes]
     assert len(anchors) == len(set(anchors)) == 6
 
@@ -187,7 +188,7 @@ def test_the_command_says_where_the_report_is(guarded_run: Path, tmp_path: Path,
     place = tmp_path / "out.html"
     code, out, err = call("report", guarded_run, "--output", place)
     assert (code, err) == (0, "")
-    assert "60 steps, 3 refused" in out
+    assert "3 of 60 updates refused" in out
     assert str(place) in out
     assert place.read_text().startswith("<!doctype html>")
     code, out, _ = call("report", guarded_run)

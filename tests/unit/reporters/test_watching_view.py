@@ -63,7 +63,7 @@ def test_one_look_tells_state_numbers_and_incidents(guarded_run: Path, call: Cal
     code, out, _ = call("watch", guarded_run, "--once")
     assert code == 0
     assert "ratio  ended at step 59" in out
-    assert "60 steps, 3 refused" in out
+    assert "3 of 60 updates refused" in out
     assert "applied 95 % of the last 100, 95 % of all" in out
     assert "no. 1     step 20: the loss is nan; zero division in the model itself; " in out
     assert "no. 2     step 30" in out

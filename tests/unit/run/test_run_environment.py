@@ -12,7 +12,7 @@ import pytest
 from plain_and_guarded import ENVIRONMENT, STEADY, both
 
 BY_DESIGN = {"PYTHONPATH", "STEADYGRAD_RUN", "STEADYGRAD_REPORTS"}
-"""What every process below must inherit to be guarded as well; docs/doors/zero_code.md names them."""
+"""What every process below must inherit to be guarded as well; docs/entry_points/zero_code.md names them."""
 
 ASKED = """
 import sys

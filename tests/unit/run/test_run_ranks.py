@@ -86,4 +86,4 @@ def all_ranks_went_back_together(run: Path) -> None:
     for incident in by_rank(run, 3):
         assert incident.symptom == "nan_param"
         assert incident.decision is not None
-        assert "was put back; the update since is lost: one rank cannot make that again" in incident.decision.reason
+        assert "was restored; the update since is lost: one rank cannot make that again" in incident.decision.reason

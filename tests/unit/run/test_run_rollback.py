@@ -95,7 +95,7 @@ def test_the_updates_since_the_last_good_state_are_made_again_to_the_bit(watchin
     (incident,) = desk.books.incidents
     assert incident.symptom == "nan_param"
     assert Action.ROLLBACK in incident.decision.actions
-    assert "the state before step 1 was put back and the 5 updates since were made again" in incident.decision.reason
+    assert "the state before step 1 was restored and the 5 updates since were made again" in incident.decision.reason
     assert watch.shield.faults == {}
 
 
@@ -161,7 +161,7 @@ def test_where_they_cannot_be_made_again_the_run_goes_on_from_the_good_state_and
     assert differing(loop.state(), wanted) == []
     (incident,) = watch.ledger.desks[0].books.incidents
     assert incident.decision.reason.endswith(
-        "the state before step 1 was put back; the 5 updates since are lost: their batches were written to since"
+        "the state before step 1 was restored; the 5 updates since are lost: their batches were written to since"
     )
 
 

@@ -12,6 +12,8 @@ Why it hurts
 
 Smallest example
     model = AutoModel.from_pretrained("x", dtype=torch.float16); torch.optim.AdamW(model.parameters())
+    # fixed
+    model = AutoModel.from_pretrained("x", dtype=torch.float32)  # and autocast around the forward
 
 What to do
     Keep the weights in float32 and compute in half: `torch.autocast` with a GradScaler, or bfloat16 autocast without

@@ -2,7 +2,7 @@
 
 What it sees
     A loop that runs forward under float16 autocast, calls backward and steps, in a file that never mentions a scaler;
-    or live settings with float16 and no GradScaler; or a configuration of its own names with float16 and a loss scale
+    or live settings with float16 and no GradScaler; or a configuration with other key names, float16 and a loss scale
     of 1, or none.
 
 Why it hurts
@@ -12,6 +12,8 @@ Why it hurts
 Smallest example
     with torch.autocast("cuda", dtype=torch.float16): loss = model(x)
     loss.backward(); optimizer.step()
+    # fixed
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
 What to do
     `scaler = torch.amp.GradScaler()`, then `scaler.scale(loss).backward()`, `scaler.step(optimizer)`,
@@ -59,7 +61,7 @@ def _is_entered(script: Script, call: ast.Call) -> bool:
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
-    """Programs with settings of their own names; the others scale the loss by themselves."""
+    """Programs whose settings have other names; the others scale the loss by themselves."""
     if settings.kind != "own" or not settings.half:
         return
     key = "fp16" if settings.on("fp16") else "precision"

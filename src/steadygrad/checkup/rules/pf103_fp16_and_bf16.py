@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", fp16=True, bf16=True)
+    # fixed
+    TrainingArguments(output_dir="out", bf16=True)
 
 What to do
     Keep bf16 where the hardware has it (Ampere and later, TPU), else fp16.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     Seq2SeqTrainingArguments(output_dir="out", fp16=True)  # with model t5-large
+    # fixed
+    Seq2SeqTrainingArguments(output_dir="out", bf16=True)
 
 What to do
     Use bf16. Where the hardware has none, train in float32, or keep the named layers in float32 (`steady probe` finds

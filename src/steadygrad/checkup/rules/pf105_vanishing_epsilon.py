@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.optim.AdamW(model.half().parameters(), eps=1e-8)
+    # fixed
+    torch.optim.AdamW(model.float().parameters(), eps=1e-8)
 
 What to do
     Keep weights and moments in float32. If they must be float16, `eps=1e-4`, which float16 can hold.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     w = torch.tensor(0.02, dtype=torch.bfloat16); w - 1e-5 == w  # True
+    # fixed
+    w = torch.tensor(0.02, dtype=torch.float32); w - 1e-5 == w  # False
 
 What to do
     Keep the weights in float32 and compute in bfloat16 (autocast), or use an optimizer with stochastic rounding or a
@@ -41,7 +43,7 @@ from ..settings import Settings, from_script, uses_peft
 RULE = Rule("PF106", "update_below_half_ulp", "Updates of bfloat16 weights fall below half a unit in the last place.")
 HELP = "keep the weights in float32 and compute in bfloat16, or use an optimizer with stochastic rounding"
 UNSEEN_LR = 1.5e-5
-"""Half an ulp of 0.02 in bfloat16 is 6.1e-5; a quarter of that where nobody measured the weights."""
+"""Half an ulp of 0.02 in bfloat16 is 6.1e-5; a quarter of that where no one measured the weights."""
 ROUNDS_WELL = ("stochastic", "bf16", "kahan", "anyprecision", "adalomo", "lomo")
 
 

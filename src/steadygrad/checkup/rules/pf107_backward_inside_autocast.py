@@ -9,6 +9,9 @@ Why it hurts
 
 Smallest example
     with torch.autocast("cuda"): loss = model(x); loss.backward()
+    # fixed
+    with torch.autocast("cuda"): loss = model(x)
+    loss.backward()
 
 What to do
     Leave the block before calling backward: dedent that line.

@@ -4,11 +4,13 @@ What it sees
     fp16 together with a switch that keeps the run on the CPU.
 
 Why it hurts
-    transformers ignores it without a word: the run is in float32, or loses the loss scale, and a test of the fp16 path
+    transformers ignores it silently: the run is in float32, or loses the loss scale, and a test of the fp16 path
     tests nothing.
 
 Smallest example
     TrainingArguments(output_dir="out", use_cpu=True, fp16=True)
+    # fixed
+    TrainingArguments(output_dir="out", use_cpu=True, bf16=True)
 
 What to do
     Use bf16 on a CPU, or drop fp16 there.

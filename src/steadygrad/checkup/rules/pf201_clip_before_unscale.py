@@ -9,6 +9,9 @@ Why it hurts
 
 Smallest example
     scaler.scale(loss).backward(); clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer)
+    # fixed
+    scaler.scale(loss).backward(); scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer)
 
 What to do
     `scaler.unscale_(optimizer)` once a step, right before the clip.

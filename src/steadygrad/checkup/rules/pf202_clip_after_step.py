@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     loss.backward(); optimizer.step(); clip_grad_norm_(model.parameters(), 1.0)
+    # fixed
+    loss.backward(); clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
 
 What to do
     Clip between backward and step.

@@ -1,4 +1,4 @@
-"""Gradients are checked, then clipped, and nobody looks at the norm.
+"""Gradients are checked, then clipped, and the norm is not checked.
 
 What it sees
     A condition that asks whether gradients are finite, followed by `clip_grad_norm_` whose result is thrown away.
@@ -9,6 +9,9 @@ Why it hurts
 
 Smallest example
     if torch.isfinite(p.grad).all(): clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
+    # fixed
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm): optimizer.step()
 
 What to do
     Clip first and check what it returns: `norm = clip_grad_norm_(...)`, then skip if `norm` is not finite. One check
@@ -33,7 +36,7 @@ from ..arithmetic import asks_if_finite
 from ..loop import inside, loops
 from ..script import Script, keyword
 
-RULE = Rule("PF203", "check_before_clip", "Gradients are checked, then clipped, and nobody looks at the norm.")
+RULE = Rule("PF203", "check_before_clip", "Gradients are checked, then clipped, and the norm is not checked.")
 
 
 def of_script(script: Script) -> Iterator[Advice]:

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     loss.backward(); optimizer.step()  # around an nn.LSTM
+    # fixed
+    loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
 
 What to do
     `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` between backward and step. It does not cure NaN: a norm

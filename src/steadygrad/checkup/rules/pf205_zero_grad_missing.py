@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for x in loader: model(x).backward(); optimizer.step()
+    # fixed
+    for x in loader: optimizer.zero_grad(); model(x).backward(); optimizer.step()
 
 What to do
     `optimizer.zero_grad()` at the start or the end of every step, or at the end of every accumulation window.

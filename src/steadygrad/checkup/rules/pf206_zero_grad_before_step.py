@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     loss.backward(); optimizer.zero_grad(); optimizer.step()
+    # fixed
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
 
 What to do
     Clear before backward or after step.

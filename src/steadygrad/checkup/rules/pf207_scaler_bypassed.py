@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     scaler.scale(loss).backward(); optimizer.step()
+    # fixed
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
 What to do
     `scaler.step(optimizer)`, then `scaler.update()`.

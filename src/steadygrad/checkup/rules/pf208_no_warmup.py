@@ -2,7 +2,7 @@
 
 What it sees
     Adam with a rate of 1e-4 and above for a whole transformer, or 1e-3 and above for adapters, and warm-up nowhere; in
-    a configuration of its own names, a warm-up of 0; in a script, a sequence model in a file without the word.
+    a configuration with other key names, a warm-up of 0; in a script, a sequence model in a file without the word.
 
 Why it hurts
     In the first steps Adam's second moment rests on a handful of batches, so every step has full length in a poor
@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", learning_rate=5e-4)
+    # fixed
+    TrainingArguments(output_dir="out", learning_rate=5e-4, warmup_ratio=0.03)
 
 What to do
     `warmup_ratio=0.03` or some hundred to 2000 `warmup_steps`.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", learning_rate=2e-2)  # meant 2e-5
+    # fixed
+    TrainingArguments(output_dir="out", learning_rate=2e-5)
 
 What to do
     1e-5 to 5e-5 for a whole pretrained model, 1e-4 to 3e-4 for LoRA, and a warm-up.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     optimizer = AdamW(model.parameters()); model.head = nn.Linear(64, 10)
+    # fixed
+    model.head = nn.Linear(64, 10); optimizer = AdamW(model.parameters())
 
 What to do
     Make the optimizer last, or add the new parameters with `add_param_group`. Freeze what shall not learn.

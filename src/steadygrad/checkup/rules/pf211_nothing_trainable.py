@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     PeftModel.from_pretrained(base, "adapter")  # is_trainable=False by default
+    # fixed
+    PeftModel.from_pretrained(base, "adapter", is_trainable=True)
 
 What to do
     `PeftModel.from_pretrained(..., is_trainable=True)`, or `requires_grad_(True)` on what shall learn.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.optim.AdamW(model.parameters())  # without fused=True
+    # fixed
+    torch.optim.AdamW(model.parameters(), fused=True)
 
 What to do
     `torch.optim.AdamW(model.parameters(), fused=True)`.

@@ -11,6 +11,9 @@ Why it hurts
 Smallest example
     loss.backward()
     if (i + 1) % 8 == 0: optimizer.step(); optimizer.zero_grad()
+    # fixed
+    (loss / 8).backward()
+    if (i + 1) % 8 == 0: optimizer.step(); optimizer.zero_grad()
 
 What to do
     `(loss / 8).backward()`.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out", per_device_train_batch_size=1)
+    # fixed
+    TrainingArguments(output_dir="out", per_device_train_batch_size=1, gradient_accumulation_steps=8)
 
 What to do
     Accumulate: `gradient_accumulation_steps` of 2 to 16. It costs no memory.

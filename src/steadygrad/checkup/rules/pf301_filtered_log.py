@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments(output_dir="out")  # logging_nan_inf_filter=True
+    # fixed
+    TrainingArguments(output_dir="out", logging_nan_inf_filter=False)
 
 What to do
     `logging_nan_inf_filter=False`, and something that acts on a NaN, such as `sg.attach`.
@@ -34,7 +36,7 @@ RULE = Rule("PF301", "filtered_log", "The log leaves NaN losses out.")
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
-    """A note where it is only the default, a warning where somebody asked for it."""
+    """A note where it is only the default, a warning where someone asked for it."""
     if settings.kind != "transformers":
         return
     asked = settings.on("logging_nan_inf_filter") and not settings.saved

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     Trainer(model=get_peft_model(model, config), args=TrainingArguments("out", eval_strategy="epoch"))
+    # fixed
+    TrainingArguments("out", eval_strategy="epoch", label_names=["labels"])
 
 What to do
     `label_names=["labels"]` in the arguments.

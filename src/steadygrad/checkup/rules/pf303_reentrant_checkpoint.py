@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     TrainingArguments("out", gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True})  # LoRA
+    # fixed
+    TrainingArguments("out", gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
 
 What to do
     `use_reentrant=False`, or `model.enable_input_require_grads()`.

@@ -1,14 +1,16 @@
 """Checkpoints are saved too rarely, or the only one is replaced unchecked.
 
 What it sees
-    Saving switched off, more than 5000 steps between saves, or room for a single checkpoint.
+    Saving switched off, more than 5000 steps between saves, or space for a single checkpoint.
 
 Why it hurts
-    A run that turns NaN at step 92,000 can go back only as far as its last good checkpoint. With room for one, the
+    A run that turns NaN at step 92,000 can go back only as far as its last good checkpoint. With space for one, the
     first poisoned save deletes it.
 
 Smallest example
     TrainingArguments("out", save_total_limit=1)
+    # fixed
+    TrainingArguments("out", save_steps=500, save_total_limit=3)
 
 What to do
     Save every 500 to 1000 steps, keep at least three, and check what was saved: `steady scan`.

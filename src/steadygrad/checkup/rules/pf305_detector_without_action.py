@@ -9,6 +9,8 @@ Why it hurts
 Smallest example
     if torch.isnan(loss): print("NaN!")
     loss.backward(); optimizer.step()
+    # fixed
+    if not torch.isfinite(loss): optimizer.zero_grad(); continue
 
 What to do
     Skip the batch on all ranks, roll back, or raise. `sg.Guard` and `sg.attach` do.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     p.grad = torch.nan_to_num(p.grad)
+    # fixed
+    if not torch.isfinite(p.grad).all(): optimizer.zero_grad(); continue
 
 What to do
     Refuse the whole step, keep the batch, find the cause: `steady diagnose`.

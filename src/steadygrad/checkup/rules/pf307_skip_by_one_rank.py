@@ -10,6 +10,9 @@ Why it hurts
 
 Smallest example
     if torch.isnan(loss): continue  # under DistributedDataParallel
+    # fixed
+    bad = torch.isnan(loss).float(); dist.all_reduce(bad, dist.ReduceOp.MAX)
+    if bad: continue
 
 What to do
     Reduce the flag over all ranks first (`all_reduce` with MAX), or decide after backward from the reduced gradient

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     learning_rate: 2e-4
+    # fixed
+    learning_rate: 2.0e-4
 
 What to do
     Write `2.0e-4`.

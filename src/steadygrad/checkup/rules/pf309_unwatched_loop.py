@@ -11,6 +11,8 @@ Why it hurts
 
 Smallest example
     for x, y in loader: optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
+    # fixed
+    guard = sg.attach(optimizer, model=model)  # before the loop
 
 What to do
     `sg.attach(optimizer)` or `sg.Guard`: both check every update, record the norm, and restore. By hand: keep

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.log(torch.softmax(torch.tensor([0.0, 200.0]), -1))  # [-inf, 0]
+    # fixed
+    torch.log_softmax(torch.tensor([0.0, 200.0]), -1)  # [-200, 0]
 
 What to do
     `torch.log_softmax(x, dim=-1)`, which subtracts before it exponentiates.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     F.binary_cross_entropy(torch.sigmoid(logits), target)
+    # fixed
+    F.binary_cross_entropy_with_logits(logits, target)
 
 What to do
     `F.binary_cross_entropy_with_logits(logits, target)`.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     loss = (per_token * mask).sum() / mask.sum()
+    # fixed
+    loss = (per_token * mask).sum() / mask.sum().clamp(min=1)
 
 What to do
     `/ mask.sum().clamp(min=1)` for counts; `F.normalize(x, dim=-1)` for vectors.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.where(x > 0, torch.log(x), 0.0)
+    # fixed
+    torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), 0.0)
 
 What to do
     Make the argument safe first: `torch.log(torch.where(x > 0, x, 1.0))` inside the outer `where`.

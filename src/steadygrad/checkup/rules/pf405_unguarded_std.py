@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     advantages = (rewards - rewards.mean()) / rewards.std()
+    # fixed
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
 
 What to do
     `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.sqrt(((a - b) ** 2).sum(-1))
+    # fixed
+    torch.linalg.vector_norm(a - b, dim=-1)
 
 What to do
     `torch.sqrt(x + 1e-8)`, or `torch.linalg.vector_norm(a - b, dim=-1)`, whose gradient at zero is zero.

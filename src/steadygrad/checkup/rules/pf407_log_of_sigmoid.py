@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.log(1 - torch.sigmoid(torch.tensor(20.0)))  # -inf
+    # fixed
+    F.logsigmoid(-torch.tensor(20.0))  # -20
 
 What to do
     `F.logsigmoid(x)` for log(sigmoid(x)); `F.logsigmoid(-x)` for log(1 - sigmoid(x)).

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     self.scale = nn.Parameter(torch.empty(64))
+    # fixed
+    self.scale = nn.Parameter(torch.ones(64))
 
 What to do
     `nn.init.normal_(self.scale, std=0.02)`, or make it of zeros, ones or randn.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     model.load_state_dict(torch.load("poisoned.pt"))
+    # fixed
+    model.load_state_dict(torch.load("last_good.pt"))  # found by `steady scan --since`
 
 What to do
     `steady scan CHECKPOINT` names the tensors; `steady scan --since` finds the last good one.
@@ -34,7 +36,7 @@ RULE = Rule("PF409", "non_finite_weight", "A weight is NaN or infinite before tr
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
-    """Silent about parameters that nobody looked at."""
+    """Silent about parameters that were not checked."""
     bad = [p.name for p in setup.parameters if p.finite is False]
     if bad:
         yield about(

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     scores.masked_fill(padding_mask, float("-inf")).softmax(-1)
+    # fixed
+    scores.masked_fill(padding_mask, torch.finfo(scores.dtype).min).softmax(-1)
 
 What to do
     Fill with `torch.finfo(scores.dtype).min`, or see to it that no row is empty (`steady doctor` counts them in a data

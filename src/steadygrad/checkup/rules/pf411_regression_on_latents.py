@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     latent_loss = F.mse_loss(latent_pred, latent_target)
+    # fixed
+    latent_loss = F.mse_loss(F.normalize(latent_pred, dim=-1), F.normalize(latent_target, dim=-1))
 
 What to do
     Normalise both (`F.normalize(x, dim=-1)` or `F.layer_norm`), or standardise the targets once with the mean and

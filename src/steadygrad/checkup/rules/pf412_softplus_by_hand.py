@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.log1p(torch.exp(torch.tensor(100.0)))  # inf
+    # fixed
+    F.softplus(torch.tensor(100.0))  # 100
 
 What to do
     `torch.nn.functional.softplus(x)`, or `-F.logsigmoid(-x)`.

@@ -10,6 +10,8 @@ Why it hurts
 Smallest example
     with torch.device("meta"): model = Net()
     model.to_empty(device="cuda")
+    # fixed
+    model.to_empty(device="cuda"); model.load_state_dict(weights)
 
 What to do
     Call `reset_parameters()` of every module, the model's own `init_weights()`, or load a state dict, after

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}
+    # fixed
+    {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
 
 What to do
     Drop the rows or raise the length, and print one row's tokens beside its labels.
@@ -40,7 +42,7 @@ def of_data(data: Data) -> Iterator[Advice]:
             RULE, Level.ERROR if count * 2 >= seen else Level.WARNING,
             f"rows {listed([str(row) for row in data.rows_taught_nothing])}",
             f"{count} of {seen} rows have no label to learn from: all are -100",
-            help="drop them, raise the maximum length, or mend the masking of the prompt",
+            help="drop them, raise the maximum length, or fix the masking of the prompt",
             num_rows=count, share=count / seen,
         )  # fmt: skip
 

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     tokenizer(prompt + answer, truncation=True, max_length=128)
+    # fixed
+    tokenizer(prompt + answer, truncation=True, max_length=1024)
 
 What to do
     Raise the maximum length, shorten or drop the long rows, or cut the prompt from the left.

@@ -10,9 +10,11 @@ Why it hurts
 
 Smallest example
     tokenizer.pad_token = tokenizer.eos_token; DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    # fixed
+    tokenizer.add_special_tokens({"pad_token": "<pad>"}); model.resize_token_embeddings(len(tokenizer))
 
 What to do
-    Give the pad a token of its own (an unused or added one), or mask by the attention mask instead of by the token.
+    Give the pad its own token (an unused or added one), or mask by the attention mask instead of by the token.
 
 Safety
     Setting it for generation alone is harmless and not reported.
@@ -34,7 +36,7 @@ from ..facts import Data
 from ..script import Script, keyword, last_word
 
 RULE = Rule("PF503", "pad_is_eos", "The pad token is the end token, and so the end is never learnt.")
-HELP = "give the pad a token of its own, or mask labels by the attention mask"
+HELP = "give the pad its own token, or mask labels by the attention mask"
 
 
 def of_script(script: Script) -> Iterator[Advice]:

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     tokenizer.padding_side = "right"; model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
+    # fixed
+    tokenizer.padding_side = "left"; model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
 
 What to do
     `padding_side="left"` for generation; right is fine for training.

@@ -10,12 +10,14 @@ Why it hurts
 
 Smallest example
     tokenizer.add_special_tokens({"pad_token": "[PAD]"}); model(**tokenizer("x", return_tensors="pt"))
+    # fixed
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"}); model.resize_token_embeddings(len(tokenizer))
 
 What to do
     `model.resize_token_embeddings(len(tokenizer))` after adding tokens.
 
 Safety
-    Certain for rows; a note where a script adds nothing but a pad. A tokenizer that is larger by tokens nobody uses
+    Certain for rows; a note where a script adds nothing but a pad. A tokenizer that is larger by unused tokens
     does no harm.
 
 References

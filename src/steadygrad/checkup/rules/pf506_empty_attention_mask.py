@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     {"input_ids": [0, 0], "attention_mask": [0, 0]}
+    # fixed
+    {"input_ids": [5, 0], "attention_mask": [1, 0]}
 
 What to do
     Drop rows that are empty after cleaning, before they are padded.

@@ -4,10 +4,12 @@ What it sees
     A float column with a value that is not finite.
 
 Why it hurts
-    It goes straight into the loss. One bad row in a million is met once an epoch, at a step nobody can predict.
+    It goes straight into the loss. One bad row in a million is met once an epoch, at a step that cannot be predicted.
 
 Smallest example
     {"features": [0.1, nan, 0.3], "label": 1}
+    # fixed
+    {"features": [0.1, 0.2, 0.3], "label": 1}
 
 What to do
     Drop or repair the rows at the source; a missing value is not a number to train on.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     labels = torch.where(mask, ids, -1); F.cross_entropy(logits, labels)
+    # fixed
+    labels = torch.where(mask, ids, -100); F.cross_entropy(logits, labels)
 
 What to do
     Use -100, or say `ignore_index=` in the loss.

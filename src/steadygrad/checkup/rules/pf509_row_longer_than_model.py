@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     AutoModel.from_pretrained("gpt2")(input_ids=torch.zeros(1, 2000, dtype=torch.long))
+    # fixed
+    AutoModel.from_pretrained("gpt2")(input_ids=torch.zeros(1, 1024, dtype=torch.long))
 
 What to do
     Truncate or split the rows at the model's length.

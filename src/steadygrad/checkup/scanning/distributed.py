@@ -1,6 +1,6 @@
 """torch's distributed checkpoints: a `.metadata` that says which part of which tensor lies where in `*.distcp`.
 
-Every part is an archive of torch.save's of its own. The metadata is a pickle, and loading it the usual way runs
+Every part is its own torch.save archive. The metadata is a pickle, and loading it the usual way runs
 whatever it asks for; here it is only read.
 """
 

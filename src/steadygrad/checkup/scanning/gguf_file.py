@@ -182,7 +182,7 @@ def _info(cursor: _Cursor, path: Path) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = cursor.text()[:MAX_NAME], cursor.number("<I")
     if dimensions > 8:
         raise Unreadable(f"{path}: tensor {name!r} claims {dimensions:,} dimensions.")
-    # Written fastest dimension first, the other way round from everybody else.
+    # Written fastest dimension first, the other way round from everyone else.
     shape = tuple(reversed([cursor.number("<Q") for _ in range(dimensions)]))
     check_shape(path, name, shape)
     return name, shape, cursor.number("<I"), cursor.number("<Q")

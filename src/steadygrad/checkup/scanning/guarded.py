@@ -1,6 +1,6 @@
 """Running something that may die of a bus error in a child, so that a person reads a sentence instead.
 
-A mapped file is scanned a third faster than one that is read, but if somebody cuts it short meanwhile (a training job
+A mapped file is scanned a third faster than one that is read, but if someone cuts it short meanwhile (a training job
 that saves over its old checkpoint does) the kernel answers the next touch with SIGBUS, which no Python code can catch.
 The child does all the work, printing included; the parent only waits, and says what happened if the child is killed.
 Forking is cheap and safe only from a process with one thread, so elsewhere it is not done.
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 def can_guard() -> bool:
-    """Whether this process may be forked: it has one thread, and no library in it that keeps threads of its own."""
+    """Whether this process may be forked: it has one thread, and no library in it that keeps its own threads."""
     quiet = threading.active_count() == 1 and "torch" not in sys.modules
     return quiet and hasattr(os, "fork") and _num_threads() == 1
 
@@ -59,8 +59,8 @@ def guarded(action: Callable[[], int]) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGBUS:
         raise Unreadable(
-            "A file was cut short while it was being scanned, so nothing is known of it: scan it again when nobody "
-            "writes it."
+            "A file was cut short while it was being scanned, so nothing is known of it: scan it again when it is not "
+            "being written."
         )
     if code < 0:
         raise Unreadable(f"The scan was ended by {signal.Signals(-code).name}.")

@@ -137,7 +137,7 @@ def float_named(name: str) -> str:
 
 
 def bytes_a_value(dtype: str) -> int | None:
-    """How many bytes one value takes; None for a type nobody here has heard of."""
+    """How many bytes one value takes; None for a type no one here has heard of."""
     if dtype in FLOATS:
         return FLOATS[dtype].width
     if dtype in COMPLEX:

@@ -4,7 +4,7 @@ Memory: one block of half a mebibyte and a few temporaries of its size a thread,
 numpy's reductions both let go of Python's lock, so two threads are nearly twice as fast as one.
 
 A file may also be mapped instead of read, 32 MiB at a time, which saves the copy and a third of the time. But a map
-over a file that somebody cuts short ends in a bus error, so whoever asks for it runs in a child (see guarded.py).
+over a file that someone cuts short ends in a bus error, so whoever asks for it runs in a child (see guarded.py).
 """
 
 from __future__ import annotations

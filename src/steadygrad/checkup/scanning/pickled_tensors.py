@@ -30,7 +30,7 @@ DTYPES = {
 }  # fmt: skip
 MAX_DEPTH = 1000
 _PLAIN = (str, int, float, bytes, type(None), Name)
-# Parts of the path to a tensor that name torch's own drawers and tell nobody anything.
+# Parts of the path to a tensor that name torch's own drawers and tell no one anything.
 _DRAWERS = {"_modules", "_parameters", "_buffers", "_local_tensor", "_tensor"}
 
 
@@ -130,7 +130,7 @@ def _view(path: Path, name: str, value: Any) -> View | None:
 
 
 def _without_its_class(value: Any) -> Any:
-    """Of a tensor of a class of somebody's own, the plain tensor inside: what would be called, and with what."""
+    """Of a tensor of a class of someone's own, the plain tensor inside: what would be called, and with what."""
     if isinstance(value, Called) and value.name == "torch._tensor._rebuild_from_type_v2" and len(value.arguments) == 4:
         function, _, arguments, _ = value.arguments
         if isinstance(function, Name) and isinstance(arguments, tuple):

@@ -417,7 +417,7 @@ def _paired(values: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value directly holds, with the name each part goes by: "" for one that has none of its own."""
+    """What a value directly holds, with the name each part goes by: "" for one that has none."""
     match value:
         case Pairs():
             for key, item in value.pairs:

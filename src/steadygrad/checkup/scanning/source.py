@@ -1,6 +1,6 @@
 """A file being scanned: read in pieces at given places, or mapped by whoever is prepared for what that means.
 
-A mapped file that somebody cuts short kills the reader with a bus error; a read comes back short and can be reported.
+A mapped file that someone cuts short kills the reader with a bus error; a read comes back short and can be reported.
 Links are followed, because model caches consist of them, but only a regular file is opened: a pipe would block.
 """
 

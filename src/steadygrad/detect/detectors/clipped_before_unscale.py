@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     scaler.scale(loss).backward(); clip_grad_norm_(weights, 1.0); scaler.step(optimizer)
+    # fixed
+    scaler.scale(loss).backward(); scaler.unscale_(optimizer); clip_grad_norm_(weights, 1.0); scaler.step(optimizer)
 
 What to do
     Call `scaler.unscale_(optimizer)` before clipping, or give `max_grad_norm` to the guard and let it clip.

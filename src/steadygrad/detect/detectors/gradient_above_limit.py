@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     Policy.named("balanced").but(max_norm_to_apply=2.0)
+    # fixed
+    Policy.named("balanced")   # the limit follows the run
 
 What to do
     The batch is skipped. If most are, the limit does not fit the run: raise it, or leave it out and let the

@@ -4,11 +4,13 @@ What it sees
     A scan of the module's buffers found floating point values that are not finite after the step was undone.
 
 Why it hurts
-    Running statistics are written in forward, before anybody knows that the batch is bad. Training looks healthy,
+    Running statistics are written in forward, before it is known that the batch is bad. Training looks healthy,
     since it uses the batch's own statistics, while evaluation is NaN for ever.
 
 Smallest example
     model.bn.running_var.fill_(float("nan"))
+    # fixed
+    model.bn.reset_running_stats()
 
 What to do
     The policy rolls back where it can. Otherwise reset the buffer and recompute the statistics on a few good

@@ -11,6 +11,8 @@ Why it hurts
 
 Smallest example
     torch.zeros(3, requires_grad=True).norm(p=0.5).backward()
+    # fixed
+    (torch.zeros(3, requires_grad=True) + 1e-6).norm(p=0.5).backward()
 
 What to do
     The batch is skipped without a trace. The diagnosis names the forward op whose derivative made it.

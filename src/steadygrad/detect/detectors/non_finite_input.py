@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     batch["pixels"] = (image - image.min()) / (image.max() - image.min())   # a constant image
+    # fixed
+    batch["pixels"] = (image - image.min()) / (image.max() - image.min()).clamp_min(1e-6)
 
 What to do
     Look at the rows named in the quarantine and repair the pipeline that made them. The batch is skipped if its

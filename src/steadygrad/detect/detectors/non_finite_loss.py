@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     loss = torch.log(torch.zeros(())) * 0   # -inf * 0 = nan
+    # fixed
+    loss = torch.log(probability.clamp_min(1e-12)) * weight
 
 What to do
     The batch is skipped without a trace. Look at the incident's diagnosis for the op that made the value; if it is

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     optimizer.state[weight]["exp_avg_sq"].fill_(float("inf"))
+    # fixed
+    optimizer.load_state_dict(last_good["optimizer"])
 
 What to do
     The policy rolls back; without a snapshot it halts. If it comes from a resumed checkpoint, scan the checkpoint

@@ -5,11 +5,13 @@ What it sees
     snapshot is called good.
 
 Why it hurts
-    Every later step is computed from it. Skipping batches cannot cure a weight that is already bad, and a
+    Every later step is computed from it. Skipping batches cannot repair a weight that is already bad, and a
     checkpoint of it is poison.
 
 Smallest example
     optimizer.step()   # fp16 weights, Adam with eps 1e-8: 0 / 0
+    # fixed
+    torch.optim.AdamW(model.float().parameters())   # float32 weights
 
 What to do
     The policy rolls back to the last good state; without one it halts, so that the last good checkpoint is not

@@ -5,11 +5,13 @@ What it sees
     fine.
 
 Why it hurts
-    The total is lost with it, but only this term needs a cure: a run whose distillation term overflows can go on
+    The total is lost with it, but only this term needs a fix: a run whose distillation term overflows can go on
     with cross-entropy alone.
 
 Smallest example
     terms = {"ce": ce, "kd": kd * float("inf"), "loss": ce + kd}
+    # fixed
+    terms = {"ce": ce, "kd": kd.clamp(max=1e4), "loss": ce + kd.clamp(max=1e4)}
 
 What to do
     If it is always the same term, the policy leaves it out for a while and tries it again after a healthy stretch.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.full((4,), 1e20).norm()   # inf
+    # fixed
+    torch.full((4,), 1e20, dtype=torch.float64).norm()   # 2e20
 
 What to do
     The batch is skipped. If it keeps coming, the gradients really are far too large: lower the learning rate, raise

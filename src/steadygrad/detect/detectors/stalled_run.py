@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     labels.fill_(-100)   # every label masked: loss 0, gradient 0
+    # fixed
+    labels[answer_mask] = input_ids[answer_mask]   # some labels count
 
 What to do
     If the steps were refused, see the findings that refused them. If the gradients are zero, look at the labels,

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     teacher.mul_(0.9998).add_(student, alpha=0.0002)   # teacher in bfloat16
+    # fixed
+    teacher = teacher.float(); teacher.mul_(0.9998).add_(student, alpha=0.0002)
 
 What to do
     Keep the average in float32.

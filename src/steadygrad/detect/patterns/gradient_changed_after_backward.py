@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     loss.backward(); model.head.weight.grad[0, 0] = 1e30; optimizer.step()
+    # fixed
+    loss.backward(); optimizer.step()   # nothing writes to a gradient in between
 
 What to do
     Look at hooks on the parameter and at what runs between backward and update. If nothing does, test the memory.

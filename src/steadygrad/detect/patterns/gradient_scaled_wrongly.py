@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     clip_grad_norm_(model.parameters(), 1.0); scaler.unscale_(optimizer)   # clipped first, then divided by 65536
+    # fixed
+    scaler.unscale_(optimizer); clip_grad_norm_(model.parameters(), 1.0)
 
 What to do
     Unscale before clipping, unscale once, and divide by the number of micro-batches once.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     for p in model.parameters(): torch.nan_to_num_(p.grad, nan=0.0)   # then optimizer.step()
+    # fixed
+    if not all(torch.isfinite(p.grad).all() for p in model.parameters()): continue   # no step()
 
 What to do
     Skip the whole update: leave out `optimizer.step()` for that batch, or let a guard refuse it.

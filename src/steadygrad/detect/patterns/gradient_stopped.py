@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     hidden = encoder(x) if step < 100 else encoder(x).detach()
+    # fixed
+    hidden = encoder(x)
 
 What to do
     Look at what changed at that step: a schedule, a switch, activations that saturate.

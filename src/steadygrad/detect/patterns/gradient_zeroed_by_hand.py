@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     for p in model.encoder.parameters(): p.grad.zero_()   # then optimizer.step()
+    # fixed
+    model.encoder.requires_grad_(False)
 
 What to do
     Freeze it with `requires_grad_(False)` and `p.grad = None`, or take it out of the optimizer.

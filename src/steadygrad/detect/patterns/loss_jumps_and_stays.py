@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.optim.SGD(model.parameters(), lr=100.0)
+    # fixed
+    torch.optim.SGD(model.parameters(), lr=0.01)
 
 What to do
     Lower the rate or add a warm-up; for an outlier, remove the sample. Go back to a checkpoint from before the jump.

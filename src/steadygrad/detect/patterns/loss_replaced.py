@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     if loss.isnan(): loss = 0.0 * sum(p.sum() for p in model.parameters())
+    # fixed
+    if loss.isnan(): continue   # on all ranks together
 
 What to do
     Leave out the update of that batch instead, on all ranks together, and find out where the NaN comes from.

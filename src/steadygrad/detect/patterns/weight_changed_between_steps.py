@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     model.body.weight.data[1, 2] = 3e30   # between two steps
+    # fixed
+    model.body.weight.data.copy_(last_good)
 
 What to do
     Restore the weight from a checkpoint. Look for code that writes to it; if there is none, test the memory.

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.full((2,), 4e4, dtype=torch.float16) * 2   # inf
+    # fixed
+    torch.full((2,), 4e4, dtype=torch.bfloat16) * 2   # 80,000
 
 What to do
     Run this module in bfloat16 or float32, scale its output down, or add a normalisation before it.

@@ -11,6 +11,8 @@ Why it hurts
 
 Smallest example
     with torch.autocast("cpu", torch.float16): (1e-7 * auxiliary(x)).backward()   # no loss scale
+    # fixed
+    with torch.autocast("cpu", torch.bfloat16): (1e-7 * auxiliary(x)).backward()
 
 What to do
     Use a loss scale, or bfloat16, whose exponent is float32's. Raise a tiny loss weight, or compute that term in

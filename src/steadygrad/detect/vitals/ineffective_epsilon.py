@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.tensor(1e-8, dtype=torch.float16)   # 0.
+    # fixed
+    torch.tensor(1e-8, dtype=torch.float32)   # 1e-8
 
 What to do
     Train float32 weights (under autocast the compute is still float16), keep the state in float32, or raise eps to

@@ -12,6 +12,8 @@ Why it hurts
 
 Smallest example
     weight = torch.ones(8, dtype=torch.bfloat16); weight -= 1e-4   # still ones
+    # fixed
+    weight = torch.ones(8, dtype=torch.float32); weight -= 1e-4   # 0.9999
 
 What to do
     Keep the weights in float32 and compute in bfloat16 (autocast), or use an optimizer with float32 master weights

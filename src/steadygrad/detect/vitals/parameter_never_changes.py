@@ -10,6 +10,9 @@ Why it hurts
 
 Smallest example
     optimizer.step(); model.load_state_dict(start)   # every step
+    # fixed
+    model.load_state_dict(start)   # once, before the loop
+    optimizer.step()
 
 What to do
     Look for what writes to the parameter besides the optimizer, and print the learning rate of its group.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     optimizer = torch.optim.AdamW(model.parameters()); model.head = torch.nn.Linear(64, 10)
+    # fixed
+    model.head = torch.nn.Linear(64, 10); optimizer = torch.optim.AdamW(model.parameters())
 
 What to do
     Build the optimizer last, or add the parameter with `add_param_group`. If it is not meant to be trained, freeze

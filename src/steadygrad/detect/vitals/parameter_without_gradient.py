@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)   # x.requires_grad is False
+    # fixed
+    torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 What to do
     With checkpointing use `use_reentrant=False` or make the inputs require a gradient. Otherwise look for a detach

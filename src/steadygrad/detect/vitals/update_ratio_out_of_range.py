@@ -11,6 +11,8 @@ Why it hurts
 
 Smallest example
     torch.optim.AdamW(model.parameters(), lr=1.0)
+    # fixed
+    torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 What to do
     Change the learning rate by the factor the ratio is off. If the ratio is tiny, look for gradients scaled down by

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     (torch.full((1, 256), 400.0, dtype=torch.float16) @ torch.ones(256, 1, dtype=torch.float16))  # 102400 > 65504
+    # fixed
+    (torch.full((1, 256), 400.0) @ torch.ones(256, 1))  # in float32
 
 What to do
     Run the op or its module in float32, use bfloat16, or bound what goes in. Clipping gradients comes too late.

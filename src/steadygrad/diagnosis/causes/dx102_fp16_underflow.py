@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.tensor(1e-8, dtype=torch.float16)  # 0
+    # fixed
+    torch.tensor(1e-8, dtype=torch.float32)
 
 What to do
     Scale the loss, keep gradients and optimizer state in float32, use bfloat16, choose an eps of at least 1e-4 in

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     torch.optim.Adam(model.half().parameters(), eps=1e-8)  # 1e-8 is 0 in float16, 1e-50 is 0 in float32
+    # fixed
+    torch.optim.Adam(model.float().parameters(), eps=1e-8)
 
 What to do
     Raise eps (1e-4 in float16), or keep parameters and moments in float32.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     w = torch.ones(1, dtype=torch.bfloat16); w -= 1e-3  # still 1
+    # fixed
+    w = torch.ones(1, dtype=torch.float32); w -= 1e-3  # 0.999
 
 What to do
     Keep a float32 master copy, raise the learning rate, or round stochastically.

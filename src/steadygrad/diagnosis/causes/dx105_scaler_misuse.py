@@ -12,6 +12,11 @@ Smallest example
     scaler.scale(loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the gradients are still 65536 times too large
     scaler.step(optimizer)
+    # fixed
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
 
 What to do
     Call scaler.unscale_(optimizer) first, once; let GradScaler choose the scale.

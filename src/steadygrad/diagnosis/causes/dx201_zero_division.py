@@ -9,9 +9,12 @@ Why it hurts
 
 Smallest example
     (err * mask).sum(1) / mask.sum(1)  # one sample has an empty mask
+    # fixed
+    (err * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 What to do
-    Give the denominator a floor (clamp_min), or choose what 0/0 shall mean and write it with where on the argument.
+    Give the denominator a floor (clamp_min), or decide the value for empty rows:
+    `torch.where(count > 0, count, 1)` before dividing.
 
 Safety
     A floor is exact for every row whose denominator was above it.

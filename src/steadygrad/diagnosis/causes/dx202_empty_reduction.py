@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     F.cross_entropy(logits, torch.full((8,), -100))  # NaN
+    # fixed
+    F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum().clamp_min(1)
 
 What to do
     Skip such a batch, or sum and divide by a count of at least one; use the biased variance.
@@ -30,7 +32,7 @@ RULE = Rule("DX202", "empty_reduction", "A mean, variance or loss was taken over
 REDUCTIONS = frozenset(
     {"mean", "var", "std", "var_mean", "std_mean", "median", "nanmean", "nll_loss_forward", "nll_loss2d_forward"}
 )
-# Calls that count what they reduce and divide by it, in ops of their own.
+# Calls that count what they reduce and divide by it, in their own ops.
 COUNTING = frozenset({"mean", "nanmean", "var", "std", "var_mean", "std_mean", "cov", "corrcoef", "nanmedian"})
 
 

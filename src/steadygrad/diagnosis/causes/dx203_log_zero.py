@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     p = torch.softmax(torch.tensor([0.0, 200.0]), -1); -torch.log(p[0])  # inf
+    # fixed
+    -torch.log_softmax(torch.tensor([0.0, 200.0]), -1)[0]  # 200
 
 What to do
     Work with log_softmax, give the argument a floor, or mask the terms whose probability is zero.

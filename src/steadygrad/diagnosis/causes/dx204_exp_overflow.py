@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.exp(torch.tensor(100.0))  # inf
+    # fixed
+    torch.exp(torch.tensor(100.0).clamp(max=80.0))
 
 What to do
     Bound the argument, or rewrite in log space (logsumexp, expm1 of a clamped difference).

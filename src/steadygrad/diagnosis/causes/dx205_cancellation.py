@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     x = torch.full((16,), 3000.0) + 0.01 * torch.randn(16); x.pow(2).mean() - x.mean().pow(2)
+    # fixed
+    (x - x.mean()).pow(2).mean()
 
 What to do
     Subtract the mean first (two passes), or bound the difference at zero before the root.

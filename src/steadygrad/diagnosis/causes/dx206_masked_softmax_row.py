@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.softmax(torch.full((4,), float("-inf")), -1)  # NaN
+    # fixed
+    torch.softmax(torch.full((4,), torch.finfo(torch.float32).min), -1)  # 0.25 each
 
 What to do
     Fill the mask with a finite number, pad on the right, or let padded queries attend to themselves.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     x = torch.zeros(3, requires_grad=True); torch.sqrt(x).sum().backward(); x.grad  # inf
+    # fixed
+    torch.sqrt(x + 1e-12).sum().backward()
 
 What to do
     Add an eps inside the root, or clamp the argument above zero.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     x = torch.ones(1, requires_grad=True); torch.acos(x).backward(); x.grad  # -inf
+    # fixed
+    torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)).backward()
 
 What to do
     Clamp strictly inside the domain; clamping to the edge keeps the infinite slope. Use atan2 for angles.
@@ -71,7 +73,7 @@ def match(e: Evidence) -> Match | None:
     if e.op is None or e.kind != "non_finite":
         return None
     if e.op in EDGES and e.backward:
-        # Outside of the domain, not at its edge: forward was NaN there too, and somebody threw it away.
+        # Outside of the domain, not at its edge: forward was NaN there too, and someone threw it away.
         hidden = e.discarded_forward or (e.facts.incoming_zero and e.facts.zeroed_by_mask)
         outside = hidden and e.op not in LEGAL_INFINITIES
         return Match(0.9 if outside else 0.96, f"the derivative of {e.op} is undefined at the edge of its domain")

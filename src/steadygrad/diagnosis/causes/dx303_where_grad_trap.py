@@ -1,14 +1,16 @@
 """A value that the forward discarded leaked into backward.
 
 What it sees
-    A NaN born in backward from a gradient of exactly zero, at a place that where, a mask or nan_to_num had thrown
-    away.
+    A NaN first computed in backward from a gradient of exactly zero, at a place that where, a mask or nan_to_num had
+    thrown away.
 
 Why it hurts
     where stops the value, not the derivative: 0 times inf is NaN.
 
 Smallest example
     x = torch.zeros(1, requires_grad=True); torch.where(x > 0, torch.log(x), 0.0).sum().backward(); x.grad  # NaN
+    # fixed
+    torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), 0.0).sum().backward()  # 0
 
 What to do
     Mask the argument before the function as well (the double where).
@@ -28,7 +30,7 @@ from .match import Match
 
 RULE = Rule("DX303", "where_grad_trap", "A value that the forward discarded leaked into backward.")
 
-# Minus infinity is what these say of a probability of nought: it flows on and is not discarded.
+# Minus infinity is what these say of a probability of zero: it flows on and is not discarded.
 LEGAL_INFINITIES = frozenset({"logsumexp", "logcumsumexp", "logaddexp", "logaddexp2", "angle"})
 
 

@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     x = (image - image.min()) / (image.max() - image.min())  # a constant image is 0/0
+    # fixed
+    x = (image - image.min()) / (image.max() - image.min()).clamp_min(1e-6)
 
 What to do
     Drop the rows, repair the pipeline, and scan the dataset.

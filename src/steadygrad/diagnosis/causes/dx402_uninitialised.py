@@ -7,7 +7,9 @@ Why it hurts
     Fresh memory holds whatever was there: often zeros in a test, NaN in production.
 
 Smallest example
-    nn.Parameter(torch.empty(512, 512))  # and nobody calls reset_parameters()
+    nn.Parameter(torch.empty(512, 512))  # and reset_parameters() is not called
+    # fixed
+    weight = nn.Parameter(torch.empty(512, 512)); nn.init.normal_(weight, std=0.02)
 
 What to do
     Initialise it.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     optimizer.load_state_dict(checkpoint["optimizer"])  # exp_avg_sq holds a NaN
+    # fixed
+    optimizer.load_state_dict(last_good["optimizer"])  # the newest that `steady scan` calls clean
 
 What to do
     Reset that state, restore it from the last good snapshot, clear stale gradients.

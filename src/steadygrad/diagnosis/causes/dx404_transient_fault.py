@@ -1,4 +1,4 @@
-"""A value changed without anybody computing it.
+"""A value changed although no operation wrote it.
 
 What it sees
     A weight with one entry far out of range that no update wrote; a gradient that backward did not make; a step
@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     w.view(torch.int32)[4, 17] ^= 1 << 30
+    # fixed
+    model.load_state_dict(last_good["model"])
 
 What to do
     Restore the weight or recompute the step; if it happens again on the same device, take the device out.
@@ -27,7 +29,7 @@ from ..evidence import Evidence
 from .match import Match
 
 ASTRONOMIC = 1e15
-RULE = Rule("DX404", "transient_fault", "A value changed without anybody computing it.")
+RULE = Rule("DX404", "transient_fault", "A value changed although no operation wrote it.")
 
 
 def match(e: Evidence) -> Match | None:
@@ -36,7 +38,7 @@ def match(e: Evidence) -> Match | None:
     if e.bits_written:
         return Match(0.96, "the bits of a floating point number were changed in place")
     if e.kind == "tampered_gradient":
-        return Match(0.93, "the gradient was sound after backward and not when the optimizer took it")
+        return Match(0.93, "the gradient was finite after backward and not when the optimizer read it")
     if e.phase == "state":
         for change in e.changes:
             few = change.num_changed <= max(2, change.num_elements // 1000)

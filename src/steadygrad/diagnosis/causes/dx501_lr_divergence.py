@@ -1,4 +1,4 @@
-"""Steps too long for the landscape: the loss blew up before anything overflowed.
+"""The learning rate is too high: the loss grew without bound before anything overflowed.
 
 What it sees
     A loss that rose many-fold over finite steps, with no state changed from outside, before the overflow or instead
@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.optim.SGD(model.parameters(), lr=10.0)
+    # fixed
+    torch.optim.SGD(model.parameters(), lr=0.01)
 
 What to do
     Lower the learning rate, warm up, clip; go back to a snapshot from before the rise.
@@ -28,7 +30,9 @@ from ...rules import Rule
 from ..evidence import Evidence
 from .match import Match
 
-RULE = Rule("DX501", "lr_divergence", "Steps too long for the landscape: the loss blew up before anything overflowed.")
+RULE = Rule(
+    "DX501", "lr_divergence", "The learning rate is too high: the loss grew without bound before anything overflowed."
+)
 
 
 def match(e: Evidence) -> Match | None:

@@ -10,6 +10,8 @@ Why it hurts
 Smallest example
     for p in model.parameters(): torch.nan_to_num_(p.grad, nan=0.0)
     optimizer.step()  # moves
+    # fixed
+    if not all(torch.isfinite(p.grad).all() for p in model.parameters()): continue  # no step() for this batch
 
 What to do
     Do not call step() for such a batch.

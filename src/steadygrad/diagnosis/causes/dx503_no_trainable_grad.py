@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     checkpoint(block, x, use_reentrant=True)  # x does not require grad: nothing inside block learns
+    # fixed
+    checkpoint(block, x, use_reentrant=False)
 
 What to do
     Let the input require grad or checkpoint without re-entry; remove the detach; build the optimizer after the

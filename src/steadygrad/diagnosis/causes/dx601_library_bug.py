@@ -9,6 +9,9 @@ Why it hurts
 
 Smallest example
     F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # NaN with one backend, finite with another
+    # fixed
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 What to do
     Use the plain backend for this op, report the bug, update the library.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.compile(model)(x)  # NaN; model(x) is finite
+    # fixed
+    model.sensitive = torch.compiler.disable(model.sensitive); torch.compile(model)(x)
 
 What to do
     Run the module eagerly, or keep the sensitive op out of the compiled region.

@@ -1,7 +1,7 @@
 """The device computed with other bytes than the host gave it.
 
 What it sees
-    A failing step that is sound when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
+    A failing step that is finite when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
     copies.
 
 Why it hurts
@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     buffer.copy_(batch); x = buffer.to("cuda", non_blocking=True); buffer.copy_(next_batch)
+    # fixed
+    x = buffer.to("cuda", non_blocking=True); torch.cuda.current_stream().synchronize(); buffer.copy_(next_batch)
 
 What to do
     Wait for the copy (an event), or use a buffer for each copy in flight.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.tensor(500.0).to(torch.float8_e4m3fn)  # NaN
+    # fixed
+    scale = x.abs().max() / 448.0; (x / scale).to(torch.float8_e4m3fn)
 
 What to do
     Scale before the cast, per tensor or per block, or keep this layer in bfloat16.

@@ -11,7 +11,7 @@ from ..ward import Proposal, Ward
 
 MAX_TRIALS = 14
 WITHOUT_REPRODUCTION = frozenset({"recompute_step", "skip_batch"})
-"""A step that comes out sound by itself is sound under any change, so a trial of a change would prove nothing."""
+"""A step that comes out finite by itself is finite under any change, so a trial of a change would prove nothing."""
 
 
 @cache

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     with torch.autocast("cuda", dtype=torch.bfloat16): ...
+    # instead of
+    with torch.autocast("cuda", dtype=torch.float16): ...
 
 What to do
     Switch the autocast dtype, or load the weights in bfloat16; drop the loss scaler.

@@ -9,6 +9,8 @@ Why it hurts
 Smallest example
     with torch.autocast("cuda", enabled=False):
         scores = q.float() @ k.float().transpose(-1, -2)
+    # instead of
+    scores = q @ k.transpose(-1, -2)  # in float16
 
 What to do
     Wrap the line, or the module, so that it runs in float32, and let its result stay float32.

@@ -8,9 +8,11 @@ Why it hurts
 
 Smallest example
     model.float()  # and no autocast
+    # instead of
+    model.half()
 
 What to do
-    Use it to find out whether precision is to blame at all; then narrow it down with RX102.
+    Use it to find out whether precision is the cause at all; then narrow it down with RX102.
 
 Safety
     Close: the same program with less rounding.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     scaler = torch.amp.GradScaler("cuda")
+    # instead of
+    loss.backward()  # float16 gradients without a scale
 
 What to do
     Use a dynamic scaler; unscale before clipping.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    # instead of
+    scaler = torch.amp.GradScaler("cuda", init_scale=65536.0)
 
 What to do
     Let a dynamic scaler choose, or divide the fixed scale until nothing overflows.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.save(optimizer.state_dict(), path)  # in float32, as it is
+    # instead of
+    torch.save({k: v.half() for k, v in moments.items()}, path)
 
 What to do
     Store and load moments in float32.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     if not torch.isfinite(loss): continue
+    # instead of
+    optimizer.step()  # whatever the loss is
 
 What to do
     Skip the update and go on. Works only if the bad value comes with the batch and leaves with it.

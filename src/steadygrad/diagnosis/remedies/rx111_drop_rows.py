@@ -1,13 +1,15 @@
-"""Leave the guilty rows out of this batch.
+"""Leave the rows that fail out of this batch.
 
 What it sees
-    Rows that make the step fail by themselves, while the others are sound.
+    Rows that make the step fail by themselves, while the others are finite.
 
 Why it hurts
     One bad sample costs the whole batch otherwise.
 
 Smallest example
     batch = {key: value[good] for key, value in batch.items()}
+    # instead of
+    loss_fn(model, batch).backward()  # with the bad rows in it
 
 What to do
     Drop them now, and repair or remove the samples.
@@ -28,7 +30,7 @@ from ..rows import num_rows
 from ..surgery.batch import DropRows
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX111", "drop_rows", "Leave the guilty rows out of this batch.")
+RULE = Rule("RX111", "drop_rows", "Leave the rows that fail out of this batch.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:

@@ -4,11 +4,13 @@ What it sees
     Any step with a bad or exploding gradient; it is what people try first.
 
 Why it hurts
-    Clipping divides by the norm. With a NaN in it every gradient becomes NaN; with an inf the sound ones become
+    Clipping divides by the norm. With a NaN in it every gradient becomes NaN; with an inf the finite ones become
     zero.
 
 Smallest example
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    # instead of
+    optimizer.step()  # whatever the norm is
 
 What to do
     Clip against explosions of finite gradients. It does not repair a non-finite one.

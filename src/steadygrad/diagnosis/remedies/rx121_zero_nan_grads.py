@@ -8,12 +8,14 @@ Why it hurts
 
 Smallest example
     torch.nan_to_num_(p.grad, nan=0.0, posinf=0.0, neginf=0.0)
+    # instead of
+    optimizer.step()  # with the bad gradients in it
 
 What to do
     Skip the step instead.
 
 Safety
-    Behavioural, and it hides the trouble.
+    Behavioural, and it hides the problem.
 
 References
     https://github.com/huggingface/trl/issues/6702

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     num / den.clamp_min(1e-6); torch.sqrt(v + 1e-8); torch.log(p.clamp_min(1e-12))
+    # instead of
+    num / den; torch.sqrt(v); torch.log(p)
 
 What to do
     Add the floor inside the call, before the function.
@@ -135,6 +137,15 @@ def _wider_eps(eps: float, func: object, args: tuple[object, ...], kwargs: dict[
     return func(*args, **{**kwargs, "eps": eps})  # type: ignore[operator]
 
 
+def _line(ward: Ward) -> str | None:
+    """The user's line with the floor in it."""
+    origin = ward.origin
+    if origin is None:
+        return None
+    divisor = origin.inputs[1].dtype if len(origin.inputs) > 1 else ""
+    return with_floor(origin.code_line, ward.call, divisor=divisor)
+
+
 def propose(ward: Ward) -> Iterator[Proposal]:
     matrix = ward.call.removeprefix("linalg_") in MATRICES
     at_zero = ward.cause == "domain_edge_grad" and (ward.evidence.facts.argument_zero or matrix)
@@ -149,7 +160,7 @@ def propose(ward: Ward) -> Iterator[Proposal]:
             change=f"{words} under the argument of {ward.call}",
             make=ward.operation(_repair(ward.call, lift)),
             safety="close",
-            code_change=with_floor(ward.origin.code_line if ward.origin else None, ward.call),
+            code_change=_line(ward),
             if_needed=lift > 1,
         )
     for also, words in ((None, f"every {ward.call}"), (_every_floor(), "every division, logarithm and root")):

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.exp(logvar.clamp(-30, 20)); torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))
+    # instead of
+    torch.exp(logvar); torch.acos(c)
 
 What to do
     Clamp before the call, strictly inside the domain.

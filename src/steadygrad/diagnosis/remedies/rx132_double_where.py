@@ -9,6 +9,8 @@ Why it hurts
 Smallest example
     safe = torch.where(x > 0, x, 1.0)
     y = torch.where(x > 0, torch.log(safe), 0.0)
+    # instead of
+    y = torch.where(x > 0, torch.log(x), 0.0)
 
 What to do
     Replace unsafe arguments by a harmless one before the call.

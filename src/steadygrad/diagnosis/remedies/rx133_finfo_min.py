@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    # instead of
+    scores.masked_fill(~mask, float("-inf"))
 
 What to do
     Change the fill value. A fully masked row then attends evenly: mask its loss.

@@ -8,9 +8,11 @@ Why it hurts
 
 Smallest example
     loss = (losses * mask).sum() / mask.sum().clamp_min(1)
+    # instead of
+    loss = (losses * mask).sum() / mask.sum()
 
 What to do
-    Choose what an empty reduction shall mean, and write it down.
+    Decide the value of an empty reduction, and write it down.
 
 Safety
     Exact for every batch that has elements.

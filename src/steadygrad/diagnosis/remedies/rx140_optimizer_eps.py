@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     torch.optim.AdamW(model.parameters(), eps=1e-4)
+    # instead of
+    torch.optim.AdamW(model.half().parameters(), eps=1e-8)
 
 What to do
     Raise eps, or keep the weights in float32.

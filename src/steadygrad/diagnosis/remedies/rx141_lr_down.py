@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for group in optimizer.param_groups: group["lr"] *= 0.01
+    # instead of
+    torch.optim.SGD(model.parameters(), lr=10.0)
 
 What to do
     Go back to before the rise, lower the rate, and raise it again slowly.
@@ -30,7 +32,7 @@ from ..surgery.optimizer import Options
 from ..ward import Proposal, Ward
 
 JUMP = 3.0
-"""A rate this many times the usual one of the steps before is no schedule: somebody set it."""
+"""A rate this many times the usual one of the steps before is no schedule: someone set it."""
 RULE = Rule("RX141", "lr_down", "Lower the learning rate.")
 
 

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for group in optimizer.param_groups: group["lr"] *= 100
+    # instead of
+    torch.optim.SGD(model.bfloat16().parameters(), lr=1e-6)
 
 What to do
     Prefer float32 weights; raise the rate only if the recipe allows it.

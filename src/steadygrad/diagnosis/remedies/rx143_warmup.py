@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=500)
+    # instead of
+    torch.optim.AdamW(model.parameters(), lr=1e-3)  # from the first step on
 
 What to do
     Warm up over a few hundred steps; here it is tried over the few that are kept, from the very first.

@@ -10,6 +10,9 @@ Smallest example
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
+    # instead of
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # still scaled
+    scaler.step(optimizer)
 
 What to do
     Call unscale_ exactly once per step, first.

@@ -8,7 +8,10 @@ Why it hurts
     Zeroing is not skipping, and a forward pass leaves traces in buffers.
 
 Smallest example
-    if bad: optimizer.zero_grad(); continue  # and put running statistics back
+    if bad: optimizer.zero_grad(); continue  # and restore running statistics
+    # instead of
+    if bad: torch.nan_to_num_(p.grad)
+    optimizer.step()
 
 What to do
     Skip the optimizer step, and restore the buffers from before the forward.

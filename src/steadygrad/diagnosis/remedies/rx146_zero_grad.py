@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     optimizer.zero_grad(set_to_none=True)
+    # instead of
+    if bad: continue  # and the bad gradients stay
 
 What to do
     Clear gradients after every skipped or foreign backward.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     optimizer.add_param_group({"params": model.head.parameters()})
+    # instead of
+    optimizer = AdamW(model.parameters()); model.head = nn.Linear(64, 10)
 
 What to do
     Build the optimizer after the model is final, or add the group.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     optimizer.state.clear()
+    # instead of
+    optimizer.load_state_dict(poisoned)
 
 What to do
     Prefer resetting only what is bad (RX151).

@@ -8,9 +8,11 @@ Why it hurts
 
 Smallest example
     torch.nan_to_num_(state["exp_avg_sq"], nan=float(state["exp_avg_sq"].nanmean()))
+    # instead of
+    optimizer.load_state_dict(poisoned)
 
 What to do
-    Replace bad entries by the mean of the sound ones.
+    Replace bad entries by the mean of the finite ones.
 
 Safety
     Close: a few entries adapt again.

@@ -1,14 +1,16 @@
-"""Put a weight back to what it was.
+"""Restore a weight to what it was.
 
 What it sees
     A weight that no update changed and that is not what it was after the last step; a first bad value that was
     computed from weights alone, whatever the batch.
 
 Why it hurts
-    A flipped bit stays until somebody writes the old value.
+    A flipped bit stays until the old value is restored.
 
 Smallest example
     weight.copy_(last_good)
+    # instead of
+    weight[4, 17]  # 3e36, by a flipped bit
 
 What to do
     Restore it from the last good snapshot or another replica.
@@ -29,7 +31,7 @@ from ...rules import Rule
 from ..surgery.state import AsEarlier, Reverted, TameOutliers
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX152", "restore_weight", "Put a weight back to what it was.")
+RULE = Rule("RX152", "restore_weight", "Restore a weight to what it was.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:

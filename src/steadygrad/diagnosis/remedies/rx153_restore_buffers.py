@@ -1,4 +1,4 @@
-"""Put buffers back to what they were.
+"""Restore buffers to what they were.
 
 What it sees
     Running statistics that a bad batch, or a checkpoint, has written bad values into.
@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     for name, buffer in model.named_buffers(): buffer.copy_(saved[name])
+    # instead of
+    if bad: continue  # and the running statistics keep the bad batch
 
 What to do
     Restore buffers whenever a batch is skipped.
@@ -28,7 +30,7 @@ from ..surgery.batch import TrueSkip
 from ..surgery.state import Reverted
 from ..ward import Proposal, Ward
 
-RULE = Rule("RX153", "restore_buffers", "Put buffers back to what they were.")
+RULE = Rule("RX153", "restore_buffers", "Restore buffers to what they were.")
 
 
 def propose(ward: Ward) -> Iterator[Proposal]:
@@ -45,7 +47,7 @@ def propose(ward: Ward) -> Iterator[Proposal]:
         yield Proposal(
             code=RULE.code,
             slug="restore_buffers",
-            change="the batch skipped, and the buffers put back to before it",
+            change="the batch skipped, and the buffers restored to before it",
             make=TrueSkip,
             safety="exact",
         )

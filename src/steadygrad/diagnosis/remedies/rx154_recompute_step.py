@@ -1,13 +1,15 @@
 """Run the step again.
 
 What it sees
-    A step that is sound when it is replayed, or a gradient that backward did not make.
+    A step that is finite when it is replayed, or a gradient that backward did not make.
 
 Why it hurts
-    A fault that does not repeat needs no other cure.
+    A fault that does not repeat needs no other remedy.
 
 Smallest example
     optimizer.zero_grad(); loss_fn(model, batch).backward(); optimizer.step()
+    # instead of
+    optimizer.step()  # with a gradient that backward did not compute
 
 What to do
     Recompute, count how often it happens on this device, and take the device out if it does again.

@@ -5,10 +5,12 @@ What it sees
     nothing cuts the graph.
 
 Why it hurts
-    Nothing the training does will ever make it sound.
+    Nothing the training does will ever make it finite.
 
 Smallest example
     nn.init.normal_(weight, std=0.02)
+    # instead of
+    weight = nn.Parameter(torch.empty(512, 512))
 
 What to do
     Initialise it where the module is built.

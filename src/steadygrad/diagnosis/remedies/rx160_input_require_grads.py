@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     model.enable_input_require_grads()
+    # instead of
+    checkpoint(block, x, use_reentrant=True)  # x needs no grad
 
 What to do
     Make the embedding output require grad.

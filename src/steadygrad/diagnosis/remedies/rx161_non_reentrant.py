@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     checkpoint(block, x, use_reentrant=False)
+    # instead of
+    checkpoint(block, x, use_reentrant=True)
 
 What to do
     Pass use_reentrant=False.

@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     features = encoder(x)  # not encoder(x).detach()
+    # instead of
+    features = encoder(x).detach()
 
 What to do
     Remove it, or freeze the parameters on purpose.

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     q = x + (torch.round(x) - x).detach()
+    # instead of
+    q = torch.round(x)
 
 What to do
     Use the straight-through estimator, or a soft rounding or choice. A choice is tried as hard + (soft - soft.detach())

@@ -1,8 +1,8 @@
 """Let autograd differentiate the forward of a custom function itself.
 
 What it sees
-    A bad gradient that was born in the backward of a custom `torch.autograd.Function`, or parameters that go into one
-    and get no gradient back.
+    A bad gradient that was first computed in the backward of a custom `torch.autograd.Function`, or parameters that
+    go into one and get no gradient back.
 
 Why it hurts
     A backward that was written by hand is wrong in silence: it forgets an input, or divides where the forward does not.
@@ -11,7 +11,7 @@ Smallest example
     return grad_output / norm, None   # nothing for the weight
 
 What to do
-    Compare it with autograd (`torch.autograd.gradcheck`, in float64) and put the formula right, or leave the function
+    Compare it with autograd (`torch.autograd.gradcheck`, in float64) and correct the formula, or leave the function
     away if it saves nothing.
 
 Safety

@@ -23,7 +23,7 @@ class CallSurgery(Change):
     """Replace what happens at one call site: `site` is (file, line), `name` the function as the tracer saw it.
 
     `everywhere` takes all calls of that name in the file: a fault often has a twin on the next line. `also` are other
-    functions with operations of their own.
+    functions with their own operations.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ def masked_twice(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> 
 
 
 def replaced(unsafe: Callable[[torch.Tensor], torch.Tensor], index: int) -> Operate:
-    """Unsafe arguments are replaced before the call, and nothing is put back: for what is thrown away afterwards."""
+    """Unsafe arguments are replaced before the call, and nothing is restored: for what is thrown away afterwards."""
 
     def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if index >= len(args) or not isinstance(args[index], torch.Tensor):

@@ -38,7 +38,7 @@ def _is_torchs(function: type[Function]) -> bool:
 
 
 class _Context:
-    """What a forward is given to keep things for a backward that nobody will call."""
+    """What a forward is given to keep things for a backward that no one will call."""
 
     needs_input_grad: tuple[bool, ...] = ()
     saved_tensors: tuple[torch.Tensor, ...] = ()

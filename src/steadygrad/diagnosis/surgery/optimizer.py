@@ -96,7 +96,7 @@ class AddParameters(Change):
 
 
 class AdoptStrays(Change):
-    """Parameters that the model itself does not know join the first optimizer, and are put back by us afterwards."""
+    """Parameters that the model itself does not know join the first optimizer, and are restored by us afterwards."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = frozenset(names)
@@ -110,7 +110,7 @@ class AdoptStrays(Change):
             if name in self.names:
                 grad = None if parameter.grad is None else parameter.grad.detach().clone()
                 self._kept.append((name, parameter, parameter.detach().clone(), grad))
-                parameter.grad = None  # nobody has cleared it so far
+                parameter.grad = None  # no one has cleared it so far
         patient.optimizers[0].add_param_group({"params": [parameter for _, parameter, _, _ in self._kept]})
 
     def commit(self, patient: Patient, seen: StepSeen) -> None:

@@ -1,4 +1,4 @@
-"""Weights, buffers and moments put back, reset or initialised before the step."""
+"""Weights, buffers and moments restored, reset or initialised before the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..seen import named_state
 
 
 class Reverted(Change):
-    """What was changed between the steps is put back as it was: once, before the step."""
+    """What was changed between the steps is restored as it was: once, before the step."""
 
     def __init__(self, patient: Patient, wanted: Collection[tuple[str, str]]) -> None:
         patient.restore()
@@ -54,7 +54,7 @@ class AsEarlier(Change):
 
 
 class ResetBadState(Change):
-    """Bad entries of moments and buffers get the mean of the sound ones (one for a variance without any)."""
+    """Bad entries of moments and buffers get the mean of the finite ones (one for a variance without any)."""
 
     def __init__(self, kinds: Collection[str], names: Collection[str] = ()) -> None:
         self.kinds, self.names = frozenset(kinds), frozenset(names)

@@ -1,8 +1,9 @@
-"""Callbacks that average or copy the weights: they follow the updates that landed, and not those that were refused.
+"""Callbacks that average or copy the weights: they follow the updates that were applied, and not those that were
+refused.
 
 TRL moves a reference model or a teacher after each of the trainer's steps (`SyncRefModelCallback` and its relatives)
 and averages weights (`BEMACallback`). A refused step has changed no weight, so it must not count in an average, nor
-in "every n steps": such a callback is left out for it, and is told the number of updates that landed instead of
+in "every n steps": such a callback is left out for it, and is told the number of updates that were applied instead of
 `global_step`. Steps that a loss scale drops are the framework's own, and are left as they are without a guard.
 """
 
@@ -19,7 +20,7 @@ _FOLLOWS = frozenset({"SyncRefModelCallback", "BEMACallback", "PEFTAdapterEMACal
 
 
 def hold_followers(trainer: Any, loop: LoopGuard, patches: Patches) -> None:
-    """From now on the callbacks of this trainer that follow its weights hear of landed updates only."""
+    """From now on the callbacks of this trainer that follow its weights hear of applied updates only."""
     for callback in trainer.callback_handler.callbacks:
         if _FOLLOWS & {kind.__name__ for kind in type(callback).__mro__}:
             patches.around(callback, "on_step_end", _Held(loop))

@@ -1,10 +1,10 @@
 """One micro-batch of a trainer, as it was given to `compute_loss`, and how to run it again exactly.
 
-A replay goes through the trainer's own `training_step` with two doors closed: `_prepare_inputs` hands back what was
+A replay goes through the trainer's own `training_step` with two methods replaced: `_prepare_inputs` hands back what was
 captured (so nothing is generated or moved twice), and `accelerator.backward` gives the loss to us instead of
 differentiating it. So label smoothing, `num_items_in_batch`, autocast, a subclass's own loss and the division by the
 accumulation are whatever the installed version makes of them. What `compute_loss` writes into the trainer (metrics,
-token counts, an entropy controller) is put back afterwards.
+token counts, an entropy controller) is restored afterwards.
 """
 
 from __future__ import annotations

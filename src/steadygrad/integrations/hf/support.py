@@ -50,7 +50,7 @@ def why_only_watch(trainer: Any) -> str | None:
     if getattr(trainer, "is_fsdp_enabled", False) or kind == "FSDP":
         return "FSDP through a Trainer keeps its weights and gradients in shards that accelerate alone assembles"
     if kind in _OTHER_ENGINES:
-        return f"{kind} has a training step of its own"
+        return f"{kind} has its own training step"
     if _STEPS_IN_BACKWARD.search(str(trainer.args.optim).lower()):
         return f"The optimizer {str(trainer.args.optim).rpartition('.')[2]} makes its update inside backward"
     return None
@@ -103,7 +103,7 @@ def scaler_of(trainer: Any) -> Any:
 
 
 def mark_skip(trainer: Any, *, skipped: bool) -> None:
-    """Accelerate's own flag for a step that did not land: Trainer holds its schedule by it.
+    """Accelerate's own flag for a step that was not applied: Trainer holds its schedule by it.
 
     Without a loss scale accelerate never resets it, so it is set both ways. With a fused optimizer and a loss scale
     accelerate says "not skipped" for a step that was; the flag is then simply true again.

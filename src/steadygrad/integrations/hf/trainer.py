@@ -1,6 +1,6 @@
 """sg.attach(trainer): a transformers or TRL trainer, guarded at full strength.
 
-Each `train()` call has a LoopGuard of its own, made when the trainer has its optimizer, its schedule and a resumed
+Each `train()` call has its own LoopGuard, made when the trainer has its optimizer, its schedule and a resumed
 checkpoint ready; `wiring.py` says where it listens. A refused step holds the schedule; the trainer's `global_step`
 still counts it. One host read a step.
 """
@@ -97,7 +97,7 @@ class TrainerGuard:
         return {**counts, "checkpoints_refused": list(self._gate.refused), "only_watching": self.only_watching}
 
     def settle(self) -> None:
-        """Every step was judged before it landed, so there is nothing to wait for."""
+        """Every step was judged before it was applied, so there is nothing to wait for."""
 
     def close(self) -> None:
         """Take everything off the trainer again and close the journal. Safe to call twice."""

@@ -112,7 +112,7 @@ class Backwards:
 
 
 def walk(loss: Tensor) -> Suspect | None:
-    """From a bad loss back through autograd's graph: the first op whose kept inputs are sound and whose output is not.
+    """From a bad loss back through autograd's graph: the first op whose kept inputs are finite and whose output is not.
 
     Looks only at tensors autograd keeps for backward, so it must run before the graph is freed, and finds nothing
     where an op keeps nothing. Reads the device.

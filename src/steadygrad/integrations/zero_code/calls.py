@@ -57,7 +57,7 @@ class Call:
 
     @property
     def overwritten(self) -> bool:
-        """Whether somebody wrote into the arguments since."""
+        """Whether someone wrote into the arguments since."""
         return self.versions != tuple(tensor._version for tensor in tensors_in((self.args, self.kwargs)))
 
     def again(self, batch: Mapping[str, Any] | None = None) -> Any:

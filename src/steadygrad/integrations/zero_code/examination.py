@@ -1,8 +1,8 @@
 """What is done about a refused step: which call and which samples, a diagnosis, and what was and was not replayed.
 
-A bad value is born before the model (in the batch), inside a call of the model, or in the loss code after it. The
-first two are found by making the calls again. The third cannot be run again: the graph autograd kept gives a hint,
-and the next steps are traced while they run, so that a recurrence is located exactly.
+A bad value begins before the model (in the batch), inside a call of the model, or in the loss code after
+it. The first two are found by making the calls again. The third cannot be run again: the graph autograd kept gives a
+hint, and the next steps are traced while they run, so that a recurrence is located exactly.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 _TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
-_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are sound"
+_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
 _MAX_ARMINGS = 3
 
 
 class Examiner:
-    """The clinic's door for a watch."""
+    """The diagnosis for a watch."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -56,7 +56,7 @@ class Examiner:
         self.found: Found | None = None
         self.bad_inputs: tuple[str, ...] = ()
         self.words: RankWords | None = None
-        """What ranks tell each other of the step at hand; None where there is nobody to tell."""
+        """What ranks tell each other of the step at hand; None where there is no one to tell."""
 
     # -- listening while steps are traced
 
@@ -155,7 +155,7 @@ class Examiner:
             return found
         diagnosis, batch_key = other
         if desk.books.journal.rank not in reading.bad_ranks:
-            self.found = None  # the batch of this rank was sound
+            self.found = None  # the batch of this rank was finite
         incidents = desk.books.incidents
         incidents[-1] = replace(incidents[-1], batch_key=batch_key or incidents[-1].batch_key)
         return diagnosis if depth is not None else None
@@ -205,7 +205,7 @@ class Examiner:
     def _by_replay(
         self, desk: Desk, reading: Reading, state: TrainingState, symptom: str, depth: str
     ) -> Diagnosis | None:
-        """By making the calls again; None where they come out sound and so did what came back to them."""
+        """By making the calls again; None where they come out finite and so did what came back to them."""
         models = self._watch.models
         calls = list(models.calls)
         inside = all(own_loss(call) is not None for call in calls)
@@ -360,7 +360,7 @@ def _guilty(patient: PlayPatient) -> Play | None:
 
 
 def _elsewhere(symptom: str) -> Diagnosis:
-    """A sound step of this rank, refused with the others."""
+    """A finite step of this rank, refused with the others."""
     return Diagnosis(
         symptom=symptom,
         phase="backward",
@@ -378,7 +378,9 @@ def outside(watch: Watch, symptom: str, reading: Reading, why_not: str | None) -
     if why_not is not None:
         notes.append(f"nothing was replayed: {why_not}")
     else:
-        notes.append("the model's call was replayed and its output is finite: the trouble is in the code after it")
+        notes.append(
+            "the model's call was replayed and its output is finite: the bad value comes from the code after it"
+        )
     if calls and calls[-1].caller[0] and backwards.where[0]:
         notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
     suspect = backwards.suspect

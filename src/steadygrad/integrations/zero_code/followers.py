@@ -26,7 +26,7 @@ class Followers:
         self.held = 0
 
     def updated(self, optimizer: Optimizer, *, refused: bool) -> None:
-        """One update was due: it landed, or it was refused."""
+        """One update was due: it was applied, or it was refused."""
         self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
         if refused:
             self._refused.add(optimizer)
@@ -69,7 +69,7 @@ class Followers:
             self._inside -= 1
 
     def again(self, call: Callable[[], Any]) -> Any:
-        """What a follower did once is done once more, after a state from before it was put back."""
+        """What a follower did once is done once more, after a state from before it was restored."""
         self._inside += 1
         try:
             return call()

@@ -5,7 +5,7 @@ So this stands one level higher, at the function of the import system that every
 Its frame carries the name of the import system's own file: Python leaves such frames out of tracebacks and does not
 count them for `warnings.warn(stacklevel=...)`.
 
-It is loaded before the program's first line and must not import a module that the program could have one of its own of.
+It is loaded before the program's first line and must not import a module of a name the program could use.
 """
 
 import _frozen_importlib as _machinery

@@ -77,7 +77,7 @@ class Ledger:
         if self._journal is None:
             config = setup.run_config(
                 self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
-            ) | {"door": "run"}
+            ) | {"entry_point": "steady run"}
             self._journal = self._open(names, config)
             self._shield.report_to(self._journal.event)
             for kind, sentence in self.notices.items():
@@ -174,6 +174,8 @@ class Ledger:
         if self._notifier is not None:
             self._notifier.close()
         if self._journal is not None:
+            if note["final_state"] != "not checked":
+                self._journal.event("final_state", state=note["final_state"])
             self._journal.close()
         return note
 

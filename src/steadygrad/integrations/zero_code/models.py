@@ -1,7 +1,7 @@
 """The models of a program: found when an optimizer is made, listened to at their outermost call.
 
 Before the first call since an update it takes what the forward may move (running statistics, counters, random
-numbers); a refused update puts that back. The outermost call is the root's where the program calls the root. A
+numbers); a refused update restores that. The outermost call is the root's where the program calls the root. A
 program that calls parts of it (`self.net(x)` inside a larger module) is met one floor further down after a step.
 """
 
@@ -243,8 +243,8 @@ class Models:
             put_rng(rng)
 
     def stepped(self) -> None:
-        """An update landed or was refused; the next call begins a new window. Entry and calls stay until then for a
-        sibling optimizer that steps after the same backward."""
+        """An update was applied or was refused; the next call begins a new window. Entry and calls stay until then
+        for a sibling optimizer that steps after the same backward."""
         self._entry_is_old = True
         self._inside.clear()
 

@@ -1,7 +1,7 @@
 """The last good states of a loop that is not ours, and the updates since then, so that poisoned weights can be undone.
 
 Now and then, before a model is called, everything an update can change is copied. Between two copies each update that
-landed is remembered: the loop's own lines with the batch they read, how it clipped, its rates, and the schedules it
+applied is remembered: the loop's own lines with the batch they read, how it clipped, its rates, and the schedules it
 stepped. Going back puts the newest good copy in place and makes those updates again, as long as each of them gives
 the loss and the gradient norm that it gave the first time, to the bit. Where one does not, or cannot be made again,
 the run goes on from the copy and the updates since are lost; that is said.
@@ -50,7 +50,7 @@ _ROOM_ON_DEVICE = 64 << 20
 
 @dataclass(slots=True)
 class Landed:
-    """One update that landed, with what it takes to make it again."""
+    """One update that was applied, with what it takes to make it again."""
 
     step: int
     plays: list[Play]
@@ -74,7 +74,7 @@ class WentBack:
     why: str
 
     def __str__(self) -> str:
-        place = f"the state before step {self.step} was put back"
+        place = f"the state before step {self.step} was restored"
         if not self.lost:
             since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
             return f"{place} and {since} made again, to the same losses to the bit"
@@ -167,8 +167,8 @@ class Past:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         before = self._updates[-1].storages if self._updates else frozenset()
         size = sum(num_bytes for place, num_bytes in storages.items() if place not in before)
-        # A loss is born on top of all activations: on a CPU its few bytes would keep the memory below from being given
-        # back. As a number it is exact.
+        # A loss is computed on top of all activations: on a CPU its few bytes would keep the memory below from being
+        # freed. As a number it is exact.
         losses = [float(play.loss) if play.loss.device.type == "cpu" else play.loss for play in plays]
         plays = [dataclasses.replace(play, loss=_NOT_KEPT) for play in plays]
         return Landed(

@@ -1,4 +1,4 @@
-"""The calls of a model in a refused step, as a patient of the clinic.
+"""The calls of a model in a refused step, as a patient of the diagnosis.
 
 The loop around the model cannot be run again; its calls can, with their arguments, random numbers and precision, and
 so can the backward from the gradients that came back to their outputs. What lies between a model's output and the
@@ -28,7 +28,7 @@ from .calls import Call, gradients_kept, inner, outputs_in
 
 
 class CallsPatient:
-    """Satisfies `clinic.patient.Patient`: its batches are calls."""
+    """Satisfies `diagnosis.patient.Patient`: its batches are calls."""
 
     def __init__(
         self, desk: Desk, state: TrainingState, forward: ForwardState, entry: Entry, calls: Sequence[Call],
@@ -132,7 +132,7 @@ class CallBatch(Mapping[str, Any]):
         return len(self.arguments)
 
 
-# The clinic maps over batches as torch does, for one in float64: it must see into this one.
+# The diagnosis maps over batches as torch does, for one in float64: it must see into this one.
 register_pytree_node(
     CallBatch,
     lambda batch: (list(batch.arguments.values()), (batch.call, list(batch.arguments))),

@@ -1,6 +1,6 @@
 """A refused step of several ranks under `steady run`: who was bad first, found and told without a collective.
 
-The loop is the program's own, so no group is made for it and nothing is sent while steps are sound. Where torch keeps
+The loop is the program's own, so no group is made for it and nothing is sent while steps are finite. Where torch keeps
 the ranks together (DDP, FSDP2) all of them refuse the same step, and there they leave each other a few words in the
 store that they met at. A rank that looks closer does so alone: gradients are not reduced, copies of the parameters
 play their part (an operation may change a dtype, and DDP would lose its hooks), and a line that would talk to the
@@ -84,7 +84,7 @@ class RankWords:
         )  # fmt: skip
 
     def in_common(self, steps: Sequence[int]) -> list[int]:
-        """Of some steps those that every rank names, in order. Nothing where somebody does not answer."""
+        """Of some steps those that every rank names, in order. Nothing where someone does not answer."""
         told = self._exchange("steps", {"steps": list(steps)}, _LOSSES_S)
         return [] if told is None else sorted(set(told[0]["steps"]).intersection(*(each["steps"] for each in told)))
 
@@ -114,7 +114,7 @@ class RankWords:
         return replace(diagnosis, notes=(*diagnosis.notes, f"found on rank {rank}")), told[rank]["batch"]
 
     def _exchange(self, about: str, value: dict[str, Any], wait_s: float) -> list[dict[str, Any]] | None:
-        """Every rank's word; None where this one need not wait, or somebody does not come: then never again."""
+        """Every rank's word; None where this one need not wait, or someone does not come: then never again."""
         if not self._together:
             return None
         if self._store is None:

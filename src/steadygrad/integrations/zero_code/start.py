@@ -123,7 +123,7 @@ class _Note:
             return  # a forked child
         last = getattr(sys, "last_value", None)
         if isinstance(last, BaseException):
-            self._crashed(last)  # the program showed it with a hook of its own
+            self._crashed(last)  # the program showed it with its own hook
         note: dict[str, Any] = {
             "process": self._process,
             "torch": "torch" in sys.modules,

@@ -40,7 +40,7 @@ from .calls import Call, inner
 logger = logging.getLogger("steadygrad")
 
 _MAX_KEPT = 1 << 22
-"""Elements that the copies of one window may hold together: the loss code's own tensors, and nothing larger."""
+"""Elements that the copies of one window may hold in all: the loss code's own tensors, and nothing larger."""
 _MIN_SPARE = 1 << 28
 """On a device with fewer free bytes than this nothing is copied at all."""
 SHARE = 2.0
@@ -180,7 +180,7 @@ class Tracing:
             self._account.pay(self._tracer.own, self._tracer.rest)
 
     def diagnosis(self, symptom: str, step: int) -> Diagnosis | None:
-        """Where the bad value of this window was born; None if the trace does not show it."""
+        """Where the bad value of this window was first computed; None if the trace does not show it."""
         self.close()
         if self._tracer.stopped:
             return None

@@ -62,7 +62,7 @@ def _meet_accelerator(watch: Watch, patches: Patches, module: Any) -> None:
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        # A trainer prepares an Accelerator of its own, and is looked after as a trainer.
+        # A trainer prepares its own Accelerator, and is looked after as a trainer.
         models, optimizers = getattr(self, "_models", None), getattr(self, "_optimizers", None)
         if not watch.inside_trainer and models and optimizers and _computes_its_loss(models[0]):
             attach_to(watch, self)

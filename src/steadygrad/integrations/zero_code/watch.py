@@ -1,6 +1,6 @@
 """What one process of a program under `steady run` shows: its models, calls, backwards, clipping and updates.
 
-Each optimizer's updates are judged by an engine of their own (see `desk`); this is what is known of the loop around
+Each optimizer's updates are judged by their own engine (see `desk`); this is what is known of the loop around
 them. Nothing of ours may stop the program: every entry is shielded, and where we fail, a bare check for NaN remains.
 """
 
@@ -106,7 +106,7 @@ class Watch:
             with self.shield("backward", None):
                 self.backwards.read()
                 self.ledger.note_unguarded(self.backwards.first_bad)
-        finally:  # also where somebody does not want to wait
+        finally:  # also where someone does not want to wait
             note = self.ledger.close(self)
         return note
 
@@ -124,7 +124,7 @@ class Watch:
 
     @property
     def looked_into(self) -> bool:
-        """Whether somebody else (a guard of the program's own) is tracing a step just now."""
+        """Whether other code (a guard of the program's own) is tracing a step just now."""
         return bool(torch._C._len_torch_dispatch_stack()) and not self.examiner.tracing
 
     # -- what is heard before an update

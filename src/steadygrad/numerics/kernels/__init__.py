@@ -18,7 +18,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def fused(*tensors: Tensor) -> bool:
     """Whether all of these can be handed to a kernel: on one GPU, not float64, rows without gaps, not while compiling
-    (torch.compile makes kernels of its own)."""
+    (torch.compile makes its own kernels)."""
     return (
         all(tensor.is_cuda and tensor.dtype in _DTYPES and tensor.stride(-1) == 1 for tensor in tensors)
         and len({tensor.device for tensor in tensors}) == 1

@@ -11,13 +11,15 @@ Why it hurts
 Smallest example
     model.lm_head.weight.data[0, 0] = float("nan")
     model.generate(ids, do_sample=True)      # RuntimeError: probability tensor contains either `inf`, `nan` ...
+    # fixed
+    model.load_state_dict(last_good); model.generate(ids, do_sample=True)
 
 What to do
     Do not train on these samples. Look at the weights first (steady scan on a checkpoint, or the guard's own look);
     if they are finite, the logits overflowed: run the head in float32 or bfloat16.
 
 Safety
-    The finding is fatal: an update that was computed from repaired samples must not land. Tokens that were masked
+    The finding is fatal: an update that was computed from repaired samples must not be applied. Tokens that were masked
     with negative infinity on purpose are no reason for it, and stay forbidden.
 
 References

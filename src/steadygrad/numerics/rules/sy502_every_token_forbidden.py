@@ -8,6 +8,8 @@ Why it hurts
 
 Smallest example
     scores = torch.full((1, 32000), float("-inf"))
+    # fixed
+    NumericalStabilityLogitsProcessor(fallback_token_id=tokenizer.eos_token_id)
 
 What to do
     Look for two constraints that exclude each other (a grammar and a list of bad words, a minimum length at the only

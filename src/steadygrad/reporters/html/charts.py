@@ -8,7 +8,7 @@ import numpy as np
 
 from ..terminal import shown
 from ..watching.rows import RankRows
-from ..watching.sampling import moving_mean, sampled, success_rate
+from ..watching.sampling import mean_window, moving_mean, sampled, success_rate
 from ..watching.story import Story, one_line
 from .heat_data import heat_data
 
@@ -21,19 +21,22 @@ SMOOTHED_FROM = 240
 
 
 def chart_data(stories: list[Story], anchors: dict[tuple[int, int], str]) -> dict[str, Any]:
-    """One entry a run. `anchors[(run, incident)]` is where on the page that incident is told."""
+    """One entry a run. `anchors[(run, incident)]` is where on the page that incident is described."""
     points = max(300, min(POINTS, POINTS_OF_ALL_RUNS // max(1, len(stories))))
     runs = []
     for place, story in enumerate(stories):
         drawn = _run(story, points) if story.rows is not None else {"curves": {}}
         drawn["name"] = shown(story.name, limit=80)
         drawn["clip"] = story.clip
+        kinds = {incident.number: kind for kind in story.kinds for incident in kind.incidents}
         drawn["incidents"] = [
             [
                 incident.number,
                 incident.first_step,
                 incident.last_step,
-                shown(f"{incident.headline or incident.symptom}; {one_line(incident)}", limit=120),
+                shown(
+                    f"{incident.headline or incident.symptom}; {one_line(incident, kinds[incident.number])}", limit=120
+                ),
                 anchors.get((place, incident.number), ""),
             ]
             for incident in story.incidents
@@ -45,24 +48,34 @@ def chart_data(stories: list[Story], anchors: dict[tuple[int, int], str]) -> dic
 def _run(story: Story, points: int) -> dict[str, Any]:
     assert story.rows is not None
     rows = story.rows
-    steps = rows.column("step")
+    steps = rows.final("step")
     small = min(points, SMALL_POINTS)
-    rate = success_rate(rows.column("applied"), rows.column("overflow"), window=RATE_WINDOW)
+    rate = success_rate(rows.final("applied"), rows.final("overflow"), window=RATE_WINDOW)
     curves = {
-        "loss": sampled(steps, rows.column("loss"), limit=points),
-        "grad_norm": sampled(steps, rows.column("grad_norm"), limit=points),
-        "lr": sampled(steps, rows.column("lr"), limit=small),
+        "loss": sampled(steps, rows.final("loss"), limit=points),
+        "grad_norm": sampled(steps, rows.final("grad_norm"), limit=points),
+        "lr": sampled(steps, rows.final("lr"), limit=small),
         "success": sampled(steps, 100.0 * rate, limit=small),
     }
-    if rows.num_rows >= SMOOTHED_FROM:
-        curves["loss"]["smooth"] = moving_mean(steps, rows.column("loss"), points=curves["loss"])
-    if np.isfinite(rows.column("loss_scale")).any():
-        curves["loss_scale"] = sampled(steps, rows.column("loss_scale"), limit=small)
-    terms = {shown(name, limit=80): sampled(steps, rows.term(name), limit=small) for name in rows.term_names}
+    for name in ("loss", "grad_norm"):
+        curves[name]["earlier"] = [_earlier(*attempt, limit=small) for attempt in rows.earlier(name)]
+    if len(steps) >= SMOOTHED_FROM:
+        curves["loss"]["smooth"] = moving_mean(steps, rows.final("loss"), points=curves["loss"])
+        curves["loss"]["window"] = mean_window(len(steps))
+    if np.isfinite(rows.final("loss_scale")).any():
+        curves["loss_scale"] = sampled(steps, rows.final("loss_scale"), limit=small)
+    terms = {shown(name, limit=80): sampled(steps, rows.final_term(name), limit=small) for name in rows.term_names}
     others = [_rank(rank, small) for rank in story.ranks[1:MAX_RANKS_DRAWN]]
     ends = [int(steps.min()), int(steps.max())]
     return {"steps": ends, "curves": curves, "terms": terms, "ranks": others, "heat": heat_data(rows.heat)}
 
 
+def _earlier(number: int, steps: Any, values: Any, *, limit: int) -> dict[str, Any]:
+    """Attempts that were rolled back, as a line that is broken where their steps do not follow each other."""
+    breaks = np.flatnonzero(np.diff(steps) != 1) + 1
+    whole = sampled(np.insert(steps, breaks, steps[breaks - 1] + 1), np.insert(values, breaks, np.nan), limit=limit)
+    return {"attempt": number, "x": whole["x"], "mid": whole["mid"]}
+
+
 def _rank(rows: RankRows, points: int) -> dict[str, Any]:
-    return {"rank": rows.rank, "loss": sampled(rows.column("step"), rows.column("loss"), limit=points)}
+    return {"rank": rows.rank, "loss": sampled(rows.final("step"), rows.final("loss"), limit=points)}

@@ -8,8 +8,8 @@ from typing import Any
 
 from ... import rules
 from ...errors import UsageError
-from ...records import Diagnosis, Incident, TensorDigest, Trial
-from ..diagnosis import steps_of
+from ...records import Diagnosis, Incident, Kind, TensorDigest, Trial
+from ..diagnosis import short_source, steps_of
 from ..incidents import done
 from ..watching.story import cause_in_words, place_without_module
 from .figures import figure
@@ -20,10 +20,12 @@ LARGEST = {
     "float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0,
 }  # fmt: skip
 BITS_DRAWN = 24.0
+AMPLE_BITS = 20.0
+MAX_LIKE = 24
 
 
-def incident_view(incident: Incident, *, anchor: str, run_path: str) -> dict[str, Any]:
-    """Everything about an incident but the steps before it."""
+def incident_view(incident: Incident, kind: Kind, *, anchor: str, run_path: str, root: str) -> dict[str, Any]:
+    """Everything about an incident but the steps before it. Paths below `root` are shown without it."""
     diagnosis = incident.diagnosis
     return {
         "anchor": anchor,
@@ -40,15 +42,22 @@ def incident_view(incident: Incident, *, anchor: str, run_path: str) -> dict[str
             {"code": found.code, "slug": found.slug, "severity": str(found.severity), "detail": found.detail}
             for found in incident.findings[:MAX_SHOWN]
         ],
-        "cause": cause_in_words(incident),
+        "cause": _sentence(cause_in_words(incident)),
+        "like": [steps_of(other).partition(" ")[2] for other in kind.incidents if other is not incident][:MAX_LIKE],
+        "num_like": len(kind.incidents) - 1,
         "diagnosed": diagnosis is not None,
-        "diagnosis": _diagnosis(diagnosis) if diagnosis is not None else None,
+        "diagnosis": _diagnosis(diagnosis, root) if diagnosis is not None else None,
         "next": _next(incident, run_path),
         "advice": _advice(diagnosis),
     }
 
 
-def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
+def _sentence(words: str | None) -> str | None:
+    """With a capital letter, unless it begins with a name such as layers.1."""
+    return words[:1].upper() + words[1:] if words and words.split(" ")[0].isalpha() else words
+
+
+def _diagnosis(diagnosis: Diagnosis, root: str) -> dict[str, Any]:
     origin = diagnosis.origin
     again, tries = (*diagnosis.reproduced, 0, 0)[:2]
     return {
@@ -58,8 +67,9 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
         "because": diagnosis.because,
         "reproduced": f"reproduced {again} of {tries}" if tries else "not replayed",
         "confidence": f"{100 * diagnosis.confidence:.0f} %" if diagnosis.confidence else None,
-        "notes": diagnosis.notes[:MAX_SHOWN],
+        "notes": [note.replace(f"{root}/", "") for note in diagnosis.notes[:MAX_SHOWN]],
         "rows": _rows(diagnosis),
+        "row_words": _row_words(diagnosis),
         "samples": diagnosis.sample_ids[:MAX_SHOWN],
         "samples_left_out": max(0, len(diagnosis.sample_ids) - MAX_SHOWN),
         "origin": None
@@ -69,12 +79,12 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
             "op": origin.op,
             "tensor": origin.tensor,
             "phase": origin.phase,
-            "source": origin.source,
+            "source": short_source(origin.source, root),
             "code_line": (origin.code_line or "").strip("\n"),
             "line_number": (origin.source or "").rpartition(":")[2] if ":" in (origin.source or "") else "",
-            "stack": origin.stack[:MAX_SHOWN],
+            "stack": [short_source(frame, root) for frame in origin.stack[:MAX_SHOWN]],
             "ordinal": origin.ordinal,
-            "lead_up": [_digest(digest, "in") for digest in origin.lead_up[:MAX_SHOWN]],
+            "lead_up": [_lead_up(digest, root) for digest in origin.lead_up[:MAX_SHOWN]],
             "digests": [
                 *(_digest(digest, "in") for digest in origin.inputs[:MAX_SHOWN]),
                 *(_digest(digest, "out") for digest in origin.outputs[:MAX_SHOWN]),
@@ -89,8 +99,8 @@ def _trial(trial: Trial, diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "code": trial.remedy.code,
         "slug": trial.remedy.slug,
-        "change": trial.remedy.change or trial.remedy.slug,
-        "safety": trial.remedy.safety,
+        "change": _sentence(trial.remedy.change or trial.remedy.slug.replace("_", " ")),
+        "changes": {"exact": "no", "close": "rounding only"}.get(trial.remedy.safety, "yes"),
         "code_change": trial.remedy.code_change,
         "finite": trial.finite,
         "verified": trial.verified,
@@ -110,10 +120,17 @@ def _percent(gap: float | None) -> str | None:
     return f"{100 * gap:.2g} %" if gap == 0 or abs(gap) >= 1e-4 else "< 0.01 %"
 
 
+def _lead_up(digest: TensorDigest, root: str) -> dict[str, Any]:
+    """A step before the origin; its name holds op, module and line, the line last."""
+    words = [short_source(word, root).rpartition("/")[2] for word in digest.name.split("  ")]
+    return _digest(digest, "in") | {"name": "  ".join(words)}
+
+
 def _digest(digest: TensorDigest, role: str) -> dict[str, Any]:
     limit = LARGEST.get(digest.dtype.removeprefix("torch."))
     floating = "float" in digest.dtype
-    full = _fullness(digest.absmax, limit) if limit is not None else None
+    ample = limit is not None and 0 <= digest.absmax < limit * 2.0**-AMPLE_BITS
+    full = _fullness(digest.absmax, limit) if limit is not None and not ample else None
     return {
         "role": role,
         "name": digest.name or ("input" if role == "in" else "output"),
@@ -125,7 +142,7 @@ def _digest(digest: TensorDigest, role: str) -> dict[str, Any]:
         "inf": digest.num_inf,
         "zero": digest.num_zero,
         "full": full,
-        "headroom": _headroom(digest.absmax, limit) if limit is not None else None,
+        "headroom": _headroom(digest.absmax, limit) if limit is not None and not ample else None,
     }
 
 
@@ -140,11 +157,10 @@ def _fullness(absmax: float, limit: float) -> int:
 
 def _headroom(absmax: float, limit: float) -> str:
     if not math.isfinite(absmax):
-        return "beyond the type's range"
+        return "not finite"
     if absmax <= 0:
         return ""
-    bits = math.log2(limit) - math.log2(absmax)
-    return f"{bits:.1f} bits left" if bits < 100 else f"{bits:.0f} bits left"
+    return f"2^{math.log2(limit) - math.log2(absmax):.0f} before overflow"
 
 
 def _rows(diagnosis: Diagnosis) -> str | None:
@@ -153,10 +169,19 @@ def _rows(diagnosis: Diagnosis) -> str | None:
     if diagnosis.rows is None:
         return None
     if not diagnosis.rows:
-        return "none could be told"
+        return "not found"
     more = len(diagnosis.rows) - MAX_SHOWN
     listed = ", ".join(str(row) for row in diagnosis.rows[:MAX_SHOWN])
     return listed + (f" and {more} more" if more > 0 else "")
+
+
+def _row_words(diagnosis: Diagnosis) -> str | None:
+    """Row 5 of the batch = sample 346."""
+    if not diagnosis.rows or diagnosis.rows_coupled:
+        return None
+    samples = diagnosis.sample_ids[:MAX_SHOWN]
+    named = f" = sample{'s' if len(samples) > 1 else ''} {', '.join(samples)}" if samples else ""
+    return f"Row{'s' if len(diagnosis.rows) > 1 else ''} {_rows(diagnosis)} of the batch{named}"
 
 
 def _next(incident: Incident, run_path: str) -> list[str]:
@@ -166,7 +191,7 @@ def _next(incident: Incident, run_path: str) -> list[str]:
         commands.append(f"steady explain {incident.diagnosis.cause.code}")
     if incident.capsule:
         place = shlex.quote(f"{run_path}/incidents/{incident.number:04d}")
-        commands.append(f"steady replay {place} --entry your_module:your_function")
+        commands.append(f"steady replay {place}")
     return commands
 
 

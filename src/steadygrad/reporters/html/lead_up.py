@@ -51,11 +51,13 @@ class NormsBefore:
 
 def lead_up(incident: Incident, rows: RankRows, norms: NormsBefore) -> dict[str, Any]:
     """What a page shows of the steps before an incident."""
-    steps = rows.column("step")
-    first = int(np.searchsorted(steps, incident.first_step)) if _ascending(steps) else _last_before(steps, incident)
+    until = _rows_until(incident, rows)
+    steps = rows.column("step")[until]
+    first = int(np.searchsorted(steps, incident.first_step))
     begin = max(0, first - STEPS_DRAWN)
-    listed = range(max(0, first - STEPS_LISTED), min(first + 1, rows.num_rows))
-    loss, norm, lr = (rows.column(name) for name in ("loss", "grad_norm", "lr"))
+    listed = range(max(0, first - STEPS_LISTED), min(first + 1, len(steps)))
+    loss, norm, lr = (rows.column(name)[until] for name in ("loss", "grad_norm", "lr"))
+    applied = rows.column("applied")[until]
     return {
         "from": int(steps[begin]) if first > begin else None,
         "to": int(steps[first - 1]) if first > begin else None,
@@ -68,7 +70,7 @@ def lead_up(incident: Incident, rows: RankRows, norms: NormsBefore) -> dict[str,
                 "loss": figure(float(loss[place])),
                 "grad_norm": figure(float(norm[place])),
                 "lr": figure(float(lr[place])),
-                "refused": not bool(rows.column("applied")[place]),
+                "refused": not bool(applied[place]),
             }
             for place in listed
         ],
@@ -139,11 +141,13 @@ def _module(incident: Incident) -> str | None:
     return origin.module if origin is not None else None
 
 
-def _ascending(steps: Any) -> bool:
-    return bool((np.diff(steps) >= 0).all())
-
-
-def _last_before(steps: Any, incident: Incident) -> int:
-    """Where the first step stands when steps went back in between, as after a resume: its last occurrence."""
-    at = np.flatnonzero(steps == incident.first_step)
-    return int(at[-1]) if len(at) else len(steps)
+def _rows_until(incident: Incident, rows: RankRows) -> Any:
+    """The rows that led to an incident, its own last: without later attempts at its step, and without earlier ones
+    that a rollback had undone by then."""
+    steps = rows.column("step")
+    own = np.flatnonzero((steps == incident.first_step) & ~rows.column("applied"))
+    if not len(own):
+        own = np.flatnonzero(steps == incident.first_step)
+    before = np.arange(int(own[-1]) + 1 if len(own) else len(steps))
+    least = np.minimum.accumulate(steps[before][::-1])[::-1]
+    return before[np.append(steps[before][:-1] < least[1:], True)] if len(before) else before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,10 @@ from markupsafe import Markup
 
 from ... import __version__, rules
 from ...errors import UsageError
-from ...records import Incident
+from ...records import Incident, Kind, kinds_of
 from ..terminal import shown
 from ..watching.state import ago
-from ..watching.story import Story, best_remedy, cause_in_words, one_line
+from ..watching.story import Story, one_line
 from .charts import RATE_WINDOW, chart_data
 from .embed import as_json, content_policy, static
 from .figures import figure
@@ -26,6 +28,7 @@ from .lead_up import NormsBefore, lead_up
 MAX_CARDS = 40
 MAX_LISTED = 1000
 MAX_EVENTS = 200
+MAX_STEPS = 24
 SCRIPTS = ("uPlot.iife.min.js", "theme.js", "axes.js", "marks.js", "charts.js", "heat.js", "page.js")
 STYLES = ("uPlot.min.css", "colours.css", "layout.css", "charts.css", "incidents.css", "screens.css")
 
@@ -50,14 +53,8 @@ class Other:
 
 
 def cards_of(incidents: list[Incident], *, limit: int) -> list[Incident]:
-    """The incidents told in full: those with a diagnosis, and the first of every symptom."""
-    seen: set[str] = set()
-    chosen = []
-    for incident in incidents:
-        if incident.diagnosis is not None or incident.symptom not in seen:
-            chosen.append(incident)
-        seen.add(incident.symptom)
-    return chosen[:limit]
+    """The incidents shown in full: of every kind the one of which most is known."""
+    return [kind.best for kind in kinds_of(incidents)[:limit]]
 
 
 def render(told: list[Told], others: Sequence[Other] = ()) -> str:
@@ -65,9 +62,10 @@ def render(told: list[Told], others: Sequence[Other] = ()) -> str:
     stories = [entry.story for entry in told]
     cards = [cards_of(story.incidents, limit=max(4, MAX_CARDS // len(stories))) for story in stories]
     anchors = {
-        (place, incident.number): f"run{place}-incident{incident.number}"
-        for place, chosen in enumerate(cards)
-        for incident in chosen
+        (place, incident.number): f"run{place}-incident{kind.best.number}"
+        for place, (story, chosen) in enumerate(zip(stories, cards, strict=True))
+        for kind in story.kinds[: len(chosen)]
+        for incident in kind.incidents
     }
     data = chart_data(stories, anchors)
     scripts = [static(name) for name in SCRIPTS]
@@ -116,34 +114,34 @@ def _run_view(
 ) -> dict[str, Any]:
     story = told.story
     cards: list[dict[str, Any]] = []
-    for incident in chosen:
-        view = incident_view(incident, anchor=anchors[place, incident.number], run_path=str(story.path))
+    kinds = story.kinds
+    why_not = "not diagnosed" + (" (diagnose='off')" if story.configuration.get("diagnose") == "off" else "")
+    for incident, kind in zip(chosen, kinds, strict=False):
+        view = incident_view(
+            incident, kind, anchor=anchors[place, incident.number], run_path=_relative(story.path), root=os.getcwd()
+        )
         view["lead_up"] = lead_up(incident, story.rows, told.norms) if story.rows is not None else None
         view["open"] = not cards
         cards.append(view)
-    first_cause = next((i for i in story.incidents if cause_in_words(i)), None)
-    first_cure = next((i for i in story.incidents if best_remedy(i)), None)
-    by_number = {view["number"]: view for view in cards}
+    chief = story.main
+    main = next((view for view in cards if chief is not None and view["number"] == chief.best.number), None)
     return {
         "place": place,
         "name": story.name,
-        "path": str(story.path),
+        "path": _relative(story.path),
         "state": story.state,
-        "headline": story.headline,
+        "headline": story.verdict,
         "counts": story.counts,
         "tiles": _tiles(story),
-        "cause": by_number.get(first_cause.number) if first_cause is not None else None,
-        "cure": by_number.get(first_cure.number) if first_cure is not None else None,
+        "cause": main if main and main["cause"] else None,
+        "cure": main if main and main["diagnosis"] and main["diagnosis"]["best"] else None,
         "cards": cards,
         "listed": [
-            {
-                "number": incident.number, "first": incident.first_step, "last": incident.last_step,
-                "symptom": incident.symptom, "headline": incident.headline, "told": one_line(incident),
-                "anchor": anchors.get((place, incident.number)),
-            }
-            for incident in story.incidents[:MAX_LISTED]
+            _listed(kind, anchors.get((place, kind.best.number)), why_not) for kind in kinds[:MAX_LISTED]
         ],
         "num_incidents": len(story.incidents),
+        "num_kinds": len(kinds),
+        "why_not": why_not,
         "vitals": [_vital(event.data) for event in story.vitals[:MAX_LISTED]],
         "events": [_event(event.kind, event.time, event.data) for event in story.events[-MAX_EVENTS:]],
         "num_events": len(story.events),
@@ -160,21 +158,43 @@ def _tiles(story: Story) -> list[tuple[str, str, str]]:
     rate = counts.success_rate
     tiles = [
         ("steps", f"{counts.steps:,}", ""),
+        *([("run again", f"{counts.run_again:,}", "")] if counts.run_again else []),
         ("applied", f"{100 * rate:.4g} %", "good" if rate > 0.9 else "warn" if rate > 0.85 else "bad"),
         ("refused", f"{counts.refused:,}", "bad" if counts.refused else "good"),
     ]
     if counts.overflows:
         tiles.append(("scale overflows", f"{counts.overflows:,}", ""))
     if rows is not None:
-        loss = rows.column("loss")
+        loss = rows.final("loss")
         finite = loss[np.isfinite(loss)]
         if len(finite):
             tenth = finite[-max(1, min(100, len(finite) // 10)) :]
-            tiles.append(("loss", f"{figure(float(finite[0]))} → {figure(float(tenth.mean()))}", ""))
+            name = f"loss (mean of last {len(tenth)})" if len(tenth) > 1 else "loss"
+            tiles.append((name, f"{figure(float(finite[0]))} → {figure(float(tenth.mean()))}", ""))
         seconds = float(rows.column("time")[-1] - rows.column("time")[0])
-        if seconds > 0 and rows.num_rows > 1:
+        if seconds >= 1:
             tiles.append(("took", ago(seconds), ""))
     return tiles
+
+
+def _listed(kind: Kind, anchor: str | None, why_not: str) -> dict[str, Any]:
+    """One kind of incident as a line of the table: its steps, what was seen, what is known of it."""
+    best = kind.best
+    return {
+        "number": best.number,
+        "count": len(kind.incidents),
+        "steps": [(incident.first_step, incident.last_step) for incident in kind.incidents[:MAX_STEPS]],
+        "left_out": max(0, len(kind.incidents) - MAX_STEPS),
+        "symptom": best.symptom.replace("_", " "),
+        "headline": best.headline,
+        "told": one_line(best) if best.diagnosis is not None else why_not,
+        "anchor": anchor,
+    }
+
+
+def _relative(path: Path) -> str:
+    """As seen from the current directory, where it lies below it."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 def _vital(data: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +227,7 @@ def _about(story: Story) -> list[tuple[str, str]]:
     sessions = run.get("sessions")
     command = run.get("command")
     created = run.get("created")
-    pairs = [("run", str(run.get("run", ""))), ("directory", str(story.path))]
+    pairs = [("run", str(run.get("run", ""))), ("directory", _relative(story.path))]
     if isinstance(created, int | float):
         pairs.append(("started", _clock(created)))
     if isinstance(command, list):

@@ -25,7 +25,7 @@ MAX_LAYERS = 40
 class Feed:
     """Hands every reading of a run to some trackers: the loss as it was, the share of refused steps, norms by layer.
 
-    The lowest rank speaks for the run.
+    The lowest rank stands for the run.
     """
 
     def __init__(self, run_dir: Path, trackers: Sequence[Tracker]) -> None:

@@ -49,7 +49,7 @@ def key_of(name: str) -> str:
 
 
 def open(*, run_dir: Path, title: str, config: dict[str, Any]) -> MlflowTracker:
-    """A run of its own in the experiment MLFLOW_EXPERIMENT_NAME names, else in "steadygrad"."""
+    """A separate run in the experiment MLFLOW_EXPERIMENT_NAME names, else in "steadygrad"."""
     from mlflow import MlflowClient
     from mlflow.entities import Param, RunTag
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class TensorBoardTracker:
-    """Every opening writes a folder of its own: two histories in one would be drawn as one crooked line."""
+    """Every opening writes its own folder: two histories in one would be drawn as one crooked line."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -28,7 +28,7 @@ class TrackioTracker:
 
 
 def open(*, run_dir: Path, title: str, config: dict[str, Any]) -> TrackioTracker:
-    """A run of its own, without trackio's readings of the machine: they are of the time of sending."""
+    """A separate run, without trackio's readings of the machine: they are of the time of sending."""
     import trackio
 
     run = trackio.init(project=PROJECT, name=title, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False)

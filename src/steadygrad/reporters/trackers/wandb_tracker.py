@@ -10,7 +10,7 @@ from .tracker import PROJECT
 
 
 class WandbTracker:
-    """Steps travel as a metric of their own: W&B's counter only goes forward, and a resumed run's steps may not."""
+    """Steps travel as their own metric: W&B's counter only goes forward, and a resumed run's steps may not."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -29,7 +29,7 @@ class WandbTracker:
 
 
 def open(*, run_dir: Path, title: str, config: dict[str, Any]) -> WandbTracker:
-    """A run of its own in the project WANDB_PROJECT names, else in "steadygrad"; its files go below the run."""
+    """A separate run in the project WANDB_PROJECT names, else in "steadygrad"; its files go below the run."""
     import wandb
 
     project = os.environ.get("WANDB_PROJECT", PROJECT)

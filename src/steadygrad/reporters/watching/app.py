@@ -21,14 +21,14 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ...errors import SteadyError
-from ...records import Incident
+from ...records import Incident, Kind, kinds_of
 from ..terminal import number, shown
 from .detail import detail_of
 from .follow import Follower
 from .glance import glance
 from .once import STYLES, numbers_line
 from .plots import Curve
-from .story import Story, cause_in_words, tell
+from .story import Story, cause_in_words, kind_of, tell
 from .strips import heat_lines
 
 MAX_LISTED = 500
@@ -54,6 +54,10 @@ class WatchApp(App[None]):
     #detail { width: 3fr; height: 100%; padding: 0 1; overflow-y: auto; }
     .narrow #plots { layout: vertical; }
     .narrow #detail, .low #layers, .narrow.low #grad_norm { display: none; }
+    .short #layers { display: none; }
+    .short #plots { height: 1fr; min-height: 4; }
+    .short #below { height: 12; }
+    .short #numbers { max-height: 1; }
     .low #plots { height: 1fr; min-height: 4; }
     .low #below { height: 4; min-height: 4; }
     .low #numbers { max-height: 1; }
@@ -81,6 +85,7 @@ class WatchApp(App[None]):
         self._drawn: object = None
         self._paused = False
         self._timer: Timer | None = None
+        self._suggested: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(id="state")
@@ -110,7 +115,7 @@ class WatchApp(App[None]):
 
     @work(thread=True, group="look")
     def look(self) -> None:
-        """Reads what is new, in a thread of its own. While one look is still reading, the next ones are left out."""
+        """Reads what is new, in its own thread. While one look is still reading, the next ones are left out."""
         if self._paused or not self._reading.acquire(blocking=False):
             return
         try:
@@ -201,7 +206,7 @@ class WatchApp(App[None]):
         incidents = self.story.incidents if self.story is not None else []
         chosen = next((incident for incident in incidents if str(incident.number) == number_of), None)
         if chosen is not None:
-            self.query_one("#detail", Static).update(detail_of(chosen))
+            self.query_one("#detail", Static).update(detail_of(chosen, kind_of(chosen, kinds_of(incidents))))
 
     def _undrawable(self) -> bool:
         """Whether the widgets are going or gone: a message that was on its way then finds nothing to draw on."""
@@ -212,12 +217,18 @@ class WatchApp(App[None]):
         listed.border_title = f"incidents ({len(story.incidents)})"
         shown_now = story.incidents[-MAX_LISTED:]
         kept = listed.highlighted
-        was_last = kept is None or kept == listed.option_count - 1
+        kinds = {incident.number: kind for kind in story.kinds for incident in kind.incidents}
         listed.clear_options()
-        listed.add_options(Option(_listed(incident), id=str(incident.number)) for incident in shown_now)
+        listed.add_options(
+            Option(_listed(incident, kinds[incident.number]), id=str(incident.number)) for incident in shown_now
+        )
         if shown_now:
-            # Whoever stands on the newest incident follows on to the next newest; whoever looks at another stays there.
-            listed.highlighted = len(shown_now) - 1 if was_last else min(kept or 0, len(shown_now) - 1)
+            # Until a person moves, the newest incident with a remedy, or at least a diagnosis, is the one to read.
+            known = [place for place, each in enumerate(shown_now) if kinds[each.number].best is each]
+            best = max(known, key=lambda place: (*_known(shown_now[place]), place), default=len(shown_now) - 1)
+            if kept is None or kept == self._suggested:
+                kept = self._suggested = best
+            listed.highlighted = min(kept, len(shown_now) - 1)
         else:
             self.query_one("#detail", Static).update(Text("no incident: every update was applied", style="green"))
 
@@ -241,8 +252,16 @@ class WatchApp(App[None]):
     def _fit(self) -> None:
         self.screen.set_class(self.size.width < 64, "narrow")
         self.screen.set_class(self.size.height < 22, "low")
+        self.screen.set_class(self.size.height < 32, "short")
 
 
-def _listed(incident: Incident) -> Text:
-    told = shown(cause_in_words(incident) or incident.headline or incident.symptom, limit=90)
-    return Text(f"{incident.number:>4} {incident.first_step:>9,}  {told}", no_wrap=True, overflow="ellipsis")
+def _known(incident: Incident) -> tuple[bool, bool]:
+    found = incident.diagnosis
+    return found is not None and bool(found.remedies), found is not None
+
+
+def _listed(incident: Incident, kind: Kind) -> Text:
+    known = kind.best if incident.diagnosis is None else incident
+    like = f"as {known.number}: " if known is not incident and known.diagnosis is not None else ""
+    told = shown(like + (cause_in_words(known) or incident.headline or incident.symptom), limit=90)
+    return Text(f"{incident.number:>3} {incident.first_step:>6,} {told}", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""The door to the live view, which needs packages that not everybody has installed."""
+"""Starts the live view, which needs optional packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import UsageError
 
 
 def show(run: Path, *, every: float) -> None:
-    """Follow the run on the terminal until the person leaves."""
+    """Follow the run on the terminal until it is left with q."""
     try:
         from .app import WatchApp
     except ModuleNotFoundError as error:

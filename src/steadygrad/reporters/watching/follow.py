@@ -44,7 +44,7 @@ class Follower:
 
     @property
     def lead(self) -> RankRows | None:
-        """The rank that speaks for the run: the lowest."""
+        """The rank that stands for the run: the lowest."""
         return self.ranks[0] if self._ranks else None
 
     def poll(self, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
@@ -54,7 +54,7 @@ class Follower:
         """
         everything = segment_paths(self.run_dir)
         paths = everything[-MAX_SEGMENTS:]
-        # A file that is being replaced at this very moment is found by the next look.
+        # A file that is being replaced at this moment is found by the next look.
         sizes = [identity_of(path) or (0, 0, 0) for path in paths]
         total, done, rows = sum(size for _, size, _ in sizes), 0, 0
         self.faults = []

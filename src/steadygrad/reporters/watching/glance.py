@@ -8,7 +8,7 @@ import numpy as np
 
 from .rows import RankRows
 from .sampling import success_rate
-from .story import Story, counts_of, one_line
+from .story import Story, counts_of, kind_of, one_line
 
 RECENT = 100
 INCIDENTS_TOLD = 8
@@ -17,7 +17,7 @@ INCIDENTS_TOLD = 8
 def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_TOLD) -> dict[str, Any]:
     """Numbers of the rank that was asked for (the lowest otherwise), and what all ranks share."""
     rows = next((rows for rows in story.ranks if rows.rank == rank), story.rows)
-    counts = counts_of(rows)
+    counts, kinds = counts_of(rows), story.kinds
     return {
         "run": str(story.path),
         "state": story.state.word,
@@ -53,7 +53,7 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
                 "last_step": incident.last_step,
                 "symptom": incident.symptom,
                 "headline": incident.headline,
-                "diagnosis": one_line(incident),
+                "diagnosis": one_line(incident, kind_of(incident, kinds)),
             }
             for incident in story.incidents[-incidents:]
         ],
@@ -66,8 +66,8 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
 
 
 def recent_rate(rows: RankRows) -> float:
-    """The share of the last steps that landed."""
-    applied, overflow = rows.column("applied")[-RECENT:], rows.column("overflow")[-RECENT:]
+    """The share of the last steps that were applied."""
+    applied, overflow = rows.final("applied")[-RECENT:], rows.final("overflow")[-RECENT:]
     return float(success_rate(applied, overflow, window=RECENT)[-1]) if len(applied) else 1.0
 
 

@@ -49,10 +49,10 @@ def numbers_line(now: dict[str, Any]) -> str:
     """Everything that is one number, in a line."""
     parts = [
         f"step {now['step']:,}" if now["step"] is not None else "no step yet",
+        f"refused {now['refused']:,}",
         f"lr {number(now['lr'], digits=3)}",
         *([f"scale {number(now['loss_scale'], digits=6)}"] if now["loss_scale"] is not None else []),
         f"applied {100 * now['success_rate_recent']:.4g} % of the last 100, {100 * now['success_rate']:.4g} % of all",
-        f"refused {now['refused']:,}",
         *([f"scale overflows {now['overflows']:,}"] if now["overflows"] else []),
         *([f"{now['rung']} remedies in force"] if now["rung"] else []),
         *([f"{number(now['steps_per_second'], digits=3)} steps/s"] if now["steps_per_second"] else []),
@@ -64,7 +64,7 @@ def _print_curves(console: Console, rows: RankRows, now: dict[str, Any]) -> None
     width = max(20, min(80, console.width - 30))
     utf = (console.encoding or "").lower().startswith("utf")
     for label, name in (("loss", "loss"), ("norm", "grad_norm")):
-        line = Text(f"{number(now[name]):<12}").append(bars(rows.column(name), width=width, utf=utf), style="cyan")
+        line = Text(f"{number(now[name]):<12}").append(bars(rows.final(name), width=width, utf=utf), style="cyan")
         console.print(labelled(label, line), soft_wrap=True)
     console.print(labelled("now", numbers_line(now)), soft_wrap=True)
     if console.color_system in ("256", "truecolor"):

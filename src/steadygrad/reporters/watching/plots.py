@@ -64,7 +64,7 @@ class Curve(PlotWidget, can_focus=False):
         self.clear()
         if rows is None or not rows.num_rows:
             return
-        steps, values = rows.column("step"), rows.column(name)
+        steps, values = rows.final("step"), rows.final(name)
         if last is not None:
             steps, values = steps[-last:], values[-last:]
         points = sampled(steps, values, limit=max(40, self.size.width * 2))

@@ -14,6 +14,8 @@ OVERFLOW = "SY304"
 """The finding of a step that the loss scale refused: normal life of a scale, and no refused batch."""
 NUMBERS = ("step", "time", "loss", "grad_norm", "lr", "loss_scale", "applied", "rung")
 MAX_TERMS = 12
+MAX_ATTEMPTS = 8
+"""Of a step that was run again more often, the newest lost attempts are drawn."""
 
 
 class RankRows:
@@ -27,6 +29,7 @@ class RankRows:
         self.heat = Heat()
         self.num_rows = 0
         self._chunks: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, "overflow")}
+        self._counts = np.empty(0, dtype=bool)
         self._terms: dict[str, list[tuple[int, Any, Any]]] = {}
 
     def add(self, batch: Any) -> None:
@@ -49,6 +52,38 @@ class RankRows:
             chunks[:] = [np.concatenate(chunks)]
         return chunks[0]
 
+    @property
+    def counts(self) -> Any:
+        """Which rows count. After a rollback or a resume steps are run again and the journal keeps every attempt: a row
+        counts if no later row is of the same or an earlier step."""
+        if len(self._counts) != self.num_rows:
+            steps = self.column("step")
+            later = np.minimum.accumulate(steps[::-1])[::-1]
+            self._counts = np.append(steps[:-1] < later[1:], True)
+        return self._counts
+
+    def final(self, name: str) -> Any:
+        """The values of one column in the rows that count, so in the order of steps."""
+        return self._that_count(self.column(name))
+
+    def final_term(self, name: str) -> Any:
+        """The values of one loss term in the rows that count."""
+        return self._that_count(self.term(name))
+
+    def earlier(self, name: str) -> list[tuple[int, Any, Any]]:
+        """(attempt, steps, values) of the attempts that were rolled back or lost, numbered from 1, oldest first."""
+        lost = np.flatnonzero(~self.counts)
+        if not len(lost):
+            return []
+        steps, values = self.column("step"), self.column(name)
+        attempts = _attempts(steps)
+        numbers = np.unique(attempts[lost])[-MAX_ATTEMPTS:]
+        chosen = [(int(number), lost[attempts[lost] == number]) for number in numbers]
+        return [(number, steps[rows], values[rows]) for number, rows in chosen]
+
+    def _that_count(self, values: Any) -> Any:
+        return values if self.counts.all() else values[self.counts]
+
     def last(self, name: str) -> float | None:
         """The newest value of a column, None before the first."""
         chunks = self._chunks[name]
@@ -56,8 +91,8 @@ class RankRows:
 
     @property
     def refused(self) -> Any:
-        """Which steps were refused, leaving out those the loss scale refused."""
-        return ~self.column("applied") & ~self.column("overflow")
+        """Which of the rows that count were refused, leaving out those the loss scale refused."""
+        return ~self.final("applied") & ~self.final("overflow")
 
     @property
     def term_names(self) -> list[str]:
@@ -91,6 +126,15 @@ class RankRows:
             self.heat.add(steps, matrix, names_of(batch.schema))
 
 
+def _attempts(steps: Any) -> Any:
+    """For every row, which attempt at its step it is: 1 for the first."""
+    order = np.argsort(steps, kind="stable")
+    begins = np.flatnonzero(np.diff(steps[order], prepend=steps[order][0] - 1))
+    found = np.empty(len(steps), dtype=np.int64)
+    found[order] = np.arange(len(steps)) - np.repeat(begins, np.diff(np.append(begins, len(steps)))) + 1
+    return found
+
+
 def norms_of(batch: Any) -> tuple[Any, Any, Any]:
     """The rows of a batch that carry norms: their places, their steps, and the norms as a matrix, a row each.
 
@@ -111,5 +155,5 @@ def _overflowed(batch: Any) -> Any:
     marked = np.zeros(batch.num_rows, dtype=bool)
     for place in np.flatnonzero(np.asarray(pc.list_value_length(flags)) > 0):
         marked[place] = flags[int(place)].as_py()[0] == OVERFLOW
-    # A step can carry a note about its scale and still land.
+    # A step can carry a note about its scale and still be applied.
     return marked & ~batch.column("applied").to_numpy(zero_copy_only=False)

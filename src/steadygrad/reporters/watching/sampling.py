@@ -46,7 +46,7 @@ def moving_mean(steps: Any, values: Any, *, points: Points) -> list[float | None
     scale = max(float(np.abs(values[finite]).max(initial=0.0)), np.finfo(np.float64).tiny)
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0) / scale)))
     counts = np.concatenate(([0], np.cumsum(finite)))
-    half = max(1, len(values) // 120)
+    half = mean_window(len(values)) // 2
     centres = np.linspace(0, len(values), len(points["x"]), endpoint=False).astype(np.int64)
     begins, ends = np.maximum(0, centres - half), np.minimum(len(values), centres + half + 1)
     among = counts[ends] - counts[begins]
@@ -54,14 +54,19 @@ def moving_mean(steps: Any, values: Any, *, points: Points) -> list[float | None
     return _short(np.where(among > 0, means, np.nan))
 
 
+def mean_window(num_steps: int) -> int:
+    """How many steps `moving_mean` takes together."""
+    return 2 * max(1, num_steps // 120) + 1
+
+
 def success_rate(applied: Any, overflow: Any, *, window: int = 100) -> Any:
-    """The share of the last `window` steps that landed, at every step, leaving out those the loss scale refused."""
-    landed = np.concatenate(([0], np.cumsum(applied)))
+    """The share of the last `window` steps that were applied, at every step, without those the loss scale refused."""
+    done = np.concatenate(([0], np.cumsum(applied)))
     counted = np.concatenate(([0], np.cumsum(~overflow)))
     ends = np.arange(1, len(applied) + 1)
     begins = np.maximum(0, ends - window)
     among = counted[ends] - counted[begins]
-    return np.where(among > 0, (landed[ends] - landed[begins]) / np.maximum(among, 1), 1.0)
+    return np.where(among > 0, (done[ends] - done[begins]) / np.maximum(among, 1), 1.0)
 
 
 def _short(values: Any) -> list[float | None]:

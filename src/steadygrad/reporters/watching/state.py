@@ -45,7 +45,7 @@ def state_of(
         return RunState(word="halted", sentence=f"halted by its policy {where}", torn_bytes=torn)
     if closed:
         return RunState(word="ended", sentence=f"ended {where}", torn_bytes=torn)
-    told = f"killed or crashed {where}: nobody writes this run any more and its journal was not closed"
+    told = f"killed or crashed {where}: no process writes this run and its journal was not closed"
     return RunState(word="crashed", sentence=told, torn_bytes=torn)
 
 
@@ -85,7 +85,7 @@ def _ends(root: Path) -> tuple[bool, int]:
 
 def _has_writer(root: Path, run: dict[str, Any], *, closed: bool) -> bool:
     if (os.getpid(), str(root), 0) in run_directory._held:
-        # This very process writes it. Opening and closing the lock file would let go of the lock that it holds.
+        # This process writes it. Opening and closing the lock file would let go of the lock that it holds.
         return True
     try:
         held = _locked(files.inside(root, run_directory.own_name(".lock", "", 0)))

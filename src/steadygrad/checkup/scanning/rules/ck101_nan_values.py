@@ -10,13 +10,15 @@ Why it hurts
 Smallest example
     state = {"weight": torch.tensor([1.0, float("nan")])}
     torch.save(state, "model.pt")
+    # fixed
+    sg.Guard(model, optimizer, loss_fn)  # refuses the update that would have written it
 
 What to do
     `steady scan --since FOLDER` finds the last good checkpoint of a series. Resume from that one, guarded, and find
     out what made the NaN; do not replace it by zeros, which hides the damage and keeps the cause.
 
 Safety
-    NaN is never a number anybody meant. The batch in a capsule is left out: it is kept as evidence of what was refused.
+    NaN is never intended. The batch in a capsule is left out: it is kept as evidence of what was refused.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.isnan.html

@@ -1,4 +1,4 @@
-"""A tensor in a checkpoint holds an infinity that nobody meant.
+"""A tensor in a checkpoint holds an infinity that is no mask.
 
 What it sees
     At least one value is infinite, in a tensor that is not a mask: a mask holds zeros and -inf and
@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     weight = torch.full((2, 2), 70000.0).half()  # float16 ends at 65,504
+    # fixed
+    weight = torch.full((2, 2), 70000.0).bfloat16()
 
 What to do
     If it is a cast to float16 that overflowed, keep the tensor in bfloat16 or float32. If it came out of training,
@@ -29,7 +31,7 @@ from ....records.scan import Level, ScanFinding, TensorScan
 from ....rules import Rule
 from ..wording import finding, share_of
 
-RULE = Rule("CK102", "inf_values", "A tensor in a checkpoint holds an infinity that nobody meant.")
+RULE = Rule("CK102", "inf_values", "A tensor in a checkpoint holds an infinity that is no mask.")
 
 
 def look(tensors: Sequence[TensorScan]) -> Iterator[ScanFinding]:

@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     model.half().save_pretrained("checkpoint")  # meant to be the float32 master copy
+    # fixed
+    model.float().save_pretrained("checkpoint")
 
 What to do
     Save again from the copy that has the right type. A cast back does not bring lost digits back.

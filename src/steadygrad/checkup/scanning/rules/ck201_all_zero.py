@@ -9,6 +9,8 @@ Why it hurts
 
 Smallest example
     layer.weight.data.zero_()
+    # fixed
+    torch.nn.init.normal_(layer.weight, std=0.02)
 
 What to do
     See whether it should be so. The second matrix of a LoRA adapter and output layers initialised to zero are, before

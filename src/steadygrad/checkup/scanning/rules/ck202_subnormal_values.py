@@ -10,6 +10,8 @@ Why it hurts
 
 Smallest example
     moments = (gradient * gradient).half()  # a gradient of 1e-3 gives 1e-6: three bits are left
+    # fixed
+    moments = gradient.float() * gradient.float()
 
 What to do
     Keep the tensor in bfloat16 or float32, or scale the loss so that its gradients are larger.

@@ -11,6 +11,8 @@ Why it hurts
 Smallest example
     model = model.to(torch.bfloat16)
     model.head = torch.nn.Linear(64, 10)  # float32
+    # fixed
+    model.head = torch.nn.Linear(64, 10, dtype=torch.bfloat16)
 
 What to do
     Look at the named tensors. `--expect-dtype` makes the type that is wanted a condition.

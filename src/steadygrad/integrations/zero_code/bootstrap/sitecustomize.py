@@ -1,7 +1,7 @@
 """Run by Python itself at the start of every process that `steady run` started, before the program's first line.
 
 It must never stop the program and must leave nothing that the program could see: it takes itself off the module search
-path, imports no module that the program could have one of its own of, runs the `sitecustomize` that would have been
+path, imports no module of a name the program could use, runs the `sitecustomize` that would have been
 run without it, and where there is none is not there itself.
 """
 

@@ -23,6 +23,15 @@
       const lines = run.curves[kind]
         ? [{ place, points: run.curves[kind], label: own, stroke: () => runColor(place), main: true }]
         : [];
+      ((run.curves[kind] || {}).earlier || []).forEach((points) =>
+        lines.push({
+          place,
+          points,
+          label: (own + " attempt " + points.attempt).trim(),
+          stroke: () => faint(runColor(place), 0.4),
+          earlier: true,
+        }),
+      );
       if (kind === "loss")
         (run.ranks || []).forEach((rank, at) =>
           lines.push({
@@ -42,7 +51,9 @@
       points.x,
       ...["low", "high", "mid", "smooth"].filter((name) => points[name]).map((name) => held(points[name])),
     ]);
-    return tables.length > 1 ? uPlot.join(tables) : tables[0];
+    /* Where an earlier attempt ends its line ends, though other lines have steps there. */
+    const gaps = tables.map((table, at) => table.map(() => (lines[at].earlier ? 2 : 1)));
+    return tables.length > 1 ? uPlot.join(tables, gaps) : tables[0];
   };
 
   const isPositive = (lines) =>
@@ -116,13 +127,14 @@
       series.push({
         stroke,
         width: line.points.smooth ? 1 : line.main ? 1.6 : 1.1,
-        points: { show: line.points.x.length < 40, size: 4, fill: line.stroke },
+        points: { show: line.points.x.length < 40 && !line.earlier, size: 4, fill: line.stroke },
       });
       if (line.points.smooth) series.push({ stroke: line.stroke, width: 2, points: { show: false } });
     });
     const axis = {
       stroke: () => color("soft"),
-      font: "11.5px system-ui, sans-serif",
+      font: "12px system-ui, sans-serif",
+      labelFont: "12px system-ui, sans-serif",
       grid: { stroke: () => color("line"), width: 1 },
       ticks: { show: false },
     };
@@ -146,7 +158,15 @@
         },
         scales: { x: { time: false }, y: { range: rangeOf(log, percent, figure.dataset.clip) } },
         axes: [
-          { ...axis, values: (u, values) => values.map((v) => (v % 1 ? "" : count(v))), space: 64, size: 30 },
+          {
+            ...axis,
+            label: "step",
+            labelSize: 16,
+            labelGap: 0,
+            values: (u, values) => values.map((v) => (v % 1 ? "" : count(v))),
+            space: 64,
+            size: 28,
+          },
           {
             ...axis,
             size: (u, values) => Math.max(42, 12 + 6.6 * Math.max(0, ...(values || []).map((v) => String(v).length))),
@@ -201,6 +221,7 @@
       const [hit] = nearby(chart, lines);
       if (hit && hit[2][4]) location.hash = hit[2][4];
     });
+    if (log) figure.querySelector("figcaption").append(element("span", " log scale", "muted"));
     charts.push(chart);
     steady.resize.push(() => chart.setSize(sized()));
     legend(figure, lines);
@@ -218,17 +239,25 @@
         entry.append(key, element("span", text));
         box.append(entry);
       };
-    lines.filter((line) => line.label).forEach((line) => add(line.label, line.stroke));
+    lines.filter((line) => line.label && !line.earlier).forEach((line) => add(line.label, line.stroke));
+    const only = lines.find((line) => line.main && !line.label && !line.points.smooth);
+    if (only && !figure.classList.contains("compact")) add(only.points.stretch ? "mean of each stretch" : "each step", only.stroke);
+    const again = lines.find((line) => line.earlier);
+    if (again) add("earlier attempts, rolled back or lost", again.stroke);
     if (figure.dataset.clip)
       new Set(data.runs.map((run) => run.clip).filter(Boolean)).forEach((clip) =>
         add("clipped to " + number(clip), () => color("soft"), "dash"),
       );
     if (data.runs.some((run) => run.incidents.length) && !figure.classList.contains("compact"))
       add("incidents", () => color(data.runs.length > 1 ? "soft" : "bad"), "dash");
-    const wide = Math.max(...lines.map(({ points }) => points.stretch || 0));
+    const wide = Math.max(...lines.map(({ points }) => points.stretch || 0)),
+      smoothed = Math.max(...lines.map(({ points }) => points.window || 0));
     if (wide && !figure.classList.contains("compact"))
       box.append(element("span", "band: lowest to highest of every " + count(Math.ceil(wide)) + " steps"));
-    if (lines.some(({ points }) => points.smooth)) box.append(element("span", "bold: moving mean"));
+    if (lines.some(({ points }) => points.smooth))
+      box.append(
+        element("span", (wide ? "thin: mean of each stretch" : "thin: every step") + ", bold: moving mean over " + count(smoothed) + " steps"),
+      );
     if (box.childElementCount) figure.append(box);
   };
 

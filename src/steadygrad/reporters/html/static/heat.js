@@ -68,7 +68,7 @@
       canvas.style.height = height + "px";
       const ctx = canvas.getContext("2d");
       ctx.scale(ratio, ratio);
-      ctx.font = (rows < 11 ? 8.5 : 11) + "px system-ui, sans-serif";
+      ctx.font = (rows < 11 ? 9 : 11) + "px system-ui, sans-serif";
       label = Math.min(width * 0.36, 12 + Math.max(...names.map((name) => ctx.measureText(name).width)));
       const [from, to] = steady.viewedOf(run),
         place = (step) => label + ((width - label - 4) * (step - from)) / (to - from);
@@ -114,7 +114,7 @@
       ctx.textAlign = "right";
       names.forEach((name, row) => ctx.fillText(short(ctx, name, label - 10), label - 7, row * rows + rows / 2));
       ctx.textBaseline = "top";
-      ctx.font = "11.5px system-ui, sans-serif";
+      ctx.font = "12px system-ui, sans-serif";
       const rough = (to - from) / Math.max(2, (width - label) / 90),
         power = 10 ** Math.floor(Math.log10(rough));
       const every = Math.max(

@@ -12,6 +12,7 @@ from .story import Story, counts_of, one_line
 
 RECENT = 100
 INCIDENTS_TOLD = 8
+MEMORY_POINTS = 24
 
 
 def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_TOLD) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
         "grad_norm": _last(rows, "grad_norm"),
         "lr": _last(rows, "lr"),
         "loss_scale": _last_number(rows, "loss_scale"),
+        "memory": memory_now(rows) if rows is not None else None,
         "rung": int(rows.last("rung") or 0) if rows is not None else 0,
         "steps_per_second": speed(rows) if rows is not None else None,
         "ranks": [
@@ -63,6 +65,16 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
         ],
         "notes": story.notes,
     }
+
+
+def memory_now(rows: RankRows) -> dict[str, Any] | None:
+    """The newest sample of the memory in use, in bytes, and the most so far; None if none was recorded."""
+    what, _, values = rows.memory()
+    if not len(values):
+        return None
+    most = float(rows.memory(peak=True)[2].max())
+    curve = [float(part.mean()) for part in np.array_split(values, min(MEMORY_POINTS, len(values)))]
+    return {"of": what, "bytes": float(values[-1]), "most": most, "curve": curve}
 
 
 def recent_rate(rows: RankRows) -> float:

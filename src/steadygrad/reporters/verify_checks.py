@@ -132,6 +132,8 @@ def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check
         verb = "was" if harmful.sum() == 1 else "were"
         detail = f"{_updates(int(harmful.sum()))} {verb} applied although it was not, the first at step {first:,}"
         return Check(slug=slug, question=question, mark=Mark.FAIL, detail=detail)
+    if not applied.any():
+        return Check(slug=slug, question=question, mark=Mark.OPEN, detail="no update was applied")
     detail = _updates(int(applied.sum()))
     if bad.any():
         detail += f"; {int(bad.sum()):,} steps at which it was not were refused"
@@ -144,7 +146,9 @@ def _updates(count: int) -> str:
 
 def success(counts: Counts, limit: float) -> Check:
     rate = counts.success_rate
-    detail = f"{100 * rate:.1f} % of {counts.steps - counts.overflows:,} steps were applied"
+    detail = f"{100 * rate:.1f} % of {counts.due:,} steps were applied"
+    if counts.by_program:
+        detail += f"; {counts.by_program:,} were skipped by the program"
     if limit <= rate < HEALTHY_SUCCESS:
         detail += f"; healthy is above {100 * HEALTHY_SUCCESS:.0f} %"
     mark = Mark.PASS if rate >= limit else Mark.FAIL

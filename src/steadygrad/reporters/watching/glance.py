@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ MEMORY_POINTS = 24
 def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_TOLD) -> dict[str, Any]:
     """Numbers of the rank that was asked for (the lowest otherwise), and what all ranks share."""
     rows = next((rows for rows in story.ranks if rows.rank == rank), story.rows)
-    counts = counts_of(rows)
+    counts = replace(counts_of(rows), by_program=story.counts.by_program)
     return {
         "run": str(story.path),
         "state": story.state.word,
@@ -29,6 +30,7 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
         "steps": counts.steps,
         "refused": counts.refused,
         "overflows": counts.overflows,
+        "skipped_by_program": counts.by_program,
         "success_rate": counts.success_rate,
         "success_rate_recent": recent_rate(rows) if rows is not None else 1.0,
         "loss": _last(rows, "loss"),

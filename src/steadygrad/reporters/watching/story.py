@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,18 @@ class Counts:
     applied: int = 0
     refused: int = 0
     overflows: int = 0
+    by_program: int = 0
+    """Batches that the program left out by itself, for a non-finite value; no step is recorded of them."""
+
+    @property
+    def due(self) -> int:
+        """How many steps there were to make: without those the loss scale refused, with those the program skipped."""
+        return self.steps - self.overflows + self.by_program
 
     @property
     def success_rate(self) -> float:
-        """The share of steps that landed, leaving out those the loss scale refused; 1.0 before the first."""
-        counted = self.steps - self.overflows
-        return self.applied / counted if counted else 1.0
+        """The share of those that were applied; 1.0 before the first."""
+        return self.applied / self.due if self.due else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,7 @@ def tell(run_dir: str | os.PathLike[str], follower: Follower) -> Story:
         path=path,
         run=run,
         state=state,
-        counts=counts_of(lead),
+        counts=replace(counts_of(lead), by_program=sum(event.kind == "skipped_by_program" for event in events)),
         ranks=follower.ranks,
         incidents=incidents,
         vitals=[event for event in events if event.kind == "vitals"],
@@ -126,6 +132,8 @@ def counts_of(rows: RankRows | None) -> Counts:
 def headline(counts: Counts, incidents: list[Incident], *, whole: bool = True) -> str:
     """One sentence: 412 steps, 3 refused, cause: fp16 overflow in layers.1.attn, verified remedy: ..."""
     parts = [f"{counts.steps:,} {'step' if counts.steps == 1 else 'steps'}", f"{counts.refused:,} refused"]
+    if counts.by_program:
+        parts.append(f"{counts.by_program:,} skipped by the program")
     if not counts.refused and not incidents:
         return ", ".join(parts) + (": every update was applied" if whole else "; the run's record is not whole")
     causes = causes_of(incidents)

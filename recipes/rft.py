@@ -5,8 +5,8 @@
     python -m recipes.rft test
     python -m recipes.rft load 47 mile kilometer
 
-The worked steps are the model's own: nobody wrote them, the truth only said which to keep. Questions are those of the
-training side; the test's are never sampled.
+The worked steps are the model's own, and the truth only said which to keep. Questions are those of the training side;
+the test's are never sampled.
 """
 
 from __future__ import annotations

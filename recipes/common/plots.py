@@ -1,90 +1,84 @@
-"""Two small pictures as SVG, for which no library is needed: bars before and after, and curves."""
+"""Two pictures as SVG, drawn by the code of `steady plot`: bars before and after, and curves over steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 320, 70, 40, 40
+from steadygrad.reporters.plot import svg
+from steadygrad.reporters.plot_scene import DIM, GRID, HEIGHT, INK, PAPER, WIDTH
+from steadygrad.reporters.plot_shapes import Area, Line, Scale, Shape, Words, scale_for, short
+
+LEFT, RIGHT, TOP, BOTTOM = 100.0, WIDTH - 40.0, 110.0, HEIGHT - 70.0
 COLOURS = ("#9aa5b1", "#1f77b4", "#2a9d5c", "#c8553d")
+SIZE = 20
 
 
 def bars(path: Path, title: str, values: Mapping[str, Mapping[str, float]]) -> None:
     """A group of bars for each name, one bar for each of its numbers, all between 0 and 1."""
-    groups = list(values)
     series = list(dict.fromkeys(name for group in values.values() for name in group))
-    room = (WIDTH - LEFT - 20) / max(1, len(groups))
-    width = room * 0.8 / max(1, len(series))
-    body = _axis([0.0, 0.25, 0.5, 0.75, 1.0], lambda value: value)
-    for place, group in enumerate(groups):
-        start = LEFT + room * (place + 0.1)
+    y = Scale(0.0, 1.0, BOTTOM, TOP)
+    share = (RIGHT - LEFT) / max(1, len(values))
+    width = share * 0.8 / max(1, len(series))
+    shapes = [*_frame(title, dict(zip(series, COLOURS, strict=False)), y)]
+    for place, (group, numbers) in enumerate(values.items()):
+        start = LEFT + share * (place + 0.1)
         for number, name in enumerate(series):
-            value = min(1.0, max(0.0, values[group].get(name, 0.0)))
-            top, x = _y(value), start + width * number
-            body.append(
-                f'<rect x="{x:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}" height="{_y(0) - top:.1f}" '
-                f'fill="{COLOURS[number % len(COLOURS)]}"/>'
-            )
-            body.append(_text(x + width * 0.45, top - 5, f"{value:.2f}"))
-        body.append(_text(start + room * 0.4, HEIGHT - BOTTOM + 18, group))
-    _write(path, title, body, series)
+            value = numbers.get(name, 0.0)
+            left, top = start + width * number, y.at(value)
+            shapes.append(Area(points=_rectangle(left, top, left + width * 0.9, BOTTOM), colour=COLOURS[number % 4]))
+            shapes.append(_words(left + width * 0.45, top - 8, f"{value:.2f}"))
+        shapes.append(_words(start + share * 0.4, BOTTOM + 30, group))
+    path.write_text(svg(shapes), encoding="utf-8")
 
 
 def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, log: bool = True) -> None:
     """Curves over steps. Points that are not finite are left out, and on a logarithmic axis those not above zero."""
     good = {
-        name: [(x, math.log10(y) if log else y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
-        for name, points in curves.items()
+        name: [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not log)] for name, points in curves.items()
     }
-    every = [point for points in good.values() for point in points] or [(0.0, 0.0)]
-    (x0, x1), (y0, y1) = ((min(side), max(side)) for side in zip(*every, strict=True))
-    spread = (y1 - y0) or 1.0
-    body = _axis([y0 + spread * part / 4 for part in range(5)], lambda value: (value - y0) / spread, power=log)
-    for number, points in enumerate(good.values()):
-        path_of = " ".join(
-            f"{LEFT + (x - x0) / ((x1 - x0) or 1.0) * (WIDTH - LEFT - 20):.1f},{_y((y - y0) / spread):.1f}"
-            for x, y in points
-        )
-        colour = COLOURS[(number + 1) % len(COLOURS)]
-        body.append(f'<polyline points="{path_of}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if len(points) == 1:  # a line of one point is not seen
-            x, y = path_of.split(",")
-            body.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>')
-    body.append(_text(LEFT, HEIGHT - BOTTOM + 18, f"step {x0:g}"))
-    body.append(_text(WIDTH - 40, HEIGHT - BOTTOM + 18, f"step {x1:g}"))
-    _write(path, title, body, list(good), first_colour=1)
+    every = [point for points in good.values() for point in points]
+    steps = [step for step, _ in every] or [0.0]
+    x = Scale(min(steps), max(steps), LEFT, RIGHT) if min(steps) < max(steps) else _around(steps[0])
+    y = scale_for([value for _, value in every], BOTTOM, TOP, log=log)
+    colours = {name: COLOURS[(number + 1) % len(COLOURS)] for number, name in enumerate(good)}
+    shapes = [*_frame(f"{title}, log scale" if log else title, colours, y), *_steps(x)]
+    for name, points in good.items():
+        places = [(x.at(step), y.at(value)) for step, value in points]
+        if len(places) == 1:  # a line of one point is not seen
+            (across, up), colour = places[0], colours[name]
+            shapes.append(Area(points=_rectangle(across - 6, up - 6, across + 6, up + 6), colour=colour))
+        elif places:
+            shapes.append(Line(points=places, colour=colours[name], width=3))
+    path.write_text(svg(shapes), encoding="utf-8")
 
 
-def _y(share: float) -> float:
-    return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
+def _around(step: float) -> Scale:
+    return Scale(step - 1, step + 1, LEFT, RIGHT)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _rectangle(left: float, top: float, right: float, bottom: float) -> list[tuple[float, float]]:
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
-def _axis(marks: Sequence[float], share_of: object, *, power: bool = False) -> list[str]:
-    found = []
-    for mark in marks:
-        height = _y(share_of(mark))  # type: ignore[operator]
-        found.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{height:.1f}" y2="{height:.1f}" stroke="#ddd"/>')
-        found.append(_text(LEFT - 8, height + 4, f"{10**mark if power else mark:.3g}", "end"))
-    return found
+def _words(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK) -> Words:
+    return Words(x=x, y=y, text=text, colour=colour, size=SIZE, anchor=anchor)
 
 
-def _write(path: Path, title: str, body: list[str], names: Sequence[str], *, first_colour: int = 0) -> None:
-    legend = []
-    for number, name in enumerate(names):
-        x = LEFT + 150 * number
-        colour = COLOURS[(number + first_colour) % len(COLOURS)]
-        legend.append(
-            f'<rect x="{x}" y="24" width="10" height="10" fill="{colour}"/>' + _text(x + 15, 33, name, "start")
-        )
-    inside = "\n".join([_text(LEFT, 16, title, "start"), *legend, *body])
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>\n{inside}\n</svg>\n',
-        encoding="utf-8",
-    )
+def _frame(title: str, colours: Mapping[str, str], y: Scale) -> Iterator[Shape]:
+    yield Area(points=_rectangle(0, 0, WIDTH, HEIGHT), colour=PAPER)
+    yield _words(LEFT, 36, title, "start")
+    for number, (name, colour) in enumerate(colours.items()):
+        left = LEFT + 270 * number
+        yield Area(points=_rectangle(left, 58, left + 16, 74), colour=colour)
+        yield _words(left + 24, 73, name, "start")
+    for tick in y.ticks():
+        yield Line(points=[(LEFT, y.at(tick)), (RIGHT, y.at(tick))], colour=GRID)
+        yield _words(LEFT - 12, y.at(tick) + 7, short(tick), "end", DIM)
+
+
+def _steps(x: Scale) -> Iterator[Shape]:
+    for tick in (tick for tick in x.ticks() if tick == int(tick)):
+        yield _words(x.at(tick), BOTTOM + 28, f"{int(tick):,}", colour=DIM)
+    yield _words((LEFT + RIGHT) / 2, BOTTOM + 56, "step", colour=DIM)

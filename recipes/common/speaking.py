@@ -44,8 +44,10 @@ def short_log_lines() -> None:
 def put_aside(folder: Path, mark: str) -> Path | None:
     """Rename what an earlier run has left, so that two runs are not one: `tiny` becomes `tiny-1`, or the next free.
 
-    `mark` is a file that only a run leaves: a folder without it is somebody else's, and is left alone."""
+    `mark` is a file that only a run leaves: a folder without it is not ours, and is left alone."""
     if not (folder / mark).exists():
         return None
     number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}-{n}").exists())
-    return folder.rename(folder.with_name(f"{folder.name}-{number}"))
+    aside = folder.rename(folder.with_name(f"{folder.name}-{number}"))
+    print(f"the run that was in {folder} is now in {aside}", file=sys.stderr)
+    return aside

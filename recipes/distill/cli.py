@@ -108,9 +108,8 @@ def _train(given: argparse.Namespace) -> int:
         if given.json:
             print(json.dumps(asdict(sick)))
         return 0
-    aside = None if given.resume else put_aside(out, "settings.json")
-    if aside is not None:
-        console.print(f"the runs that were in {out} are now in {aside}", highlight=False, soft_wrap=True)
+    if not given.resume:
+        put_aside(out, "settings.json")
     out.mkdir(parents=True, exist_ok=True)
     bench.tokenizer.save(str(out / "tokenizer.json"))
     (out / "seeds.json").write_text(json.dumps(seeds), encoding="utf-8")

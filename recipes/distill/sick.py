@@ -32,7 +32,7 @@ TEMPERATURE, KD_WEIGHT, CE_WEIGHT, RATE = 4.0, 0.7, 0.3, 5e-5
 
 @dataclass(frozen=True, slots=True)
 class SickRun:
-    """What each loop printed, and the clinic's answer."""
+    """What each loop printed, and the diagnosis."""
 
     plain: tuple[str, ...]
     cause: str

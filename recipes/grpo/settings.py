@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
+from recipes.common.speaking import put_aside
 from steadygrad import UsageError
 
 
@@ -45,7 +45,7 @@ class Settings:
 
 
 def prepared(out: Path, settings: Settings, *, resume: bool) -> str | None:
-    """The checkpoint to go on from, if that is asked; else the remains of a former run of this recipe are removed.
+    """The checkpoint to go on from, if that is asked; else a former run of this recipe is renamed.
 
     The number of steps may differ: a run that is done can be made longer.
     """
@@ -57,9 +57,7 @@ def prepared(out: Path, settings: Settings, *, resume: bool) -> str | None:
         if known.is_file() and _but_steps(json.loads(known.read_text())) != _but_steps(told):
             raise UsageError(f"The run in {out} had other settings ({known}): resume it with the same ones.")
         return str(found)
-    if known.is_file():
-        for name in ("checkpoints", "run"):
-            shutil.rmtree(out / name, ignore_errors=True)
+    put_aside(out, known.name)
     out.mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps(told, indent=2) + "\n")
     return None

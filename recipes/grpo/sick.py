@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 
 import steadygrad as sg
 from recipes.common import plots
+from recipes.common.speaking import put_aside
 from recipes.units.report import hardware
 
 from .settings import Settings
@@ -61,6 +62,7 @@ class SickRun:
 def show_sick(out: Path, *, seed: int = 0, steps: int | None = None) -> dict[str, Any]:
     """Run all four, print the table, and leave it in `out/sick.md` and `out/sick.json`."""
     settings = replace(SETTINGS, seed=seed, steps=steps or SETTINGS.steps)
+    put_aside(out, "sick.json")
     runs = [one_run(name, settings, out) for name in RUNS]
     words = f"{table(runs, settings)}\n\n{hardware()}, {time.strftime('%Y-%m-%d')}.\n"
     print(f"\n{words}")
@@ -121,19 +123,17 @@ def prompts_with_seg() -> Dataset:
 
 
 def in_words(incident: sg.Incident) -> str:
-    """An incident in a line or two: what was seen, and where it was born."""
+    """An incident in a line or two: what was seen, and where it began."""
     found = f"incident {incident.number}, step {incident.first_step}: {incident.headline}"
     diagnosis = incident.diagnosis
     if diagnosis is None or diagnosis.origin is None:
         return found
     cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause is not None else "cause not found"
     held = ", ".join(trial.remedy.slug for trial in diagnosis.trials if trial.verified) or "none"
-    tried = (
-        f"remedies that held on this step: {held}" if diagnosis.trials else "tried at the first incident of this kind"
-    )
+    tried = f"verified remedies: {held}" if diagnosis.trials else "remedies were tried at the first of its kind"
     line = (diagnosis.origin.code_line or "").strip()
     return (
-        f"{found}\n  {cause}, first bad value: {diagnosis.origin.op} of {diagnosis.origin.module}: {line}\n"
+        f"{found}\n  {cause}; origin: {diagnosis.origin.op} in {diagnosis.origin.module}: {line}\n"
         f"  because {diagnosis.because}; {tried}"
     )
 

@@ -22,6 +22,7 @@ from recipes.common import plots
 from recipes.units.report import hardware
 
 from .settings import Settings
+from .statistics import LogitStatistics
 from .trainer import StableGRPOTrainer, stable_config
 
 SHOWN = 5
@@ -92,6 +93,7 @@ def in_words(told: dict[str, Any]) -> str:
 def written(out: Path, told: dict[str, Any]) -> dict[str, Any]:
     (out / "result.json").write_text(json.dumps(told, indent=2) + "\n")
     print(in_words(told))
+    print(LogitStatistics(**told["logits"]))
     print(f"picture: {out / 'reward.svg'}; journal: steady report {out / 'run'}")
     return told
 

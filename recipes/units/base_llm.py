@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from steadygrad import UsageError
 
 ANSWER = re.compile(r"<answer>\s*([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?)\s*</answer>")
 TRAINING_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLD_EVERY = 50
+"""Without a terminal, one line for so many questions."""
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -109,6 +112,9 @@ class BaseLLM:
                 new = self.tokenizer.batch_decode(out[:, given.input_ids.shape[1] :], skip_special_tokens=True)
                 said += [new[number : number + samples] for number in range(0, len(new), samples)]
                 progress.advance(bar, len(texts))
+                done, former = len(said), len(said) - len(texts)
+                if not progress.console.is_terminal and done // TOLD_EVERY > former // TOLD_EVERY:
+                    print(f"{title}: {done} of {len(questions)}", file=sys.stderr, flush=True)
         return said
 
     @staticmethod

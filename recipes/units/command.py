@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import steadygrad as sg
-from recipes.common.speaking import helped, short_log_lines
+from recipes.common.speaking import helped, put_aside, short_log_lines
 from steadygrad import UsageError
 
 from .base_llm import BaseLLM
@@ -23,6 +23,7 @@ from .conversions import METRIC, PAIRS, Pair, Question, drawn, factor, questions
 from .evaluation import Score, score, table
 from .training import Settings, Stopped
 
+REMEMBERED = ("quick", "units", "model")
 TEST_SEED = 20
 """The questions of the test do not depend on --seed, so that runs with different seeds answer the same ones."""
 
@@ -52,6 +53,7 @@ def main(recipe: Recipe, train: Callable[[Recipe, Any], dict[str, Any]], argv: S
     short_log_lines()
     options = parser(recipe).parse_args(argv)
     options.out = Path(options.out or f"runs/recipes/{recipe.name}")
+    remembered(options)
     verbs: dict[str, Callable[[Recipe, Any], dict[str, Any]]] = {"train": train, "test": test, "load": load}
     try:
         with redirect_stdout(sys.stderr if options.json else sys.stdout):
@@ -73,6 +75,20 @@ def main(recipe: Recipe, train: Callable[[Recipe, Any], dict[str, Any]], argv: S
     if options.json:
         print(json.dumps(result, indent=2))
     return 0
+
+
+def remembered(options: Any) -> None:
+    """`train` leaves what the model learns and from what; `test` and `load` then ask about the same."""
+    known = options.out / "asked.json"
+    if options.verb == "train" and not options.sick:
+        if not options.resume:
+            put_aside(options.out, "settings.json")
+        options.out.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps({name: getattr(options, name) for name in REMEMBERED}) + "\n")
+    elif options.verb != "train" and known.is_file():
+        for name, value in json.loads(known.read_text()).items():
+            if name in REMEMBERED and not getattr(options, name):
+                setattr(options, name, value)
 
 
 def parser(recipe: Recipe) -> argparse.ArgumentParser:
@@ -166,6 +182,10 @@ def load(recipe: Recipe, options: Any) -> dict[str, Any]:
     llm = asked_of(recipe, options, options.out / "adapter")
     said = llm.generate([str(question)], max_new_tokens=recipe.max_new_tokens)[0][0]
     print(f"{question}\n{said}\n(true: {question.answer})")
+    taught = pairs_of(options)
+    if (options.unit, options.target) not in {*taught, *((b, a) for a, b in taught)}:
+        asked = f"{options.unit} to {options.target}"
+        print(f"not taught: this run learnt {len(taught)} unit pairs, and {asked} is none of them")
     return {"question": str(question), "said": said, "answer": llm.answer_in(said), "truth": question.truth}
 
 

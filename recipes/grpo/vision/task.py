@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from recipes.common.progress import progress_bar
+from recipes.common.speaking import put_aside
 from recipes.grpo.trainer import StableGRPOTrainer, Stopped, stable_config
 from steadygrad import UsageError
 
@@ -198,14 +198,14 @@ def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 def _prepared(folder: Path, settings: Settings) -> str | None:
-    """The checkpoint to go on from, if that is asked and there is one; else what a former run has left is removed."""
+    """The checkpoint to go on from, if that is asked and there is one; else a former run is renamed."""
     known = folder / "settings.json"
     if settings.resume and known.is_file():
         same_or_refuse(known, settings.plain())
         checkpoints = folder / "checkpoints"
         return get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    put_aside(folder, known.name)
+    folder.mkdir(parents=True, exist_ok=True)
     known.write_text(json.dumps(settings.plain(), indent=1) + "\n", encoding="utf-8")
     return None
 

@@ -56,6 +56,8 @@ def judge(trial: Trial) -> Selftest:
     notes = []
     if worst != PASS:
         notes += [f"likely cause ({each.code}): {each.detail}; next step: {each.help}" for each in trial.advice]
+    if not trial.advice and any(not math.isfinite(step.loss) for step in trial.steps):
+        notes.append("next step: steady run YOUR_SCRIPT refuses such a step and names its line, rows and cause")
     if trial.warms_up:
         notes.append("the learning rate starts at zero: the steps were made at 1 % to 10 % of what it rises to")
     if trial.idle:
@@ -137,7 +139,8 @@ def _stays_finite(trial: Trial) -> SelftestCheck:
     if trial.bad_weights:
         which = listed(trial.bad_weights)
         finite = all(math.isfinite(step.grad_norm) for step in trial.steps)
-        of = ", from finite gradients" if finite else ""
+        bad_loss = next((step.loss for step in trial.steps if not math.isfinite(step.loss)), None)
+        of = ", from finite gradients" if finite else f", from a loss of {bad_loss}" if bad_loss is not None else ""
         return _check(name, FAIL, f"{which} became non-finite in step {trial.bad_weights_step}{of}")
     for step in trial.steps:
         if not math.isfinite(step.loss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,10 @@ def verify(
     max_norm: Annotated[
         float | None, typer.Option("--max-norm", min=0.0, help="No gradient norm may exceed this before clipping.")
     ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", help="Neither GPU nor, without one, process may take more: 2GB, 512MiB."),
+    ] = None,
     min_success: Annotated[
         float, typer.Option("--min-success", min=0.0, max=1.0, help="The share of steps that must have been applied.")
     ] = 0.85,
@@ -57,7 +62,7 @@ def verify(
 
     wishes = Wishes(
         min_success=min_success, max_norm=max_norm, above=_limits(above or []), falls=tuple(falls or ()),
-        ignore=frozenset(ignore or ()),
+        ignore=frozenset(ignore or ()), max_memory=_bytes(max_memory) if max_memory is not None else None,
     )  # fmt: skip
     folders = [run]
     if not (run / "run.json").exists() and (run / "run" / "run.json").is_file():
@@ -90,6 +95,18 @@ def _limits(texts: list[str]) -> dict[str, float]:
         if not equals or not name.strip():
             raise UsageError(f"--above {text} is not understood: write NAME=NUMBER, for example accuracy=0.3.")
     return found
+
+
+def _bytes(text: str) -> float:
+    """2GB is 2e9 bytes, 2GiB is 2 * 2**30; a bare number is bytes."""
+    match = re.fullmatch(r"([0-9.]+)\s*(?:([kMGT]?)(i?)B)?", text.strip(), re.IGNORECASE)
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or not number > 0:
+        raise UsageError(f"--max-memory {text} is not understood: write a size such as 2GB, 512MB or 1.5GiB.")
+    return number * float(1024 if match[3] else 1000) ** " kmgt".index((match[2] or " ").lower())
 
 
 def _scanned(run: Path, models: list[Path]) -> ScanReport | None:

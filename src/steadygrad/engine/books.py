@@ -22,6 +22,7 @@ from ..policy.escalation import Ledger
 from ..records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
 from ..rules import Rule
 from .flight import Window
+from .memory_use import MemoryUse
 from .shield import Shield
 
 logger = logging.getLogger("steadygrad")
@@ -55,6 +56,7 @@ class Books:
         self.on_incident: Callable[[Incident], None] | None = None
         """Called with every incident once, when what could be found out about it is known."""
         self._announced = 0
+        self._memory = MemoryUse()
         self.skipped_by_program = 0
 
     def limits(self, max_grad_norm: float | None) -> Limits:
@@ -107,15 +109,23 @@ class Books:
             self.history.admit(reading, applied)
         except Exception as fault:
             self._shield.note("watch", fault)
+        now, terms = time.time(), reading.terms
+        if reading.local_loss is not None:
+            terms = {**terms, "rank_loss": reading.local_loss}
+        try:
+            if used := self._memory.sample(now):
+                terms = {**terms, **used}
+        except Exception as fault:
+            self._shield.note("journal", fault)
         record = StepRecord(
             run=self._run,
             step=reading.step,
             attempt=attempt,
             rank=self._rank,
-            time=time.time(),
+            time=now,
             batch_key=reading.batch_key,
             loss=reading.loss if loss_seen else math.nan,
-            terms=reading.terms if reading.local_loss is None else {**reading.terms, "rank_loss": reading.local_loss},
+            terms=terms,
             grad_norm=reading.grad_norm,
             norms=reading.norms,
             lr=reading.lr,

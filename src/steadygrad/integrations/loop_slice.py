@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -125,6 +126,23 @@ def _stopped_at_backward(passes: int) -> Iterator[None]:
     finally:
         no_update.remove()
         Tensor.backward, torch.autograd.backward = tensors_own, functional  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def stopped_at_return(function: CodeType, name: str) -> Iterator[None]:
+    """Inside, the run ends where this function returns, and its variable `name` is the loss: for a function that
+    computes a loss and returns None where it is not finite."""
+    before = sys.getprofile()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is function and isinstance(frame.f_locals.get(name), Tensor):
+            raise BackwardReached(frame.f_locals[name])
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def cut(

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from .judgement import Finding
 
+HOST_MEMORY, GPU_MEMORY, GPU_MEMORY_PEAK = "host_memory_bytes", "gpu_memory_bytes", "gpu_memory_peak_bytes"
+"""Sampled memory stands among the terms of some steps: the process's, its fullest GPU's, and that one's most so far."""
+MEMORY = (HOST_MEMORY, GPU_MEMORY, GPU_MEMORY_PEAK)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:

@@ -15,8 +15,9 @@ from .watching.sampling import moving_mean, sampled
 from .watching.story import Story
 
 WIDTH, HEIGHT = 1200, 760
-LEFT, RIGHT, TOP, MIDDLE, BOTTOM = 84.0, 1176.0, 98.0, 476.0, 712.0
-GAP = 46.0
+LEFT, RIGHT, TOP, BOTTOM = 84.0, 1176.0, 98.0, 712.0
+TWO_PANELS: tuple[tuple[float, float], ...] = ((TOP, 430.0), (476.0, BOTTOM))
+THREE_PANELS: tuple[tuple[float, float], ...] = ((TOP, 366.0), (404.0, 578.0), (616.0, BOTTOM))
 POINTS = 1000
 SMOOTHED_FROM = 60
 MAX_LABELS = 24
@@ -33,6 +34,21 @@ class Scene:
     notes: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a panel shows: its title, and a value for each of some steps."""
+
+    title: str
+    steps: Any
+    values: Any
+    from_zero: bool = False
+    earlier: Any = ()
+    """Attempts that a rollback undid, drawn faint."""
+
+
+_CURVES = (("loss", "loss"), ("grad_norm", "gradient norm"))
+
+
 def scene_of(story: Story, *, log: bool = True) -> Scene:
     """The picture of one run that has steps. `log` asks for logarithmic axes; values that have none make it linear."""
     rows = story.rows
@@ -44,9 +60,17 @@ def scene_of(story: Story, *, log: bool = True) -> Scene:
     notes: list[str] = []
     shapes: list[Shape] = [Area(points=_rectangle(0, 0, WIDTH, HEIGHT), colour=PAPER)]
     shapes += _title(story)
-    shapes += _incident_bands(story, x)
-    shapes += _panel(rows, "loss", "loss", x, (TOP, MIDDLE - GAP), log=log, notes=notes)
-    shapes += _panel(rows, "grad_norm", "gradient norm", x, (MIDDLE, BOTTOM), log=log, notes=notes, clip=story.clip)
+    what, sampled_at, memory = rows.memory()
+    panels = THREE_PANELS if len(memory) else TWO_PANELS
+    shapes += _incident_bands(story, x, panels)
+    loss, norm = (
+        Curve(name, rows.final("step"), rows.final(column), earlier=rows.earlier(column)) for column, name in _CURVES
+    )
+    shapes += _panel(rows, loss, x, panels[0], log=log, notes=notes)
+    shapes += _panel(rows, norm, x, panels[1], log=log, notes=notes, clip=story.clip)
+    if len(memory):
+        used = Curve(f"{what} memory, GB", sampled_at, memory / 1e9, from_zero=True)
+        shapes += _panel(rows, used, x, panels[2], log=False, notes=notes)
     shapes += _step_axis(x)
     shapes += _caption(len(steps), len(steps) > POINTS, rerun=len(steps) < rows.num_rows)
     shapes += _incident_labels(story, x)
@@ -63,11 +87,11 @@ def _title(story: Story) -> Iterator[Shape]:
 
 
 def _panel(
-    rows: RankRows, column: str, title: str, x: Scale, place: tuple[float, float], *, log: bool, notes: list[str],
+    rows: RankRows, curve: Curve, x: Scale, place: tuple[float, float], *, log: bool, notes: list[str],
     clip: float | None = None,
 ) -> Iterator[Shape]:  # fmt: skip
     top, bottom = place
-    steps, values = rows.final("step"), rows.final(column)
+    title, steps, values = curve.title, curve.steps, curve.values
     finite = values[np.isfinite(values)]
     if finite.size and not finite.any():
         notes.append(f"the {title} is zero at every step, so it is not drawn")
@@ -83,10 +107,11 @@ def _panel(
             notes.append(f"steps at which the {title} is zero are left out: a logarithmic axis has no zero")
     points = sampled(steps, values, limit=POINTS)
     shown_values = [value for name in ("low", "mid", "high") for value in points.get(name, []) if value is not None]
-    y = scale_for([*shown_values, *([clip] if clip else [])], bottom, top, log=log)
+    also = [clip] if clip else [0.0] if curve.from_zero else []
+    y = scale_for([*shown_values, *also], bottom, top, log=log)
     kind = ", log scale" if log else ""
     yield Words(x=LEFT, y=top - 8, text=f"{title}{kind}", colour=INK, size=14)
-    for tick in y.ticks():
+    for tick in y.ticks()[:: 2 if bottom - top < 120 else 1]:
         level = y.at(tick)
         yield Line(points=[(LEFT, level), (RIGHT, level)], colour=GRID)
         yield Words(x=LEFT - 8, y=level + 4, text=short(tick), colour=DIM, size=12, anchor="end")
@@ -98,7 +123,7 @@ def _panel(
             colour=BAD,
             anchor="middle",
         )
-    for _, lost, then in rows.earlier(column):
+    for _, lost, then in curve.earlier:
         gaps = np.flatnonzero(np.diff(lost) != 1) + 1
         drawn = [float(value) if np.isfinite(value) and (value > 0 or not log) else None for value in then]
         for part in np.split(np.arange(len(lost)), gaps):
@@ -157,11 +182,11 @@ def _refused(rows: RankRows, x: Scale, top: float) -> Iterator[Shape]:
         yield Line(points=[(pixel, top), (pixel, top + 7)], colour=BAD, width=1.4)
 
 
-def _incident_bands(story: Story, x: Scale) -> Iterator[Shape]:
+def _incident_bands(story: Story, x: Scale, panels: Sequence[tuple[float, float]]) -> Iterator[Shape]:
     for incident in story.incidents:
         left, right = x.at(incident.first_step), x.at(incident.last_step)
         right = max(right, left + 1.5)
-        for top, bottom in ((TOP, MIDDLE - GAP), (MIDDLE, BOTTOM)):
+        for top, bottom in panels:
             yield Area(points=_rectangle(left, top, right, bottom), colour=BAD_BAND)
 
 

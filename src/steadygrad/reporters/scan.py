@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..records import to_plain
 from ..records.scan import Bisection, FileScan, Level, ScanReport, Verdict
-from .terminal import number, shown
+from .terminal import amount, number, shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -130,16 +130,6 @@ def bisection_as_data(found: Bisection) -> dict[str, Any]:
         "looked_at": [{"path": path, "verdict": verdict.value} for path, verdict in found.looked_at],
         "scan": as_data(found.report),
     }
-
-
-def amount(num_bytes: int) -> str:
-    """Bytes as a person reads them: 512 B, 3.2 MB, 4.0 GB."""
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 class Bar:

@@ -57,6 +57,16 @@ def number(value: float | None, *, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def amount(num_bytes: float) -> str:
+    """Bytes as a person reads them: 512 B, 3.2 MB, 4.0 GB."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
 def labelled(label: str, text: str | Text, *, width: int = 9) -> Text:
     """One line of a report: a dim label in its own column, then the text."""
     line = Text("  ")

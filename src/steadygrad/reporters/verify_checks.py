@@ -15,13 +15,17 @@ import numpy as np
 
 from ..errors import UsageError
 from ..records.scan import FileScan, Level, ScanReport, Verdict
-from .terminal import number
+from .terminal import amount, number
+from .watching.rows import RankRows
 from .watching.story import Counts, Story
 
 HEALTHY_SUCCESS = 0.90
 ALARM_SUCCESS = 0.85
 MIN_STEPS_FOR_TREND = 20
 NOT_RECORDED = "not recorded: add it to RUN/metrics.json or pass --metrics FILE"
+MEMORY_NOT_RECORDED = "not recorded: the run was written by an earlier version, or on a system without /proc"
+MIN_MEMORY_SAMPLES = 12
+MEMORY_GROWTH = 0.05
 POSITIVE_METRICS = ("accuracy", "answer_rate")
 _FINITE, _FELL = "the {} of every update is finite", "the loss fell"
 
@@ -61,6 +65,7 @@ class Wishes:
 
     min_success: float = ALARM_SUCCESS
     max_norm: float | None = None
+    max_memory: float | None = None
     above: Mapping[str, float] = field(default_factory=dict)
     falls: Sequence[str] = ()
     ignore: frozenset[str] = frozenset()
@@ -92,6 +97,8 @@ def checklist(evidence: Evidence, wishes: Wishes) -> list[Check]:
     ]
     if wishes.max_norm is not None:
         found.append(norm_below(norm[applied], wishes.max_norm))
+    if wishes.max_memory is not None:
+        found += [memory_below(evidence.story.ranks, wishes.max_memory), memory_stable(evidence.story.ranks)]
     usual = {name: 0.0 for name in POSITIVE_METRICS if evidence.metrics.get(name)}
     wanted = usual | dict(wishes.above)
     found += [above(name, limit, evidence.metrics, asked=name in wishes.above) for name, limit in wanted.items()]
@@ -125,6 +132,8 @@ def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check
         verb = "was" if harmful.sum() == 1 else "were"
         detail = f"{_updates(int(harmful.sum()))} {verb} applied although it was not, the first at step {first:,}"
         return Check(slug=slug, question=question, mark=Mark.FAIL, detail=detail)
+    if not applied.any():
+        return Check(slug=slug, question=question, mark=Mark.OPEN, detail="no update was applied")
     detail = _updates(int(applied.sum()))
     if bad.any():
         detail += f"; {int(bad.sum()):,} steps at which it was not were refused"
@@ -137,7 +146,9 @@ def _updates(count: int) -> str:
 
 def success(counts: Counts, limit: float) -> Check:
     rate = counts.success_rate
-    detail = f"{100 * rate:.1f} % of {counts.steps - counts.overflows:,} steps were applied"
+    detail = f"{100 * rate:.1f} % of {counts.due:,} steps were applied"
+    if counts.by_program:
+        detail += f"; {counts.by_program:,} were skipped by the program"
     if limit <= rate < HEALTHY_SUCCESS:
         detail += f"; healthy is above {100 * HEALTHY_SUCCESS:.0f} %"
     mark = Mark.PASS if rate >= limit else Mark.FAIL
@@ -196,6 +207,41 @@ def norm_below(norms: Any, limit: float) -> Check:
     detail = f"the largest is {number(largest)}" + (f", {over:,} of {len(norms):,} updates are above" if over else "")
     question = f"every gradient norm is at most {number(limit)} before clipping"
     return Check(slug="norm_below", question=question, mark=Mark.FAIL if over else Mark.PASS, detail=detail)
+
+
+def memory_below(ranks: Sequence[RankRows], limit: float) -> Check:
+    """The most memory of any rank: of its fullest GPU, or of the process where it has none."""
+    question = f"memory stayed at most {amount(limit)}"
+    samples = [(what, values) for what, _, values in (rows.memory(peak=True) for rows in ranks) if len(values)]
+    if not samples:
+        return Check(slug="memory_below", question=question, mark=Mark.OPEN, detail=MEMORY_NOT_RECORDED, asked=True)
+    what, values = max(samples, key=lambda sample: float(sample[1].max()))
+    most = float(values.max())
+    detail = f"the most {what} memory is {amount(most)}, in {_samples(len(values))}"
+    return Check(slug="memory_below", question=question, mark=Mark.FAIL if most > limit else Mark.PASS, detail=detail)
+
+
+def memory_stable(ranks: Sequence[RankRows]) -> Check:
+    """The memory in use in the last quarter of the run against that of the second: the first is still growing."""
+    question = "memory is stable"
+    worst: tuple[float, str] | None = None
+    for what, _, values in (rows.memory() for rows in ranks):
+        quarters = np.array_split(values, 4)
+        if len(values) < MIN_MEMORY_SAMPLES:
+            continue
+        early, late = float(quarters[1].max()), float(quarters[3].max())
+        detail = f"{what} memory {amount(early)} in the second quarter of the run, {amount(late)} in the last"
+        worst = max(worst or (0.0, ""), (late / max(early, 1.0), detail))
+    if worst is None:
+        count = max((len(rows.memory()[2]) for rows in ranks), default=0)
+        few = f"{_samples(count)} are too few to tell; at least {MIN_MEMORY_SAMPLES} are needed"
+        return Check(slug="memory_stable", question=question, mark=Mark.OPEN, detail=few)
+    mark = Mark.FAIL if worst[0] > 1 + MEMORY_GROWTH else Mark.PASS
+    return Check(slug="memory_stable", question=question, mark=mark, detail=worst[1])
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample" + ("s" if count != 1 else "")
 
 
 def above(name: str, limit: float, metrics: Mapping[str, Sequence[float]], *, asked: bool) -> Check:

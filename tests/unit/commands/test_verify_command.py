@@ -221,3 +221,23 @@ def test_bad_input_is_one_sentence(call: Call, run: Path, tmp_path: Path, monkey
     one_sentence(call("verify", str(run), "--metrics", str(tmp_path / "bad.json")), "holds no JSON")
     forbid(monkeypatch, run / "run.json")
     one_sentence(call("verify", str(run)), "permission denied")
+
+
+def test_batches_that_the_program_left_out_are_in_the_success_rate(call: Call, tmp_path: Path) -> None:
+    losses = [2.0 - step / 100 for step in range(40)]
+    healthy, half = written(tmp_path / "healthy", losses), written(tmp_path / "half", losses)
+    with Journal(half) as journal:
+        for step in range(40):
+            journal.event("skipped_by_program", step=step, reason="its loss is nan")
+        assert journal.flush(60)
+    assert marks(call, str(healthy))[1]["success_rate"] == "pass"
+    code, found = marks(call, str(half))
+    assert (code, found["success_rate"]) == (1, "fail")
+    assert "50.0 % of 80 steps were applied; 40 were skipped by the program" in call("verify", str(half))[1]
+
+
+def test_a_run_without_a_single_update_is_not_called_finite(call: Call, tmp_path: Path) -> None:
+    run = written(tmp_path / "none", [math.nan] * 6, applied=[False] * 6)
+    code, found = marks(call, str(run))
+    assert code == 1
+    assert {found["gradient_finite"], found["loss_finite"]} == {"open"}

@@ -57,7 +57,7 @@ def test_train_leaves_a_table_of_both_objectives_and_eval_measures_the_same(
     assert told["comparison"]["seeds"] == 1
     assert "| kd " in (out / "table.md").read_text(encoding="utf-8")
     picture = (out / "perplexity.svg").read_text(encoding="utf-8")
-    assert picture.count("<polyline") == 2
+    assert picture.count('stroke-width="3"') == 2
     assert "with the teacher" in picture
 
     assert main(["eval", str(out), "--json"]) == 0

@@ -64,8 +64,9 @@ def test_a_folder_that_no_run_left_is_not_renamed(tmp_path: Path) -> None:
 def test_a_curve_of_one_point_is_seen(tmp_path: Path) -> None:
     plots.lines(tmp_path / "a.svg", "one", {"a": [(40.0, 2.0)]})
     plots.lines(tmp_path / "b.svg", "two", {"a": [(40.0, 2.0), (50.0, 1.0)]})
-    assert (tmp_path / "a.svg").read_text().count("<circle") == 1
-    assert "<circle" not in (tmp_path / "b.svg").read_text()
+    frame = (tmp_path / "b.svg").read_text().count("<polygon")
+    assert (tmp_path / "a.svg").read_text().count("<polygon") == frame + 1
+    assert (tmp_path / "b.svg").read_text().count('stroke-width="3"') == 1
 
 
 def test_a_setting_that_cannot_work_is_named_and_no_missing_journal(

@@ -15,8 +15,9 @@ import steadygrad as sg
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 FILES = [*RECIPES.glob("*.py"), *(RECIPES / "units").glob("*.py"), *(RECIPES / "common").glob("*.py")]
 SVG = "{http://www.w3.org/2000/svg}"
-READERS = ("steadygrad.journal",)
-"""Public as a module: the functions that read a run directory."""
+READERS = ("steadygrad.journal", "steadygrad.reporters.plot", "steadygrad.reporters.plot_scene",
+           "steadygrad.reporters.plot_shapes")  # fmt: skip
+"""Public as modules: the functions that read a run directory, and those that draw for `steady plot`."""
 
 
 def private_uses(source: str) -> list[str]:
@@ -51,8 +52,11 @@ def test_there_are_recipes_and_the_check_can_fail() -> None:
 def test_bars_stand_as_high_as_their_numbers(tmp_path: Path) -> None:
     plots.bars(tmp_path / "b.svg", "a < b", {"accuracy": {"before": 0.25, "after": 0.5}})
     root = ElementTree.parse(tmp_path / "b.svg").getroot()
-    heights = [float(bar.get("height", 0)) for bar in root.iter(f"{SVG}rect")][-2:]
-    assert heights[1] == pytest.approx(2 * heights[0])
+    areas = [
+        [tuple(map(float, p.split(","))) for p in each.get("points", "").split()] for each in root.iter(f"{SVG}polygon")
+    ]
+    heights = [max(y for _, y in area) - min(y for _, y in area) for area in areas][-2:]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert {"a < b", "0.25", "0.50", "before", "after", "accuracy"} <= set(texts)
 
@@ -60,7 +64,8 @@ def test_bars_stand_as_high_as_their_numbers(tmp_path: Path) -> None:
 def test_a_curve_leaves_out_what_cannot_be_drawn(tmp_path: Path) -> None:
     points = [(1.0, 4.0), (2.0, math.nan), (3.0, 2.0), (4.0, math.inf), (5.0, 0.0), (6.0, 1.0)]
     plots.lines(tmp_path / "l.svg", "loss", {"loss": points})
-    (curve,) = ElementTree.parse(tmp_path / "l.svg").getroot().iter(f"{SVG}polyline")
+    root = ElementTree.parse(tmp_path / "l.svg").getroot()
+    (curve,) = [line for line in root.iter(f"{SVG}polyline") if line.get("stroke-width") == "3"]
     drawn = [tuple(map(float, point.split(","))) for point in (curve.get("points") or "").split()]
     assert len(drawn) == 3
     heights = [y for _, y in drawn]

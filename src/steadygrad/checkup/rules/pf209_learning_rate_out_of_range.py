@@ -87,11 +87,17 @@ def of_script(script: Script) -> Iterator[Advice]:
         return
     loaded = any(_is_loaded(script, node) for node in trained_expressions(script))
     for call, kind, rate in learning_rates(script):
-        if not kind.startswith("Adam") or kind == "Adamax":
+        if not kind.startswith("Adam") or kind == "Adamax" or (rate == 0 and _is_set_later(script)):
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
             yield at(RULE, Level.WARNING, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+
+
+def _is_set_later(script: Script) -> bool:
+    """Whether the file writes the rate into the groups of an optimizer: `group["lr"] = rate`."""
+    stores = [node for node in script.nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return any(script.literal(node.slice) == "lr" for node in stores)
 
 
 def _is_loaded(script: Script, node: ast.expr) -> bool:
@@ -145,6 +151,21 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 NEAR_MISSES = [
+    """
+import torch
+class Schedule:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+    def step(self, rate):
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+model = torch.nn.Transformer()
+optimizer = Schedule(torch.optim.Adam(model.parameters(), lr=0))
+for x, y in loader:
+    model(x, y).sum().backward()
+    optimizer.step(1e-4)
+""",
     """
 import torch
 model = GCN()

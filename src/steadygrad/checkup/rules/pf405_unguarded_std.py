@@ -64,12 +64,17 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if not _is_standardised(script, left):
             continue
-        if script.untracked_for_looking(node) or asked_before(script, node, right):
+        if script.untracked_for_looking(node) or asked_before(script, node, right) or _is_made_once(script, node):
             continue
         yield at(
             RULE, Level.WARNING, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
             help="add an epsilon to the deviation",
         )  # fmt: skip
+
+
+def _is_made_once(script: Script, node: ast.AST) -> bool:
+    """A line of the script itself, outside of functions and loops: a whole data set is normalised, not a batch."""
+    return isinstance(script.scope(node), ast.Module) and innermost_loop(script, node) is None
 
 
 def _of_one(script: Script, node: ast.AST, right: ast.expr) -> str:
@@ -133,6 +138,7 @@ SPECIMENS = [
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 NEAR_MISSES = [
+    "import torch\nmean, std = data.y.mean(0), data.y.std(0)\ndata.y = (data.y - mean) / std\n",
     _EPISODE.format(std="std(unbiased=False)", length=""),
     _EPISODE.format(std="std()", length="if len(returns) < 2: return returns"),
     "import torch\ndef start(n):\n    a = torch.randn(n, n)\n    return a / a.std()\n",

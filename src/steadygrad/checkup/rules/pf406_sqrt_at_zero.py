@@ -45,11 +45,43 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if any(word == "grad" or word.startswith("grad_") for word in names_in(op.operand)):
             continue  # an optimizer's arithmetic on gradients is not differentiated
-        if _is_square(script, bare(script, op.operand)):
+        if _is_square(script, bare(script, op.operand)) and not _is_feature(script, call):
             yield at(
                 RULE, Level.WARNING, script, call, "the gradient of this root is infinite where its argument is zero",
                 help="add a small number inside the root, or use torch.linalg.vector_norm",
             )  # fmt: skip
+
+
+def _is_feature(script: Script, call: ast.Call) -> bool:
+    """A root in a method that goes into a layer of the same object (`self.layer(...)`) and is made of the method's
+    arguments alone: an input is described, and no gradient is asked for behind it."""
+    method = script.scope(call)
+    if not isinstance(method, ast.FunctionDef) or not method.args.args or method.args.args[0].arg != "self":
+        return False
+    assigned = [node for node in ast.walk(method) if isinstance(node, ast.Assign)]
+    made: set[str] = set()
+    before = {each.arg for each in method.args.args[1:]}
+    for node in assigned:
+        words = names_in(node.value)
+        targets = {word for target in node.targets for word in names_in(target)}
+        if words & made or any(each is call for each in ast.walk(node.value)):
+            made |= targets
+        elif "self" in words:
+            before -= targets
+        elif words & before:
+            before |= targets
+    layers = [each for each in ast.walk(method) if isinstance(each, ast.Call) and _is_layer(each)]
+    return (
+        bool(names_in(call) & before)
+        and "self" not in names_in(call)
+        and any(names_in(argument) & made for layer in layers for argument in layer.args)
+    )
+
+
+def _is_layer(call: ast.Call) -> bool:
+    return (
+        isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self"
+    )
 
 
 def _is_square(script: Script, node: ast.expr | None) -> bool:
@@ -76,11 +108,34 @@ def _is_power(script: Script, node: ast.expr | None) -> bool:
 
 
 SPECIMENS = [
+    """
+import torch
+class Points(torch.nn.Module):
+    def forward(self, x, y):
+        difference = self.first(x) - y
+        distance = torch.sqrt((difference * difference).sum(1))
+        return self.layer(distance)
+""",
+    """
+import torch
+class Loss(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.sqrt(((a - b) ** 2).mean())
+""",
     "import torch\ndef distance(a, b):\n    return torch.sqrt(((a - b) ** 2).sum(-1))\n",
     "import torch\nimport torch.nn.functional as F\ndef rmse(a, b):\n    return torch.sqrt(F.mse_loss(a, b))\n",
     "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+class Points(torch.nn.Module):
+    def forward(self, x, pos_i, pos_j):
+        difference = pos_j - pos_i
+        distance = torch.sqrt((difference * difference).sum(1))
+        described = torch.cat([x, distance])
+        return self.layer(described)
+""",
     "import torch\ndef rms(grad):\n    return torch.sqrt(torch.sum(grad.pow(2), dim=0))\n",
     "import torch\ndef distance(a, b):\n    return torch.sqrt(((a - b) ** 2).sum(-1) + 1e-8)\n",
     "import torch\ndef evaluate(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n",

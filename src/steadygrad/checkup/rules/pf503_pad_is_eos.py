@@ -43,7 +43,7 @@ def of_script(script: Script) -> Iterator[Advice]:
     """Needs both: the assignment, and the collator that masks every pad."""
     collators = [call for call in script.calls if last_word(call.func) == "DataCollatorForLanguageModeling"]
     causal = [call for call in collators if script.literal(keyword(call, "mlm")) is False]
-    if not causal:
+    if not causal or _makes_labels(script):
         return
     for node in script.nodes:
         if not isinstance(node, ast.Assign) or last_word(node.targets[0]) not in ("pad_token", "pad_token_id"):
@@ -57,6 +57,15 @@ def of_script(script: Script) -> Iterator[Advice]:
                 "the collator masks pads, and with them every end token",
                 help=HELP,
             )
+
+
+def _makes_labels(script: Script) -> bool:
+    """Whether the file computes labels itself, so that those of the collator are not used: `labels = ids.clone()`."""
+    return any(
+        last_word(node.targets[0]) == "labels" and last_word(node.value.func) == "clone"
+        for node in script.nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+    )
 
 
 def of_data(data: Data) -> Iterator[Advice]:
@@ -83,6 +92,8 @@ SPECIMENS = [
     Data(eos=2, pad=2, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9)),
 ]
 NEAR_MISSES = [
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False)
+    + "for batch in DataLoader(rows, collate_fn=collator):\n    labels = batch['input_ids'].clone()\n",
     _SCRIPT.format(line="tokenizer.pad_token = '<pad>'", mlm=False),
     _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=True),
     Data(eos=2, pad=2, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9, num_rows_eos_taught=9)),

@@ -25,7 +25,7 @@ from ...engine.rng import RngState, put_rng, take_rng
 from ...engine.tape import first_tensor_in, tensors_in
 from ..loop_batches import with_named_batches
 from ..loop_names import bind_batch
-from ..loop_slice import LoopSlice, cut, loops_around
+from ..loop_slice import LoopSlice, cut, loops_around, stopped_at_return
 from .calls import Call, autocast_now
 from .effects import quiet
 from .user_state import UserState, is_users
@@ -53,6 +53,8 @@ class Play:
     """How many backwards of another loss these lines make before theirs."""
     rng_before: RngState | None = None
     """The random numbers after the update before: a line like `model(torch.randn(8))` draws between."""
+    inside: tuple[CodeType, str] | None = None
+    """A function that these lines call and its variable that is the loss, where the function did not return it."""
     _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
     def with_named_batches(self) -> Play:
@@ -98,6 +100,8 @@ class Play:
             with ExitStack() as stack, torch.enable_grad(), quiet():
                 for device, dtype in self.autocast.items():
                     stack.enter_context(torch.autocast(device, dtype=dtype))
+                if self.inside is not None:
+                    stack.enter_context(stopped_at_return(*self.inside))
                 return self.slice.run({**graphs, **names}, self.module_globals, self.passes)
         finally:
             state.restore()
@@ -241,7 +245,18 @@ class Slices:
                     play = Play(known, early, frame.f_globals, self._rng, autocast_now(), value, ())
                     play.rng_before = self._rng_before
                     play.versions = _versions(play.batch)
+                    play.inside = self._kept_inside(frame, loss)
                     return play
+        return None
+
+    def _kept_inside(self, loop: FrameType, loss: Tensor | None) -> tuple[CodeType, str] | None:
+        """The function called by the loop whose variable this loss is; None where the loop itself has it."""
+        if loss is None or any(value is loss for value in loop.f_locals.values()):
+            return None
+        for frame in self.open_frames():
+            for name, value in frame.f_locals.items():
+                if value is loss and frame is not loop:
+                    return frame.f_code, name
         return None
 
     def _start_over(self) -> None:

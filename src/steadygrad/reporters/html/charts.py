@@ -64,6 +64,9 @@ def _run(story: Story, points: int) -> dict[str, Any]:
         curves["loss"]["window"] = mean_window(len(steps))
     if np.isfinite(rows.final("loss_scale")).any():
         curves["loss_scale"] = sampled(steps, rows.final("loss_scale"), limit=small)
+    what, sampled_at, memory = rows.memory()
+    if len(memory):
+        curves["memory"] = sampled(sampled_at, memory / 1e9, limit=small) | {"of": what}
     terms = {shown(name, limit=80): sampled(steps, rows.final_term(name), limit=small) for name in rows.term_names}
     others = [_rank(rank, small) for rank in story.ranks[1:MAX_RANKS_DRAWN]]
     ends = [int(steps.min()), int(steps.max())]

@@ -84,6 +84,7 @@ def render(told: list[Told], others: Sequence[Other] = ()) -> str:
         written=_clock(time.time()),
         rate_window=RATE_WINDOW,
         has_scale=any("loss_scale" in run["curves"] for run in data["runs"]),
+        memory_of=next((run["curves"]["memory"]["of"] for run in data["runs"] if "memory" in run["curves"]), ""),
         has_terms=any(run.get("terms") for run in data["runs"]),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from ..terminal import number, shown
 from .detail import detail_of
 from .follow import Follower
 from .glance import glance
-from .once import STYLES, numbers_line
+from .once import STYLES, memory_line, numbers_line
 from .plots import Curve
 from .story import Story, cause_in_words, kind_of, tell
 from .strips import heat_lines
@@ -150,7 +150,8 @@ class WatchApp(App[None]):
             return
         self._drawn = changed
         self.query_one("#state", Static).update(self._state_line(story, now))
-        self.query_one("#numbers", Static).update(Text(numbers_line(now)))
+        memory = [memory_line(now["memory"])] if now["memory"] else []
+        self.query_one("#numbers", Static).update(Text("   ".join([numbers_line(now), *memory])))
         rows = next((rows for rows in story.ranks if rows.rank == now["rank"]), None)
         marks = [incident.first_step for incident in story.incidents]
         last = 300 if self._recent_only else None

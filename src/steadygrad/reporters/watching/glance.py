@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from .story import Story, counts_of, kind_of, one_line
 
 RECENT = 100
 INCIDENTS_TOLD = 8
+MEMORY_POINTS = 24
 
 
 def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_TOLD) -> dict[str, Any]:
     """Numbers of the rank that was asked for (the lowest otherwise), and what all ranks share."""
     rows = next((rows for rows in story.ranks if rows.rank == rank), story.rows)
-    counts, kinds = counts_of(rows), story.kinds
+    counts = replace(counts_of(rows), by_program=story.counts.by_program)
+    kinds = story.kinds
     return {
         "run": str(story.path),
         "state": story.state.word,
@@ -28,12 +31,14 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
         "steps": counts.steps,
         "refused": counts.refused,
         "overflows": counts.overflows,
+        "skipped_by_program": counts.by_program,
         "success_rate": counts.success_rate,
         "success_rate_recent": recent_rate(rows) if rows is not None else 1.0,
         "loss": _last(rows, "loss"),
         "grad_norm": _last(rows, "grad_norm"),
         "lr": _last(rows, "lr"),
         "loss_scale": _last_number(rows, "loss_scale"),
+        "memory": memory_now(rows) if rows is not None else None,
         "rung": int(rows.last("rung") or 0) if rows is not None else 0,
         "steps_per_second": speed(rows) if rows is not None else None,
         "ranks": [
@@ -63,6 +68,16 @@ def glance(story: Story, *, rank: int | None = None, incidents: int = INCIDENTS_
         ],
         "notes": story.notes,
     }
+
+
+def memory_now(rows: RankRows) -> dict[str, Any] | None:
+    """The newest sample of the memory in use, in bytes, and the most so far; None if none was recorded."""
+    what, _, values = rows.memory()
+    if not len(values):
+        return None
+    most = float(rows.memory(peak=True)[2].max())
+    curve = [float(part.mean()) for part in np.array_split(values, min(MEMORY_POINTS, len(values)))]
+    return {"of": what, "bytes": float(values[-1]), "most": most, "curve": curve}
 
 
 def recent_rate(rows: RankRows) -> float:

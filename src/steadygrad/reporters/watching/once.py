@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..terminal import labelled, number, shown
+from ..terminal import amount, labelled, number, shown
 from .glance import glance
 from .rows import RankRows
 from .story import Story
@@ -60,12 +60,20 @@ def numbers_line(now: dict[str, Any]) -> str:
     return "   ".join(parts)
 
 
+def memory_line(memory: dict[str, Any], *, utf: bool = True) -> str:
+    """GPU memory 1.6 GB, at most 1.9 GB, and a row of bars from zero."""
+    strip = bars(memory["curve"], width=len(memory["curve"]), utf=utf, base=0.0)
+    return f"{memory['of']} memory {amount(memory['bytes'])}, at most {amount(memory['most'])} {strip}"
+
+
 def _print_curves(console: Console, rows: RankRows, now: dict[str, Any]) -> None:
     width = max(20, min(80, console.width - 30))
     utf = (console.encoding or "").lower().startswith("utf")
     for label, name in (("loss", "loss"), ("norm", "grad_norm")):
         line = Text(f"{number(now[name]):<12}").append(bars(rows.final(name), width=width, utf=utf), style="cyan")
         console.print(labelled(label, line), soft_wrap=True)
+    if now["memory"]:
+        console.print(labelled("memory", memory_line(now["memory"], utf=utf)), soft_wrap=True)
     console.print(labelled("now", numbers_line(now)), soft_wrap=True)
     if console.color_system in ("256", "truecolor"):
         for line in heat_lines(rows.heat, rows=HEAT_ROWS, width=min(110, console.width)):

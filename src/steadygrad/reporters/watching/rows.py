@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ...journal.columns import names_of
+from ...records.step import GPU_MEMORY, GPU_MEMORY_PEAK, HOST_MEMORY, MEMORY
 from .heat import Heat
 
 OVERFLOW = "SY304"
@@ -96,12 +97,20 @@ class RankRows:
 
     @property
     def term_names(self) -> list[str]:
-        return list(self._terms)
+        return [name for name in self._terms if name not in MEMORY]
+
+    def memory(self, *, peak: bool = False) -> tuple[str, Any, Any]:
+        """Of what, at which steps and how many bytes: the GPU's where it was sampled, else those of the process."""
+        gpu = GPU_MEMORY_PEAK if peak else GPU_MEMORY
+        what, name = ("GPU", gpu) if gpu in self._terms else ("host", HOST_MEMORY)
+        values = self.term(name)
+        sampled = np.isfinite(values)
+        return what, self.column("step")[sampled], values[sampled]
 
     def term(self, name: str) -> Any:
         """The values of one loss term, a row each."""
         values = np.full(self.num_rows, np.nan)
-        for start, rows, numbers in self._terms[name]:
+        for start, rows, numbers in self._terms.get(name, ()):
             values[start + rows] = numbers
         return values
 
@@ -116,7 +125,7 @@ class RankRows:
         coded = keys.dictionary_encode()
         codes, values = np.asarray(coded.indices), np.asarray(items)
         for code, name in enumerate(coded.dictionary.to_pylist()):
-            if name in self._terms or len(self._terms) < MAX_TERMS:
+            if name in self._terms or name in MEMORY or len(self._terms) < MAX_TERMS:
                 chosen = codes == code
                 self._terms.setdefault(name, []).append((self.num_rows, rows[chosen], values[chosen]))
 

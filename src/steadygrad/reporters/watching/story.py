@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,18 @@ class Counts:
     overflows: int = 0
     run_again: int = 0
     applied_bad: int = 0
+    by_program: int = 0
+    """Batches that the program left out by itself, for a non-finite value; no step is recorded of them."""
+
+    @property
+    def due(self) -> int:
+        """How many steps there were to make: without those the loss scale refused, with those the program skipped."""
+        return self.steps - self.overflows + self.by_program
 
     @property
     def success_rate(self) -> float:
-        """The share of steps that were applied, leaving out those the loss scale refused; 1.0 before the first."""
-        counted = self.steps - self.overflows
-        return self.applied / counted if counted else 1.0
+        """The share of those that were applied; 1.0 before the first."""
+        return self.applied / self.due if self.due else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +145,7 @@ def tell(run_dir: str | os.PathLike[str], follower: Follower) -> Story:
         path=path,
         run=run,
         state=state,
-        counts=counts_of(lead),
+        counts=replace(counts_of(lead), by_program=sum(event.kind == "skipped_by_program" for event in events)),
         ranks=follower.ranks,
         incidents=incidents,
         vitals=[event for event in events if event.kind == "vitals"],
@@ -186,6 +192,8 @@ def updates(counts: Counts, incidents: list[Incident]) -> str:
         sentence = f"{counts.applied:,} of {total} applied, {counts.overflows:,} skipped by the loss scale."
     else:
         sentence = "The only update was applied." if counts.steps == 1 else f"All {total} applied."
+    if counts.by_program:
+        back = ", ".join(filter(None, (f"{counts.by_program:,} skipped by the program", back)))
     return f"{sentence[:-1]}, {back}." if back else sentence
 
 

@@ -18,21 +18,22 @@ _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 3
 _NOT_FINITE = Style(bgcolor=Color.from_rgb(229, 32, 44), color=Color.from_rgb(255, 255, 255))
 
 
-def bars(values: Any, *, width: int, utf: bool = True) -> str:
+def bars(values: Any, *, width: int, utf: bool = True, base: float | None = None) -> str:
     """A row of bars on a log scale (a plain one if a value is not above zero): each stands for the mean of a stretch.
 
-    "x" where no value of a stretch is finite.
+    With `base` the scale is plain and begins there. "x" where no value of a stretch is finite.
     """
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
     if not len(values) or width < 1:
         return ""
-    if finite.any() and (values[finite] > 0).all():
+    if base is None and finite.any() and (values[finite] > 0).all():
         values = np.log(np.where(finite, values, 1.0))
     stretches = np.array_split(np.arange(len(values)), min(width, len(values)))
     means = [values[place][finite[place]].mean() if finite[place].any() else np.nan for place in stretches]
     known = [mean for mean in means if np.isfinite(mean)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    low = low if base is None else base
     marks = BARS if utf else PLAIN_BARS
     span = (high - low) or 1.0
     return "".join(

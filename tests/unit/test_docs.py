@@ -195,7 +195,8 @@ def test_the_bug_of_a_page_is_not_finite_and_its_fix_is(code: str) -> None:
     bug, fix = (inspect.cleandoc(part) for part in rules.page(code).sections["Smallest example"].split("# fixed\n"))
 
     def value_of(lines: str) -> torch.Tensor:
-        *before, last = [part.strip() for line in lines.splitlines() for part in line.split("#")[0].split(";")]
+        parts = [part.strip() for line in lines.splitlines() for part in line.split("#")[0].split(";")]
+        *before, last = [part for part in parts if part]
         names = {"torch": torch, "F": torch.nn.functional}
         exec("\n".join(before), names)
         return eval(last, names)

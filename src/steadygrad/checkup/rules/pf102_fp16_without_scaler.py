@@ -55,7 +55,7 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _is_given_away(script: Script) -> bool:
-    """Whether every backward is that of another object that is given the loss and may scale it: `engine.backward(x)`."""
+    """Whether every backward is that of an object that is given the loss and may scale it: `engine.backward(loss)`."""
     calls = [call for call in script.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"]
     own = [call for call in calls if not call.args or ast.unparse(call.func) == "torch.autograd.backward"]
     return bool(calls) and not own
@@ -70,7 +70,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     if settings.kind != "own" or not settings.half:
         return
     key = "fp16" if settings.on("fp16") else "precision"
-    scale = settings.number("loss_scale")
+    places = [path for path in settings.keys("loss_scale") if "model" not in path]
+    scale = settings.number("loss_scale") if places else None  # a model's own is the weight of its loss
     if scale is not None and scale <= 1.0:
         detail = f"float16 with a loss scale of {scale:g}: small gradients become zero"
         yield setting(RULE, Level.WARNING, settings, key, detail, help=HELP)
@@ -103,6 +104,7 @@ def train(model, optimizer, loader):
     {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
 NEAR_MISSES = [
+    {"common": {"fp16": False}, "optimizer": {"lr": 1e-4, "betas": [0.9, 0.98]}, "model": {"loss_scale": 1}},
     """
 import torch
 class Trainer:

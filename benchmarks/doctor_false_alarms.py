@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steadygrad.checkup.doctor import judge
-from steadygrad.checkup.files import CONFIGS, SCRIPTS, read_target
+from steadygrad.checkup.files import read_target, targets
 from steadygrad.checkup.script import Script
 from steadygrad.checkup.selection import Selection
 from steadygrad.checkup.settings import Settings
@@ -28,7 +28,7 @@ def trains(script: Script) -> bool:
 
 def things(folder: Path) -> Iterator[Script | Settings]:
     """Every training script and every configuration that says whose it is."""
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in SCRIPTS | CONFIGS and path.is_file()):
+    for path in targets([folder]):
         try:
             thing = read_target(path)
         except UsageError:

@@ -28,6 +28,16 @@ IN_A_PROCESS = ("run", "selftest", "probe")  # they run the program's own module
 MODEL = ("sft", "cot", "rft")
 
 
+def parser_of(module: str) -> Any:
+    """The command line of a recipe."""
+    name = module.removeprefix("recipes.")
+    if name in MODEL:
+        return importlib.import_module("recipes.units.command").parser(importlib.import_module(module).RECIPE)
+    if name == "distill":
+        return importlib.import_module("recipes.distill.cli")._parser()
+    return importlib.import_module(f"{module}.__main__").parser()
+
+
 class Workspace:
     """A folder with the reports' programs, in which rows are run; what a row needs is made by the row that makes it."""
 
@@ -51,6 +61,10 @@ class Workspace:
         return self._done[row.does]
 
     def command(self, words: list[str]) -> tuple[int, str]:
+        if words[-1] == "--help":
+            with self.captured() as printed, pytest.raises(SystemExit):
+                parser_of(words[2]).parse_args(words[3:])
+            return 0, printed.getvalue()
         if words[0] == "python" or words[1] in IN_A_PROCESS:
             start = words[1:] if words[0] == "python" else ["-m", "steadygrad.commands", *words[1:]]
             if "--run-dir" in words:
@@ -125,23 +139,10 @@ def test_a_row_does_what_it_says(row: page.Row, workspace: Workspace) -> None:
 LONG = [row for row in ROWS if row.long]
 
 
-def recipe(row: page.Row) -> tuple[str, list[str]]:
-    _, _, name, *words = shlex.split(row.does)
-    return name.removeprefix("recipes."), words
-
-
 @pytest.mark.parametrize("row", LONG, ids=lambda row: row.number)
 def test_the_command_of_a_long_row_is_understood(row: page.Row) -> None:
-    name, words = recipe(row)
-    if name in MODEL:
-        parser = importlib.import_module("recipes.units.command").parser(
-            importlib.import_module(f"recipes.{name}").RECIPE
-        )
-    elif name == "distill":
-        parser = importlib.import_module("recipes.distill.cli")._parser()
-    else:
-        parser = importlib.import_module(f"recipes.{name}.__main__").parser()
-    assert parser.parse_args(words).verb == words[0]
+    words = shlex.split(row.does)
+    assert parser_of(words[2]).parse_args(words[3:]).verb == words[3]
 
 
 @pytest.mark.slow

@@ -84,6 +84,10 @@ BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
 """Keys of programs that build objects from their configuration: they have their own settings."""
 
 
+_TAGGED = re.compile(r"!(?:name|new|apply|py):?[\w.]*optim\w*\.(\w+)")
+"""An optimizer that YAML names in a tag: `!name:torch.optim.Adadelta`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """Settings by their path of keys, with the line each stands on.
@@ -187,7 +191,10 @@ class Settings:
             for path, value in self.values.items()
             if len(path) > 1 and path[-2] in ("optimizer", "optim") and path[-1] in NAMES_A_CLASS
         ]
-        named = any("adam" in word for word in words)
+        tagged = [found.lower() for line in self.text for found in _TAGGED.findall(line)]
+        words += tagged
+        # Of several optimizers it is not known whose the rate is.
+        named = any("adam" in word for word in words) and all("adam" in word for word in tagged)
         if self.kind != "own":
             return named or (not words and self.kind == "transformers")
         # An epsilon, or a second decay rate, is what the optimizers of Adam's family have and plain SGD has not.

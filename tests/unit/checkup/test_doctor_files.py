@@ -298,3 +298,12 @@ def test_reading_files_imports_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_optimizer_that_yaml_names_in_a_tag_is_the_one_that_is_judged(tmp_path: Path) -> None:
+    text = "lr: 1.0\nprecision: bf16\nwarmup_steps: 10\nmodel: gpt2\nopt_class: !name:torch.optim.{}\n  lr: !ref <lr>\n"
+    for name, expected in (("Adadelta", set()), ("AdamW", {"PF209"})):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text.format(name))
+        found = doctor_files([path], select=["PF209"])
+        assert {each.code for each in found.advice} == expected

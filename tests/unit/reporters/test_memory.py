@@ -59,6 +59,15 @@ def test_a_sample_is_taken_every_fifty_steps_or_once_a_second(monkeypatch: pytes
     assert [step for step in range(5) if slow.sample(1000 + step * 0.7)] == [0, 2, 4]
 
 
+def test_of_several_gpus_the_fullest_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [{"allocated_bytes.all.current": 3, "allocated_bytes.all.peak": 9}, {"allocated_bytes.all.current": 5}]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: used[device])
+    found = memory_use.measured()
+    assert (found[GPU_MEMORY], found[GPU_MEMORY_PEAK]) == (5.0, 9.0)
+
+
 def test_memory_is_no_loss_term(tmp_path: Path) -> None:
     rows = story_of(run_with(tmp_path / "run", [1.0] * 20)).rows
     assert rows is not None

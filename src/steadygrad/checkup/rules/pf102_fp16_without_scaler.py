@@ -46,7 +46,7 @@ HELP = "scale the loss with torch.amp.GradScaler, or use bfloat16"
 
 def of_script(script: Script) -> Iterator[Advice]:
     """One finding a file, at the first autocast that is trained through."""
-    if not loops(script) or has_scaler(script) or hands_over(script):
+    if not loops(script) or has_scaler(script) or hands_over(script) or _is_given_away(script):
         return
     for call in script.calls:
         if autocast_dtype(script, call) == "float16" and not script.untracked(call) and _is_entered(script, call):
@@ -54,6 +54,13 @@ def of_script(script: Script) -> Iterator[Advice]:
                 RULE, Level.WARNING, script, call, "forward runs in float16 and nothing scales the loss", help=HELP
             )
             return
+
+
+def _is_given_away(script: Script) -> bool:
+    """Whether every backward is that of an object that is given the loss and may scale it: `engine.backward(loss)`."""
+    calls = [call for call in script.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"]
+    own = [call for call in calls if not call.args or ast.unparse(call.func) == "torch.autograd.backward"]
+    return bool(calls) and not own
 
 
 def _is_entered(script: Script, call: ast.Call) -> bool:
@@ -65,7 +72,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     if settings.kind != "own" or not settings.half:
         return
     key = "fp16" if settings.on("fp16") else "precision"
-    scale = settings.number("loss_scale")
+    places = [path for path in settings.keys("loss_scale") if "model" not in path]
+    scale = settings.number("loss_scale") if places else None  # a model's own is the weight of its loss
     if scale is not None and scale <= 1.0:
         detail = f"float16 with a loss scale of {scale:g}: small gradients become zero"
         yield setting(RULE, Level.WARNING, settings, key, detail, help=HELP)
@@ -98,6 +106,18 @@ def train(model, optimizer, loader):
     {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
 NEAR_MISSES = [
+    {"common": {"fp16": False}, "optimizer": {"lr": 1e-4, "betas": [0.9, 0.98]}, "model": {"loss_scale": 1}},
+    """
+import torch
+class Trainer:
+    def train(self, loader):
+        for x, y in loader:
+            self.optim.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = self.model(x, y)
+            self.optim.backward(loss)
+            self.optim.step()
+""",
     """
 import torch
 def train(model, optimizer, loader):

@@ -37,11 +37,17 @@ RULE = Rule("PF103", "fp16_and_bf16", "fp16 and bf16 are both switched on.")
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
     """Only literal switches; `auto` is left to the program."""
-    if settings.on("fp16") and settings.on("bf16"):
+    if settings.on("fp16") and settings.on("bf16") and _sections(settings, "fp16") & _sections(settings, "bf16"):
         yield setting(
             RULE, Level.ERROR, settings, "fp16", "fp16 and bf16 are both on, and they exclude each other",
             help="keep bf16 where the hardware has it, else fp16",
         )  # fmt: skip
+
+
+def _sections(settings: Settings, name: str) -> set[tuple[str, ...]]:
+    """The sections in which a switch stands: one of DeepSpeed's and one of the program do not exclude each other."""
+    plain = {path[:-1] for path in settings.keys(name)}
+    return plain | {path[:-2] for path in settings.values if path[-2:] == (name, "enabled")}
 
 
 SPECIMENS = [
@@ -50,6 +56,7 @@ SPECIMENS = [
     "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir='x', fp16=True, bf16=True)\n",
 ]
 NEAR_MISSES = [
+    {"fp16": True, "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "output_dir": "x"},
     {"fp16": False, "bf16": True},
     {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}},
     "from transformers import TrainingArguments\nargs = TrainingArguments(fp16=not ok(), bf16=ok())\n",

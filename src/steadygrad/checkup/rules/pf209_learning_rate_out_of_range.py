@@ -66,7 +66,11 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     rate = settings.number("learning_rate")
     if rate is None or not settings.adam or (settings.other_adapter and rate > 0):
         return
-    pretrained = isinstance(settings.get("model"), str) or (
+    words = [value for value in settings.values.values() if isinstance(value, str)]
+    if any("noam" in text.lower() for text in [*words, *settings.text]):
+        return  # there the number is a factor before width ** -0.5 * step ** -0.5
+    model = settings.get("model")  # a reference to another part of the file is no name of a model
+    pretrained = (isinstance(model, str) and not model.startswith(("<", "$"))) or (
         settings.script is not None and "from_pretrained" in settings.script.called
     )
     sequences = settings.kind == "own" and settings.sequences
@@ -186,6 +190,8 @@ for x in loader:
     head(backbone(x)).sum().backward()
     optimizer.step()
 """,
+    {"optim": "adam", "learning_rate": 2, "decay_method": "noam", "warmup_steps": 8000, "max_grad_norm": 1.0},
+    {"learning_rate": 0.002, "output_dir": "x", "model": "<network>", "optim": "adamw_torch"},
     {"optimizer": {"name": "sgd", "lr": 0.1}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
     {"learning_rate": 2e-5, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"learning_rate": 2e-4, "output_dir": "x", "adapter": "lora", "base_model": "gpt2"},

@@ -47,7 +47,7 @@ def of_script(script: Script) -> Iterator[Advice]:
         divisor = script.op(_plain(script, node.right))
         if divisor is None or divisor.operand is None or not divisor.of_torch or asked_before(script, node, node.right):
             continue
-        what = _kind(script, node.left, divisor)
+        what = "" if _is_counted(script, node.left) else _kind(script, node.left, divisor)
         if what:
             count = what == "count"
             yield at(
@@ -55,6 +55,23 @@ def of_script(script: Script) -> Iterator[Advice]:
                 f"divides by {ast.unparse(node.right)}, which may be zero",
                 help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
             )  # fmt: skip
+
+
+def _is_counted(script: Script, node: ast.expr | None, depth: int = 4) -> bool:
+    """How often something is equal, as in an accuracy: a number that has no gradient and is in no loss."""
+    found = bare(script, node) if node is not None else None
+    if found is None or depth == 0:
+        return False
+    if isinstance(found, ast.Compare):
+        return True
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute) and found.func.attr in ("item", "eq"):
+        return True
+    op = script.op(found)
+    if op is not None and op.name in ("sum", "float", "eq", "mean") and op.operand is not None:
+        return op.name == "eq" or _is_counted(script, op.operand, depth - 1)
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute) and found.func.attr in ("float", "double"):
+        return _is_counted(script, found.func.value, depth - 1)
+    return False
 
 
 def _plain(script: Script, node: ast.expr) -> ast.expr | None:
@@ -108,6 +125,8 @@ SPECIMENS = [
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef step(p, target):\n    return p.eq(target).sum().item() / (target != -100).sum()\n",
+    "import torch\ndef step(p, y, mask):\n    hit = p == y\n    return torch.sum(hit.float()) / torch.sum(mask)\n",
     "import torch\ndef f(t, mask):\n    n = mask.sum()\n    return 0 if mask.sum() == 0 else (t * mask).sum() / n\n",
     "import torch\ndef quantised(w):\n    scale = w.abs().max().clamp(min=1e-5) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum().clamp(min=1)\n",

@@ -64,7 +64,11 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if not _is_standardised(script, left):
             continue
-        if script.untracked_for_looking(node) or asked_before(script, node, right) or _is_made_once(script, node):
+        if (
+            script.untracked_for_looking(node)
+            or asked_before(script, node, right)
+            or _is_made_once(script, node, op.operand)
+        ):
             continue
         yield at(
             RULE, Level.WARNING, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
@@ -72,9 +76,20 @@ def of_script(script: Script) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _is_made_once(script: Script, node: ast.AST) -> bool:
-    """A line of the script itself, outside of functions and loops: a whole data set is normalised, not a batch."""
-    return isinstance(script.scope(node), ast.Module) and innermost_loop(script, node) is None
+def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
+    """Outside of loops, in the script itself or of a part of what the function has loaded (`graph.ndata["feat"]`): a
+    whole data set is normalised, not a batch."""
+    if innermost_loop(script, node) is not None:
+        return False
+    scope = script.scope(node)
+    if isinstance(scope, ast.Module):
+        return True
+    part = script.value_of(operand) if isinstance(operand, ast.Name) else operand
+    root = part
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    given = {each.arg for each in scope.args.args} if isinstance(scope, ast.FunctionDef) else {"self"}
+    return part is not root and isinstance(root, ast.Name) and root.id not in given
 
 
 def _of_one(script: Script, node: ast.AST, right: ast.expr) -> str:
@@ -133,11 +148,19 @@ def normalised(rewards, gamma):
     return (returns - returns.mean()) / (returns.{std} + 1e-8)
 """
 SPECIMENS = [
+    "import torch\ndef loss(batch):\n    r = batch['rewards']\n    return (r - r.mean()) / r.std()\n",
     _EPISODE.format(std="std()", length=""),
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+def main(args):
+    graph = load(args.name)
+    feat = graph.ndata["feat"]
+    graph.ndata["feat"] = (feat - feat.mean(0)) / feat.std(0)
+""",
     "import torch\nmean, std = data.y.mean(0), data.y.std(0)\ndata.y = (data.y - mean) / std\n",
     _EPISODE.format(std="std(unbiased=False)", length=""),
     _EPISODE.format(std="std()", length="if len(returns) < 2: return returns"),

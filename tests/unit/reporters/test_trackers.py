@@ -50,7 +50,7 @@ def test_a_tracker_gets_the_loss_as_it_was_and_the_share_of_refused_steps(long_r
     assert notebook.rows[4999][1]["steady/refused_fraction"] == pytest.approx(4 / 5000)
     assert {"steady/terms/ce", "steady/terms/kd", "steady/loss_scale", "steady/lr"} <= set(notebook.rows[3][1])
     assert [step for step, _ in notebook.told] == [812, 2400, 2401, 4100]
-    assert "Cause: fp16 overflow in layers.1.attn. Verified remedy: layers.1.attn in float32." in notebook.told[0][1]
+    assert "left the range of float16 in layers.1.attn. Verified remedy: layers.1.attn in float32." in notebook.told[0][1]
 
 
 def test_norms_are_sent_by_layer_at_the_steps_that_have_them(long_run: Path) -> None:
@@ -130,7 +130,7 @@ def test_tensorboard_reads_back_what_was_sent(tmp_path: Path, call: Call) -> Non
     assert math.isnan(losses[30].value)
     assert events.Scalars("steady/refused")[-1].value == 1
     (incident,) = events.Tensors("steady/incident/text_summary")
-    assert b"fp16 overflow in layers.1.attn" in incident.tensor_proto.string_val[0]
+    assert b"left the range of float16 in layers.1.attn" in incident.tensor_proto.string_val[0]
     assert json.loads(call("watch", run, "--to", "tensorboard", "--json")[1])["sent_to"]["tensorboard"].endswith("0002")
 
 

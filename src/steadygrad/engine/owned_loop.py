@@ -64,7 +64,9 @@ class OwnedLoop:
         """What an outcome calls when it is read; a facade puts its own, safer method here."""
         self._before_forward: Entry | None = None
         self.refusing: Step | None = None
-        """Of several ranks: a step that all of them refuse, until they act on it."""
+        """Of several ranks: a step that all of them refuse."""
+        self._recorded_by_all = False
+        """Whether every rank has looked into that step, so that none waits for another."""
         self._rng_after: RngState | None = None
         self._rng_now: RngState | None = None
         """After a refusal: the random states to go on with, and those at the refusal."""
@@ -211,7 +213,7 @@ class OwnedLoop:
             return
         self.window = Window()
         self.step += 1
-        self.refusing = None if alone or not must_refuse(reading) else step
+        self.refusing, self._recorded_by_all = None if alone or not must_refuse(reading) else step, False
         force = self.books.ledger  # a remedy that this step ends is in force until the next, as when late
         step.gradients = gradients
         verdict = self.engine.judge(step, reading)
@@ -341,6 +343,7 @@ class OwnedLoop:
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         self._go_on_together()
+        self.refusing = None  # what fails from here on, on one rank, ends all of them
         again = not self.recovery.is_quarantined(step.window.keys)  # then it is run again with the others
         rng = (self._rng_now if again else self._rng_after) or take_rng()
         if step.window.entry is not None:
@@ -376,10 +379,10 @@ class OwnedLoop:
     def _go_on_together(self) -> None:
         if self.council.size > 1:
             self.council.go_on_together()
-            self.refusing = None
+            self._recorded_by_all = True
 
     def halting(self, step: Step) -> None:
-        if self.refusing is not None:
+        if not self._recorded_by_all:
             self._go_on_together()
         if self._rng_after is not None:
             put_rng(self._rng_after)
@@ -411,7 +414,6 @@ class OwnedLoop:
             answer_for(outcome, answer)
 
     def preserve(self, objects: tuple[Any, ...]) -> None:
-        """Attributes of these objects are as before after every replay."""
         self._diagnostician.preserve = objects
 
     def clips_to(self, max_grad_norm: float | None) -> None:
@@ -471,9 +473,9 @@ class OwnedLoop:
         refusing, self.refusing = self.refusing if apart and not self.config.outside else None, None
         half_way = apart and refusing is None and (self.terms is not None or self.program.answer is not None)
         whole = self.program.accumulate == 1 and (not begun or half_way or self.committed)
-        if refusing is not None:
+        if refusing is not None and not self._recorded_by_all:
             self.council.announce_loss(fault)
-        else:
+        elif refusing is None or refusing.kept:
             self.council.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
         self.fallback = self._plain_loop()
         if half_way:

@@ -107,7 +107,7 @@ class PlainLoop:
 
 def _resolved(outcome: Outcome, applied: bool) -> Outcome:
     action = Action.PROCEED if applied else Action.SKIP
-    reason = "the guard had an internal error; only finiteness is checked from here on"
+    reason = "standing down after an internal error; only finiteness is checked from here on"
     decision = Decision(step=outcome.step, actions=(action,), reason=reason)
     outcome.resolve(decision=decision, reading=None, applied=applied)
     return outcome

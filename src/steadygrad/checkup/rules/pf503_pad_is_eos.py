@@ -59,8 +59,13 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 def _makes_labels(script: Script) -> bool:
     """Whether the file computes labels itself, so that those of the collator are not used: `labels = ids.clone()`."""
-    made = [node for node in script.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-    return any(last_word(node.targets[0]) == "labels" and last_word(node.value.func) == "clone" for node in made)
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and last_word(node.targets[0]) == "labels"
+        and last_word(node.value.func) == "clone"
+        for node in script.nodes
+    )
 
 
 def of_data(data: Data) -> Iterator[Advice]:

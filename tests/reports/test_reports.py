@@ -179,3 +179,48 @@ def test_equal_rewards_are_refused_with_line_and_cause(tmp_path: Path) -> None:
     assert "11 of 12 updates applied, 1 refused (step 5)" in ran.out + ran.err
     (incident,) = ran.incidents
     assert diagnosed(incident) == ("DX201", f"train.py:{line_of('policy/train.py', 'rewards.std()')}")
+
+
+# -- every set-up through the self-test, and every run through verify
+
+
+@pytest.mark.parametrize(
+    ("factory", "code", "words"),
+    [
+        ("half_model/make.py:make", 1, "likely cause (PF105): eps=1e-08 is 0 in float16"),
+        ("half_model/make.py:repaired", 0, "fit in fp32"),
+        ("distillation/make.py:make", 1, "became non-finite in step 10, from a loss of nan"),
+        ("distillation/make.py:healthy", 0, "fit in fp32"),
+        ("latents/make.py:make", 1, "became non-finite in step 6, from a loss of nan"),
+        ("latents/make.py:healthy", 0, "fit in fp32"),
+        ("policy/make.py:make", 1, "became non-finite in step 6, from a loss of nan"),
+        ("policy/make.py:healthy", 0, "fit in fp32"),
+    ],
+)
+def test_the_self_test_tells_the_failing_set_up_from_the_healthy_one(factory: str, code: int, words: str) -> None:
+    done = subprocess.run(
+        [*STEADY, "selftest", factory], cwd=PROGRAMS, capture_output=True, text=True, check=False, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    assert words in " ".join(done.stdout.split())
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("program", "rate"),
+    [
+        ("distillation/train.py", "93.8 % of 16 steps were applied; 1 were skipped by the program"),
+        ("latents/zero_and_go_on.py", "93.8 % of 16 steps were applied"),
+        ("latents/repaired.py", "93.8 % of 16 steps were applied; 1 were skipped by the program"),
+        ("policy/train.py", "91.7 % of 12 steps were applied"),
+    ],
+)
+def test_verify_counts_the_bad_batch_however_the_loop_dealt_with_it(tmp_path: Path, program: str, rate: str) -> None:
+    run(program, tmp_path)
+    done = subprocess.run(
+        [*STEADY, "verify", str(tmp_path / "run"), "--max-memory", "4GB"], capture_output=True, text=True, check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert rate in done.stdout
+    assert "pass  memory stayed at most 4.0 GB" in done.stdout
+    assert done.returncode == 0

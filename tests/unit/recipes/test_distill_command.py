@@ -70,7 +70,7 @@ def test_train_leaves_a_table_of_both_objectives_and_eval_measures_the_same(
 
     assert main([*train, "--seed", "3"]) == 0  # a second run puts the first aside, and is not added to it
     said = capsys.readouterr().err
-    assert f"the runs that were in {out} are now in {tmp_path / 'run-1'}" in said.replace("\n", " ")
+    assert f"the run that was in {out} is now in {tmp_path / 'run-1'}" in said.replace("\n", " ")
     assert read_result(tmp_path / "run-1" / "seed-3" / "kd") is not None
     lines = [line for line in said.splitlines() if line.startswith("kd seed 3 step ")]
     assert [re.sub(r"\d+\.\d+", "N", line) for line in lines] == [

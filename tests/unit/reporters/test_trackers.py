@@ -50,7 +50,7 @@ def test_a_tracker_gets_the_loss_as_it_was_and_the_share_of_refused_steps(long_r
     assert notebook.rows[4999][1]["steady/refused_fraction"] == pytest.approx(4 / 5000)
     assert {"steady/terms/ce", "steady/terms/kd", "steady/loss_scale", "steady/lr"} <= set(notebook.rows[3][1])
     assert [step for step, _ in notebook.told] == [812, 2400, 2401, 4100]
-    assert "left the range of float16 in layers.1.attn. Verified remedy: layers.1.attn in float32." in notebook.told[0][1]
+    assert "range of float16 in layers.1.attn. Verified remedy: layers.1.attn in float32." in notebook.told[0][1]
 
 
 def test_norms_are_sent_by_layer_at_the_steps_that_have_them(long_run: Path) -> None:

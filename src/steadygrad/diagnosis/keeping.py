@@ -23,6 +23,7 @@ from ..engine.books import Books
 from ..engine.flight import Window
 from ..engine.packing import pack
 from ..engine.program import StepProgram
+from ..engine.rng import rng_to_plain
 from ..engine.setup import clean_name
 from ..engine.tape import named_tensors_in, tensors_in
 from ..engine.training_state import TrainingState, Tree
@@ -86,7 +87,8 @@ def _state_tree(program: StepProgram, state: TrainingState, window: Window) -> T
     live = state.live()
     trained = {id(parameter) for parameter in program.parameters}
     frozen = {clean_name(n): local_of(p) for n, p in program.model.named_parameters() if id(p) not in trained}
-    tree = {key: live[key] for key in ("parameters", "optimizers", "buffers", "counters", "scaler", "rng")}
+    tree = {key: live[key] for key in ("parameters", "optimizers", "buffers", "counters", "scaler")}
+    tree["rng"] = rng_to_plain(live["rng"])
     return tree | {"extras": _packable(live["extras"]), "frozen": frozen, "terms": list(window.terms)}
 
 

@@ -82,6 +82,7 @@ class Clerk:
             with self._vitals_shield():
                 self._vitals.after_update()
                 self._waiting.append(self.sampling)
+                self.expects = True
             self.sampling = None
 
     def after_step(self, reading: Reading, step: int | None = None) -> None:

@@ -458,7 +458,8 @@ def forget_unreduced(program: StepProgram) -> None:
         state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # type: ignore[operator]
         group = getattr(state, "_fsdp_param_group", None)
         for held in group.fsdp_params if group is not None else ():
-            held.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(held):  # torch 2.15 derives it from the parameter below
+                held.unsharded_accumulated_grad = None
             if hasattr(held, "_unsharded_param"):
                 held._unsharded_param.grad = None
 

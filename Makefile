@@ -7,10 +7,10 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-all check bench zoo soak docs clean
+.PHONY: help install browser demo test test-all check check-wheel bench zoo soak docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make .venv with everything
 
@@ -52,3 +52,6 @@ docs: install ## the documentation site, in build/docs
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+check-wheel: ## build the wheel and try it in an empty environment
+	PYTHON=$(PYTHON) tools/check_wheel.sh

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
-from steadygrad import start
-from steadygrad.engine.ranks import Ranks
-from steadygrad.engine.ranks_council import Alone
+from steadygrad.engine.distributed.collectives import RankCollectives
+from steadygrad.engine.distributed.consensus import SingleRank
+from steadygrad.integrations import build as start
 
 WIDTH, BATCH = 256, 64
 
@@ -75,12 +75,12 @@ def guarded_step(kind: str) -> Callable[[], Any]:
 
 def unagreed_step(kind: str) -> Callable[[], Any]:
     """The guarded step as it would be if the ranks did not ask each other: what is left is the guard's own cost."""
-    agreeing = start.convene
-    start.convene = lambda *_, **__: Alone()
+    agreeing = start.make_consensus
+    start.make_consensus = lambda *_, **__: SingleRank()
     try:
         return guarded_step(kind)
     finally:
-        start.convene = agreeing
+        start.make_consensus = agreeing
 
 
 def bare_all_reduce() -> Callable[[], Any]:
@@ -90,7 +90,7 @@ def bare_all_reduce() -> Callable[[], Any]:
 
 def agreement() -> Callable[[], Any]:
     """One step's agreement by itself, waited for at once: nothing to hide behind."""
-    ranks = Ranks(torch.device("cpu"))
+    ranks = RankCollectives(torch.device("cpu"))
     ranks.introduce({}, num_micro=1, num_squares=0)
     terms = [{"loss": torch.tensor(1.0)}]
     count = 0

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import steadygrad as sg
-from steadygrad.diagnosis.bedside import GuardPatient
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.engine.flight import Window
+from steadygrad.diagnosis.replay.guard_step import GuardStep
+from steadygrad.engine.step.window import Window
 
 from .overhead import DEVICE, hardware, synchronise
 from .workloads import WORKLOADS, build
@@ -62,7 +62,7 @@ def measure(name: str) -> dict[str, Any]:
     for depth in ("origin", "full"):
         window = Window()
         window.add(bad, "bad", {}, parts.forward.take())
-        patient = GuardPatient(
+        replayable = GuardStep(
             program=parts.program, forward=parts.forward, state=parts.state, window=window, step=5,
             symptom="nan_loss", findings=(), history=(), names=names, max_grad_norm=1.0,
         )  # fmt: skip
@@ -70,7 +70,7 @@ def measure(name: str) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         synchronise()
         start = time.perf_counter()
-        found = diagnose(patient, depth=depth)
+        found = diagnose(replayable, depth=depth)
         synchronise()
         took = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() / training_peak if training_peak else None

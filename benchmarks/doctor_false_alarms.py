@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steadygrad.checkup.doctor import judge
-from steadygrad.checkup.files import read_target, targets
-from steadygrad.checkup.script import Script
-from steadygrad.checkup.selection import Selection
-from steadygrad.checkup.settings import Settings
-from steadygrad.errors import UsageError
+from steadygrad.checkup.inputs.input_files import read_target, targets
+from steadygrad.checkup.inputs.run_settings import Settings
+from steadygrad.checkup.inputs.script import Script
+from steadygrad.checkup.rule_selection import Selection
+from steadygrad.records.errors import UsageError
 
 
 def trains(script: Script) -> bool:

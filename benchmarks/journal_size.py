@@ -25,7 +25,7 @@ import pyarrow
 
 from steadygrad.journal import read_steps, steps_table
 from steadygrad.journal.run_directory import RunDirectory
-from steadygrad.journal.steps import StepWriter
+from steadygrad.journal.steps.step_writer import StepWriter
 from steadygrad.records import StepRecord
 
 TENSORS = 300

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from steadygrad.checkup.scanning.measure import usable_threads
-from steadygrad.checkup.scanning.scan import scan
-from steadygrad.records.scan import Verdict
+from steadygrad.checkup.scan.measure_tensors import usable_threads
+from steadygrad.checkup.scan.scan import scan
+from steadygrad.records.checks.scan import ScanVerdict
 
 TENSOR_BYTES = 1 << 26
 READ_BYTES = 1 << 18  # the fastest size for plain reading on the machines tried: it fits the cache
@@ -93,7 +93,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 def scan_clean(path: Path) -> None:
     report = scan([path], mapped=True)  # as the command does, in a child that may die of it
-    assert report.verdict is Verdict.CLEAN, report.files[0].problems
+    assert report.verdict is ScanVerdict.CLEAN, report.files[0].problems
     assert report.files[0].num_tensors > 0
 
 

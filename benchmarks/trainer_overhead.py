@@ -32,7 +32,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import steadygrad as sg
-from steadygrad.integrations.patching import Patches
+from steadygrad.integrations.loops.patching import Patches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORK: dict[str, dict[str, Any]] = {

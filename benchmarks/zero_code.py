@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from steadygrad.integrations.zero_code.settings import Settings
+from steadygrad.integrations.zero_code.launch.run_options import RunOptions
 
 
 def worker(name: str) -> None:
@@ -76,7 +76,7 @@ def measure(name: str, *, rounds: int, steps: int) -> dict[str, Any]:
     from .overhead import hardware
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(run_dir=str(Path(folder) / "run"))
+        settings = RunOptions(run_dir=str(Path(folder) / "run"))
         processes = {"plain": start(name, dict(os.environ)), "guarded": start(name, settings.environment(os.environ))}
         times: dict[str, list[tuple[float, float]]] = {key: [] for key in processes}
         for process in processes.values():

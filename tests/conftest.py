@@ -27,6 +27,6 @@ def _one_thread_and_fixed_seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _patient_journals(monkeypatch: pytest.MonkeyPatch) -> None:
+def _replayable_journals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asserted of an acknowledgement must not depend on how busy this machine's disk is."""
     monkeypatch.setattr("steadygrad.journal.journal._WAIT_S", 60.0)

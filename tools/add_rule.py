@@ -19,11 +19,11 @@ RULE = re.compile(r'RULE = Rule\(\s*"([A-Z]{2}\d{3})"')
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 
 DETECTOR = """
-from ...policy import Policy
-from ...records import Finding, Reading, Severity
-from ...rules import Rule
-from ..finding import finding
-from ..history import History
+from {dots}policy import Policy
+from {dots}records import Finding, Reading, Severity
+from {dots}records.rules import Rule
+from {dots}detect.make_finding import finding
+from {dots}detect.history import History
 
 RULE = Rule("{code}", "{slug}", "{summary}")
 
@@ -43,10 +43,10 @@ def NEAR_MISS() -> tuple[Reading, History]:
 VITAL = """
 from collections.abc import Sequence
 
-from ...policy import Policy
-from ...records import Finding, Severity
-from ...rules import Rule
-from .sampling import StepObservation, about
+from {dots}policy import Policy
+from {dots}records import Finding, Severity
+from {dots}records.rules import Rule
+from {dots}detect.sampled.sample_helpers import StepObservation, about
 
 RULE = Rule("{code}", "{slug}", "{summary}")
 
@@ -64,7 +64,7 @@ def NEAR_MISS() -> list[StepObservation]:
 """
 
 OTHER = """
-from ...rules import Rule
+from {dots}records.rules import Rule
 
 RULE = Rule("{code}", "{slug}", "{summary}")
 """
@@ -74,15 +74,26 @@ def room_of(series: str) -> tuple[str, str]:
     """The room of a series and the text a file there starts with."""
     match series[:2]:
         case "SY":
-            return ("detect/vitals", VITAL) if series == "SY4" else ("detect/detectors", DETECTOR)
+            return ("detect/sampled/rules", VITAL) if series == "SY4" else ("detect/detectors", DETECTOR)
         case "DX":
             return "diagnosis/causes", OTHER
         case "RX":
             return "diagnosis/remedies", OTHER
         case "CK":
-            return "checkup/scanning/rules", OTHER
+            return "checkup/scan/rules", OTHER
         case _:
             return "checkup/rules", OTHER
+
+
+def family_of(series: str, room: str, home: Path) -> str:
+    """The folder below `room` with the newest rule of the series, or the room itself where there is none."""
+    found = {
+        code: path.parent.relative_to(home).as_posix()
+        for path in (home / room).rglob("*.py")
+        for code in RULE.findall(path.read_text(encoding="utf-8"))
+        if code.startswith(series)
+    }
+    return found[max(found)] if found else room
 
 
 def next_code(series: str, home: Path = HOME) -> str:
@@ -103,14 +114,15 @@ def write_rule(series: str, name: str, summary: str, home: Path = HOME) -> Path:
     if not slug or '"' in summary or "\n" in summary:
         raise SystemExit("A rule needs a name of letters and a summary of one sentence without double quotes.")
     room, body = room_of(series)
+    room = family_of(series, room, home)
     code_of = next_code(series, home)
-    # Outside of watch/ a file is found by the code in its name.
+    # Outside of detect/ a file is found by the code in its name.
     path = home / room / (f"{slug}.py" if series.startswith("SY") else f"{code_of.lower()}_{slug}.py")
     there = sorted((home / room).glob(f"*{slug}.py")) if (home / room).is_dir() else []
     if there:
         raise SystemExit(f"{there[0]} is there already.")
     page = "\n\n".join(f"{heading}" for heading in HEADINGS)
-    code = body.format(code=code_of, slug=slug, summary=summary)
+    code = body.format(code=code_of, slug=slug, summary=summary, dots="." * (room.count("/") + 2))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'"""{summary}\n\n{page}\n"""\n\nfrom __future__ import annotations\n{code}', encoding="utf-8")
     return path

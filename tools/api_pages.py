@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import steadygrad as sg
-from steadygrad import errors, records
-from steadygrad.config import GuardConfig
+from steadygrad import records
+from steadygrad.engine.config import GuardConfig
 from steadygrad.policy import PRESETS
+from steadygrad.records import errors
 
 PAGES: dict[str, tuple[str, str, Sequence[tuple[str, Any]]]] = {
     "guard": ("Guard", "The training step of a loop that is yours.", [
@@ -42,7 +43,7 @@ PAGES: dict[str, tuple[str, str, Sequence[tuple[str, Any]]]] = {
         for name in sg.testing.__all__ if callable(getattr(sg.testing, name))
     ]),
     "errors": ("Errors", "Every exception that is raised on purpose.", [
-        (f"sg.{name}" if name in sg.__all__ else f"steadygrad.errors.{name}", getattr(errors, name))
+        (f"sg.{name}" if name in sg.__all__ else f"steadygrad.records.errors.{name}", getattr(errors, name))
         for name in ("SteadyError", "UsageError", "TrainingHalted", "ClosedError", "RanksError", "JournalError",
                      "CapsuleError")
     ]),

@@ -14,9 +14,9 @@ from typing import Any
 
 from typer.main import get_command
 
-from steadygrad import rules
 from steadygrad.commands import EPILOG, make_app
-from steadygrad.reporters.rule_page import FAMILIES
+from steadygrad.records import rules
+from steadygrad.reporters.terminal.rule_page import FAMILIES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from api_pages import PAGES, api_page

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from steadygrad.detect.observed_run import ObservedRun, Suspicion
-from steadygrad.diagnosis.bedside import select_rows
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.diagnosis.patient import StepFacts
-from steadygrad.diagnosis.replay import Change, hides_a_nan, replay
-from steadygrad.diagnosis.seen import StepSeen, complete
-from steadygrad.diagnosis.usage import parameters_read
+from steadygrad.diagnosis.replay.guard_step import select_rows
+from steadygrad.diagnosis.replay.replay_observation import ReplayObservation, complete
+from steadygrad.diagnosis.replay.replay_step import ReplayChange, hides_a_nan, replay
+from steadygrad.diagnosis.replay.replayable import StepFacts
+from steadygrad.diagnosis.trace.parameters_used import parameters_read
 from steadygrad.records import Diagnosis, StepRecord
 
 from . import protocol
@@ -207,12 +207,12 @@ class _Run:
         size = sum(p.numel() for p in case.model.parameters()) * 4
         self.keep = max(3, SNAPSHOT_BUDGET // max(size, 1))
 
-    def patient(self, index: int, symptom: str | None = None) -> CasePatient:
+    def replayable(self, index: int, symptom: str | None = None) -> CasePatient:
         case = self.case
         scale = case.static_scale or (self.snapshots[index].loss_scale if case.scaler is not None else None)
 
         def earlier(back: int) -> CasePatient | None:
-            return self.patient(index - back) if index - back in self.snapshots else None
+            return self.replayable(index - back) if index - back in self.snapshots else None
 
         facts = StepFacts(
             step=index,
@@ -238,11 +238,11 @@ class _Run:
         for index in range(len(self.case.batches)):
             self.snapshots[index] = Snapshot(self.case)
             self.snapshots.pop(index - self.keep, None)
-            patient = self.patient(index)
-            seen = replay(patient, restore=False, prepare=self._first_preparation(patient))
+            replayable = self.replayable(index)
+            seen = replay(replayable, restore=False, prepare=self._first_preparation(replayable))
             self.history.append(_record(index, seen, self.case))
-            answers.patient = patient
-            run.add(complete(seen, patient, index, run.last if run.steps else None))
+            answers.replayable = replayable
+            run.add(complete(seen, replayable, index, run.last if run.steps else None))
             suspicion = run.suspect()
             if suspicion is not None and self._refused(seen, index) and len(handled) < HANDLED_IN_A_ROW:
                 # The loop's own policy refused the batch and nothing was harmed: told only if it goes on and on.
@@ -266,23 +266,23 @@ class _Run:
         assert told is not None
         assert seen_at is not None
         at = seen_at.step if seen_at.step in self.snapshots else max(self.snapshots)
-        patient = self.patient(at, seen_at.symptom)
+        replayable = self.replayable(at, seen_at.symptom)
         try:
-            return Sighting(told, diagnose(patient, depth=depth, suspicion=seen_at))
+            return Sighting(told, diagnose(replayable, depth=depth, suspicion=seen_at))
         except Exception as error:  # an alarm without an explanation is still an alarm, as behind a guard
             because = f"the diagnosis failed: {type(error).__name__}: {error}"[:200]
             return Sighting(told, Diagnosis(symptom=seen_at.symptom, phase="none", because=because))
 
-    def _first_preparation(self, patient: CasePatient) -> Callable[[], None]:
+    def _first_preparation(self, replayable: CasePatient) -> Callable[[], None]:
         def prepare() -> None:
-            patient.prepare()
+            replayable.prepare()
             if self.case.before_step:
-                self.prepared[patient.index] = Snapshot(self.case)
-                self.prepared.pop(patient.index - self.keep, None)
+                self.prepared[replayable.index] = Snapshot(self.case)
+                self.prepared.pop(replayable.index - self.keep, None)
 
         return prepare
 
-    def _refused(self, seen: StepSeen, index: int) -> bool:
+    def _refused(self, seen: ReplayObservation, index: int) -> bool:
         """Whether the loop itself took no step for a bad batch, and left no bad state behind."""
         if self.case.skip_nonfinite is None or seen.stepped or seen.bad_after:
             return False
@@ -294,21 +294,21 @@ class _Answers:
 
     def __init__(self, run: _Run) -> None:
         self.run = run
-        self.patient: Any = None
+        self.replayable: Any = None
 
     def parameters_read(self) -> frozenset[str]:
-        with self.patient.examining():
-            return parameters_read(self.patient)
+        with self.replayable.examining():
+            return parameters_read(self.replayable)
 
     def hides_a_nan(self) -> bool:
-        return hides_a_nan(self.patient)
+        return hides_a_nan(self.replayable)
 
     def loss_now(self, step: int) -> float | None:
         """The loss of an earlier batch with everything as it is now."""
         batches = [self.run.case.batches[step]]
-        with self.patient.examining():
+        with self.replayable.examining():
             try:
-                seen = replay(self.patient, restore=False, prepare=lambda: None, until="forward", batches=batches)
+                seen = replay(self.replayable, restore=False, prepare=lambda: None, until="forward", batches=batches)
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
                 return None
         return seen.loss
@@ -316,27 +316,27 @@ class _Answers:
     def overflow_is_the_scalers(self) -> bool:
         """Whether the gradient is finite once the loss scale is taken away: then a dynamic scaler will see to it."""
 
-        class WithoutScale(Change):
-            def prepared(self, patient: Any) -> None:
+        class WithoutScale(ReplayChange):
+            def prepared(self, replayable: Any) -> None:
                 # What an earlier micro-batch of the window left behind was judged when it came.
-                for parameter in patient.model.parameters():
+                for parameter in replayable.model.parameters():
                     parameter.grad = None
 
             def terms(self, terms: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
                 return {name: term / scale for name, term in terms.items()}
 
-        scale = self.patient.facts.loss_scale or 1.0
-        with self.patient.examining():
-            return not replay(self.patient, change=WithoutScale(), until="backward").bad_gradients
+        scale = self.replayable.facts.loss_scale or 1.0
+        with self.replayable.examining():
+            return not replay(self.replayable, change=WithoutScale(), until="backward").bad_gradients
 
 
-def _only_lurks(seen: StepSeen) -> bool:
+def _only_lurks(seen: ReplayObservation) -> bool:
     """Whether a weight or buffer was bad before the step and nothing in the step has read it yet."""
     finite = seen.loss_finite and not seen.bad_gradients and not seen.bad_entering
     return finite and bool(seen.bad_before) and set(seen.bad_after) <= set(seen.bad_before)
 
 
-def _record(index: int, seen: StepSeen, case: Any) -> StepRecord:
+def _record(index: int, seen: ReplayObservation, case: Any) -> StepRecord:
     rate = max((group["lr"] for group in case.optimizer.param_groups), default=0.0) if case.optimizer else 0.0
     return StepRecord(
         run="zoo", step=index, loss=seen.loss, grad_norm=seen.grad_norm, lr=float(rate), applied=seen.stepped

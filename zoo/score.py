@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _load_before_forking(paths: list[Path]) -> None:
     """What nearly every case would load for itself, seconds each time; a child has what its parent had."""
-    modules = ["torch._dynamo", "steadygrad.guard"]
+    modules = ["torch._dynamo", "steadygrad.integrations.guard"]
     if any("hfutil" in path.read_text(encoding="utf-8") for path in paths):
         modules += ["transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"]
     for name in modules:

@@ -47,12 +47,12 @@ def watched_incidents(case: Any) -> list[Any]:
 
     Patches this process, and every process it starts, for good: for a process that ends afterwards.
     """
-    from steadygrad.integrations.zero_code.settings import Settings
-    from steadygrad.integrations.zero_code.start import begin
+    from steadygrad.integrations.zero_code.launch.process_start import begin
+    from steadygrad.integrations.zero_code.launch.run_options import RunOptions
     from steadygrad.journal import read_incidents
 
     run = Path(tempfile.mkdtemp(prefix="zoo-trainer-")) / "run"
-    settings = Settings(run_dir=str(run))
+    settings = RunOptions(run_dir=str(run))
     os.environ.update(settings.environment(os.environ))
     begin(settings)
     with contextlib.suppress(Exception):  # a run that ends badly may still have told why

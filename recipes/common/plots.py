@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from steadygrad.reporters.plot import svg
-from steadygrad.reporters.plot_scene import DIM, GRID, HEIGHT, INK, PAPER, WIDTH
-from steadygrad.reporters.plot_shapes import Area, Line, Scale, Shape, Words, scale_for, short
+from steadygrad.reporters.pictures.plot_file import svg
+from steadygrad.reporters.pictures.plot_scene import DIM, GRID, HEIGHT, INK, PAPER, WIDTH
+from steadygrad.reporters.pictures.plot_shapes import Area, AxisScale, Line, PlotText, Shape, scale_for, short
 
 LEFT, RIGHT, TOP, BOTTOM = 100.0, WIDTH - 40.0, 110.0, HEIGHT - 70.0
 COLOURS = ("#9aa5b1", "#1f77b4", "#2a9d5c", "#c8553d")
@@ -18,7 +18,7 @@ SIZE = 20
 def bars(path: Path, title: str, values: Mapping[str, Mapping[str, float]]) -> None:
     """A group of bars for each name, one bar for each of its numbers, all between 0 and 1."""
     series = list(dict.fromkeys(name for group in values.values() for name in group))
-    y = Scale(0.0, 1.0, BOTTOM, TOP)
+    y = AxisScale(0.0, 1.0, BOTTOM, TOP)
     share = (RIGHT - LEFT) / max(1, len(values))
     width = share * 0.8 / max(1, len(series))
     shapes = [*_frame(title, dict(zip(series, COLOURS, strict=False)), y)]
@@ -40,7 +40,7 @@ def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, flo
     }
     every = [point for points in good.values() for point in points]
     steps = [step for step, _ in every] or [0.0]
-    x = Scale(min(steps), max(steps), LEFT, RIGHT) if min(steps) < max(steps) else _around(steps[0])
+    x = AxisScale(min(steps), max(steps), LEFT, RIGHT) if min(steps) < max(steps) else _around(steps[0])
     y = scale_for([value for _, value in every], BOTTOM, TOP, log=log)
     colours = {name: COLOURS[(number + 1) % len(COLOURS)] for number, name in enumerate(good)}
     shapes = [*_frame(f"{title}, log scale" if log else title, colours, y), *_steps(x)]
@@ -54,19 +54,19 @@ def lines(path: Path, title: str, curves: Mapping[str, Sequence[tuple[float, flo
     path.write_text(svg(shapes), encoding="utf-8")
 
 
-def _around(step: float) -> Scale:
-    return Scale(step - 1, step + 1, LEFT, RIGHT)
+def _around(step: float) -> AxisScale:
+    return AxisScale(step - 1, step + 1, LEFT, RIGHT)
 
 
 def _rectangle(left: float, top: float, right: float, bottom: float) -> list[tuple[float, float]]:
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
-def _words(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK) -> Words:
-    return Words(x=x, y=y, text=text, colour=colour, size=SIZE, anchor=anchor)
+def _words(x: float, y: float, text: str, anchor: str = "middle", colour: str = INK) -> PlotText:
+    return PlotText(x=x, y=y, text=text, colour=colour, size=SIZE, anchor=anchor)
 
 
-def _frame(title: str, colours: Mapping[str, str], y: Scale) -> Iterator[Shape]:
+def _frame(title: str, colours: Mapping[str, str], y: AxisScale) -> Iterator[Shape]:
     yield Area(points=_rectangle(0, 0, WIDTH, HEIGHT), colour=PAPER)
     yield _words(LEFT, 36, title, "start")
     for number, (name, colour) in enumerate(colours.items()):
@@ -78,7 +78,7 @@ def _frame(title: str, colours: Mapping[str, str], y: Scale) -> Iterator[Shape]:
         yield _words(LEFT - 12, y.at(tick) + 7, short(tick), "end", DIM)
 
 
-def _steps(x: Scale) -> Iterator[Shape]:
+def _steps(x: AxisScale) -> Iterator[Shape]:
     for tick in (tick for tick in x.ticks() if tick == int(tick)):
         yield _words(x.at(tick), BOTTOM + 28, f"{int(tick):,}", colour=DIM)
     yield _words((LEFT + RIGHT) / 2, BOTTOM + 56, "step", colour=DIM)

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOMES = {
-    "ActivationMonitorCallback": "integrations.monitors",
+    "ActivationMonitorCallback": "integrations.hf.monitor_callbacks",
     "Decision": "records",
     "Diagnosis": "records",
     "Finding": "records",
-    "GradientMonitorCallback": "integrations.monitors",
-    "Guard": "guard",
-    "GuardHandle": "handle",
+    "GradientMonitorCallback": "integrations.hf.monitor_callbacks",
+    "Guard": "integrations.guard",
+    "GuardHandle": "integrations.handle",
     "Incident": "records",
     "Outcome": "records",
     "Policy": "policy",
-    "SteadyError": "errors",
-    "TrainingHalted": "errors",
-    "UsageError": "errors",
-    "attach": "_attach",
+    "SteadyError": "records.errors",
+    "TrainingHalted": "records.errors",
+    "UsageError": "records.errors",
+    "attach": "integrations.attach",
     "diagnose": "diagnosis.lookup",
     "doctor": "checkup.doctor",
-    "probe": "checkup.probe",
-    "selftest": "checkup.selftest",
+    "probe": "checkup.trials.probe",
+    "selftest": "checkup.trials.selftest",
 }
 __all__ = sorted(_HOMES)
 _ROOMS = ("numerics", "testing")
@@ -42,24 +42,24 @@ _ROOMS = ("numerics", "testing")
 if TYPE_CHECKING:
     from . import numerics as numerics
     from . import testing as testing
-    from ._attach import attach as attach
     from .checkup.doctor import doctor as doctor
-    from .checkup.probe import probe as probe
-    from .checkup.selftest import selftest as selftest
+    from .checkup.trials.probe import probe as probe
+    from .checkup.trials.selftest import selftest as selftest
     from .diagnosis.lookup import diagnose as diagnose
-    from .errors import SteadyError as SteadyError
-    from .errors import TrainingHalted as TrainingHalted
-    from .errors import UsageError as UsageError
-    from .guard import Guard as Guard
-    from .handle import GuardHandle as GuardHandle
-    from .integrations.monitors import ActivationMonitorCallback as ActivationMonitorCallback
-    from .integrations.monitors import GradientMonitorCallback as GradientMonitorCallback
+    from .integrations.attach import attach as attach
+    from .integrations.guard import Guard as Guard
+    from .integrations.handle import GuardHandle as GuardHandle
+    from .integrations.hf.monitor_callbacks import ActivationMonitorCallback as ActivationMonitorCallback
+    from .integrations.hf.monitor_callbacks import GradientMonitorCallback as GradientMonitorCallback
     from .policy import Policy as Policy
     from .records import Decision as Decision
     from .records import Diagnosis as Diagnosis
     from .records import Finding as Finding
     from .records import Incident as Incident
     from .records import Outcome as Outcome
+    from .records.errors import SteadyError as SteadyError
+    from .records.errors import TrainingHalted as TrainingHalted
+    from .records.errors import UsageError as UsageError
 
 
 def __getattr__(name: str) -> Any:

@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 
 import steadygrad as sg
-from steadygrad.engine import ranks_words
-from steadygrad.engine.ranks import Ranks, default_timeout
+from steadygrad.engine.distributed import exit_messages
+from steadygrad.engine.distributed.collectives import RankCollectives, default_timeout
 from steadygrad.records import Action, Decision
 
 COLLECTIVE_S = 150.0
 OURS = (
-    "steadygrad.guard",
-    "steadygrad.diagnosis.keeping",
-    "steadygrad.diagnosis.bedside",
+    "steadygrad.integrations.guard",
+    "steadygrad.diagnosis.capsule.write_capsule",
+    "steadygrad.diagnosis.replay.guard_step",
     "steadygrad.diagnosis.diagnose",
 )
 SCENARIOS: dict[str, Callable[..., Any]] = {}
@@ -47,8 +47,8 @@ def run(name: str, rank: int, world: int, folder: Path, options: dict[str, Any])
     return SCENARIOS[name](rank, world, folder, **options)
 
 
-def ranks_of(world: int, **facts: Any) -> Ranks:
-    ranks = Ranks(torch.device("cpu"))
+def ranks_of(world: int, **facts: Any) -> RankCollectives:
+    ranks = RankCollectives(torch.device("cpu"))
     ranks.introduce(facts, num_micro=2, num_squares=3)
     return ranks
 
@@ -160,7 +160,7 @@ def one_is_stuck(rank: int, world: int, folder: Path) -> Any:
 
 @scenario
 def one_never_makes_a_guard(rank: int, world: int, folder: Path) -> Any:
-    ranks_words.CHECK_IN_S = 0.5
+    exit_messages.CHECK_IN_S = 0.5
     if rank == 1:
         try:
             ranks_of(world)
@@ -224,7 +224,7 @@ def trouble(rank: int, world: int, folder: Path, how: str, keep: bool = False) -
             if how in ("raises", "swallows"):
                 raise KeyError("a column that is not there")
             if how == "killed":
-                guard._books.journal.flush()
+                guard._log.journal.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "none":
                 return None
@@ -295,7 +295,7 @@ def checkpoints(rank: int, world: int, folder: Path, kind: str, stop: int | None
     with guard:
         for batch in given[guard.batches_seen : stop]:
             guard.step(batch)
-    return {"bits": training.bits(model, optimizer), "began_at": began[0], "skipped": guard._books.ledger.skipped}
+    return {"bits": training.bits(model, optimizer), "began_at": began[0], "skipped": guard._log.ledger.skipped}
 
 
 @scenario

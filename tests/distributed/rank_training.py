@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import steadygrad as sg
-from steadygrad.detect.shards import local_of
-from steadygrad.integrations.loop import LoopGuard
+from steadygrad.detect.tensors.sharded_tensors import local_of
+from steadygrad.integrations.loops.loop_guard import LoopGuard
 
 FEATURES = 6
 TALKATIVE = False

@@ -10,7 +10,7 @@ from rank_launch import RunRanks
 
 from steadygrad.commands import main
 from steadygrad.journal import read_incidents
-from steadygrad.journal.read import read_steps
+from steadygrad.journal.steps.step_reader import read_steps
 
 pytestmark = pytest.mark.distributed
 

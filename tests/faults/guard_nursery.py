@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "guard"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engine"))
 
 from specimens import batches, make_guard, setup, state_of
 
-from steadygrad.engine.checkpoints import CheckpointStore
-from steadygrad.engine.forward_state import ForwardState
-from steadygrad.engine.training_state import TrainingState
+from steadygrad.engine.state.checkpoint_store import CheckpointStore
+from steadygrad.engine.state.forward_state import ForwardState
+from steadygrad.engine.state.training_state import TrainingState
 
 NUM_BATCHES = 90
 BAD = (3, 40, 41, 77)

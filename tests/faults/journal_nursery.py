@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from steadygrad.journal import Journal
-from steadygrad.journal.columns import batch_of, row_of
-from steadygrad.journal.files import json_bytes, replace_file
-from steadygrad.journal.segment import encode_batch
+from steadygrad.journal.safe_files import json_bytes, replace_file
+from steadygrad.journal.steps.columns import batch_of, row_of
+from steadygrad.journal.steps.segment import encode_batch
 from steadygrad.records import Incident, StepRecord
 
 NAMES = [f"layer.{number}" for number in range(20)]

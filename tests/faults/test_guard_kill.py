@@ -104,9 +104,9 @@ def test_a_writer_killed_at_any_call_to_the_system_leaves_the_old_checkpoint_or_
     import torch
     from torch import nn
 
-    from steadygrad.engine.checkpoints import CheckpointStore
-    from steadygrad.engine.forward_state import ForwardState
-    from steadygrad.engine.training_state import TrainingState
+    from steadygrad.engine.state.checkpoint_store import CheckpointStore
+    from steadygrad.engine.state.forward_state import ForwardState
+    from steadygrad.engine.state.training_state import TrainingState
 
     nothing = TrainingState(parameters={}, optimizers=(), forward=ForwardState([nn.Identity()]))
     seen: set[int] = set()
@@ -115,9 +115,9 @@ def test_a_writer_killed_at_any_call_to_the_system_leaves_the_old_checkpoint_or_
         ended = nursery.ask(write=str(run), at=at)
         loaded = CheckpointStore(run / "snapshots", nothing, every=1).load_newest()
         assert loaded is not None, f"no checkpoint after a kill at call {at}"
-        _, tree, books = loaded
+        _, tree, log = loaded
         assert all(torch.isfinite(value).all() for value in tree["parameters"].values())
-        seen.add(books["saved"])
+        seen.add(log["saved"])
         if ended == 0:
             break
         assert ended == KILLED

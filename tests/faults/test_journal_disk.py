@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_events, read_incidents, read_steps
 from steadygrad.records import Incident, StepRecord
+from steadygrad.records.errors import JournalError
 
 
 def mount(*arguments: str) -> bool:
@@ -228,7 +228,7 @@ def test_a_run_one_may_not_read_or_write_is_one_sentence_each(tmp_path: Path) ->
     place = Path("/tmp") / f"steadygrad-forbidden-{os.getpid()}"
     Journal(place).close()
     code = (
-        "import os, sys; from steadygrad.errors import JournalError; from steadygrad.journal import *\n"
+        "import os, sys; from steadygrad.records.errors import JournalError; from steadygrad.journal import *\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "for attempt in (Journal, read_incidents, lambda path: list(read_steps(path))):\n"
         "    try:\n        attempt(sys.argv[1])\n    except JournalError as error:\n        print(error)\n"

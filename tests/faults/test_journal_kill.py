@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from steadygrad.journal import Journal, read_events, read_incidents, read_quarantine, read_steps
-from steadygrad.journal.read import segment_paths
+from steadygrad.journal.steps.step_reader import segment_paths
 
 sys.path.insert(0, str(Path(__file__).parent))
 import journal_nursery

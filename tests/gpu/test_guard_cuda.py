@@ -257,7 +257,7 @@ def test_a_ring_in_host_memory_takes_no_device_memory() -> None:
 
 
 def sealed_by(guard: sg.Guard) -> list[Any]:
-    return list(guard._loop.parts.sealer._kept.values())
+    return list(guard._loop.parts.device_check._kept.values())
 
 
 @pytest.mark.parametrize("clip", ["exact", "folded"])
@@ -272,11 +272,11 @@ def test_the_seal_is_recorded_and_a_recorded_run_has_the_bits_of_one_that_is_not
             for batch in batches:
                 it.step(batch)
             it.settle()
-            return bits(model, optimizer), sealed_by(it), [(r.step, r.grad_norm) for r in it._books.recent]
+            return bits(model, optimizer), sealed_by(it), [(r.step, r.grad_norm) for r in it._log.recent]
 
     recorded, seals, steps = run()
     assert any(seal._graph is not None for seal in seals)
-    monkeypatch.setattr("steadygrad.engine.seal._RECORD_AFTER", 10_000)
+    monkeypatch.setattr("steadygrad.engine.step.device_check._RECORD_AFTER", 10_000)
     launched, seals, steps_too = run()
     assert all(seal._graph is None for seal in seals)
     assert recorded.keys() == launched.keys()

@@ -365,8 +365,8 @@ def steady(*words: str, cwd: Path | None = None, timeout: float = 120.0) -> subp
 
 def _steady_run(scenarios: Sequence[Scenario], run_dir: Path | None) -> list[Result]:
     """A program that trains these one after another, under `steady run`."""
-    from steadygrad.errors import JournalError
     from steadygrad.journal import read_incidents
+    from steadygrad.records.errors import JournalError
 
     with tempfile.TemporaryDirectory() as folder:
         place = run_dir or Path(folder, "run")

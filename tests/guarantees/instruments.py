@@ -70,7 +70,7 @@ class Planted(Exception):
     """A fault of the package's own, made for a test."""
 
 
-_BARRIERS = ("shield", "barrier")
+_BARRIERS = ("barrier",)
 """Files of the thing that catches faults: it cannot catch its own."""
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.errors import JournalError
 from steadygrad.journal import read_incidents
 from steadygrad.records import Incident
+from steadygrad.records.errors import JournalError
 
 
 @dataclass(frozen=True)

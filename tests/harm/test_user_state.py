@@ -126,7 +126,7 @@ def test_names_asked_for_after_their_modules_were_imported_are_functions_too() -
             importlib.import_module(f"steadygrad.{name}")
         except ImportError:
             continue
-    importlib.reload(importlib.import_module("steadygrad._attach"))
+    importlib.reload(importlib.import_module("steadygrad.integrations.attach"))
     assert callable(sg.attach)
     assert callable(sg.doctor)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from steadygrad.checkup.doctor import doctor_files
-from steadygrad.records.checkup import Level
+from steadygrad.records.checks.checkup import Level
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEADY = [sys.executable, "-m", "steadygrad.commands"]

@@ -179,7 +179,7 @@ WITHOUT_FIX = {"CK103", "RX164", "SY201", "SY202", "SY203", "SY301", "SY303", "S
 
 
 def test_a_code_page_shows_the_fix_beside_the_bug() -> None:
-    from steadygrad import rules
+    from steadygrad.records import rules
 
     examples = {page.code: page.sections.get("Smallest example", "") for page in rules.pages()}
     shown = {code for code, text in examples.items() if "# fixed\n" in text or "# instead of\n" in text}
@@ -190,7 +190,7 @@ def test_a_code_page_shows_the_fix_beside_the_bug() -> None:
 def test_the_bug_of_a_page_is_not_finite_and_its_fix_is(code: str) -> None:
     import torch
 
-    from steadygrad import rules
+    from steadygrad.records import rules
 
     bug, fix = (inspect.cleandoc(part) for part in rules.page(code).sections["Smallest example"].split("# fixed\n"))
 

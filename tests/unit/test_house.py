@@ -10,7 +10,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,26 +22,57 @@ PACKAGE = ROOT / "src" / "steadygrad"
 
 # From the top floor down. A room may import from its own floor and from those below.
 FLOORS = (
-    ("commands", "demo"),
-    ("reporters", "integrations", "_attach"),
-    ("guard", "start", "consult", "diagnosis"),
+    ("commands",),
+    ("reporters", "integrations"),
+    ("integrations/guard", "integrations/build", "integrations/handle", "diagnosis"),
     ("engine", "checkup"),
-    ("config", "handle"),
     ("policy", "detect"),
     ("journal", "numerics", "testing"),
-    ("records", "rules", "errors"),
+    ("records",),
 )
 # Narrower than their floor: reporters read a run and nothing else, and nothing but a command needs a reporter.
 ONLY = {
-    "reporters": {"reporters", "journal", "records", "rules", "errors"},
-    "journal": {"journal", "records", "rules", "errors"},
-    "numerics": {"numerics", "records", "rules", "errors"},
-    "testing": {"testing", "records", "errors"},
+    "reporters": {"reporters", "journal", "records"},
+    "journal": {"journal", "records"},
+    "numerics": {"numerics", "records"},
+    "testing": {"testing", "records"},
     "records": {"records"},
-    "rules": {"rules", "errors"},
-    "errors": {"errors"},
 }
-WITHOUT_TORCH = ("records", "rules", "errors", "journal", "reporters", "commands")
+# The same inside a package: its modules and folders, from the top down.
+WITHIN = {
+    "integrations": (
+        ("zero_code",),
+        ("attach",),
+        ("accelerate", "deepspeed", "lightning", "transformers"),
+        ("hf",),
+        ("optimizer",),
+        ("loops",),
+        ("guard",),
+        ("build", "handle"),
+    ),
+    "checkup": (("doctor", "live_objects", "trials"), ("rule_selection",), ("rules",), ("advice",), ("inputs", "scan")),
+    "reporters": (
+        ("html", "live_view", "trackers", "pictures", "checklist", "export"),
+        ("terminal",),
+        ("run_data",),
+    ),
+    "journal": (
+        ("journal",),
+        ("open_files",),
+        ("steps", "events", "incident_files", "writer_thread"),
+        ("journal_health", "checksummed_lines", "run_directory"),
+        ("safe_files",),
+    ),
+    "numerics": (
+        ("generation", "losses", "logit_bounds"),
+        ("masked_means", "logit_repair", "row_pieces"),
+        ("published_findings",),
+        ("rules", "kernels"),
+    ),
+    "policy": (("decide",), ("escalation",), ("presets",)),
+}
+WITHOUT_TORCH = ("records", "journal", "reporters", "commands", "checkup/scan")
+WITH_TORCH = "commands/demo_parts"  # the program that `steady demo` trains
 MAX_LINES = 500
 
 PUBLIC = [
@@ -76,12 +107,14 @@ def floor_of(room: str) -> int:
     raise AssertionError(f"{room} is on no floor: put it on one in FLOORS and in docs/architecture.md")
 
 
-def room_of(path: Path, package: Path) -> str:
-    return path.relative_to(package).parts[0].removesuffix(".py")
+def room_of(parts: Sequence[str]) -> str:
+    """The longest part of a module's path that FLOORS names, else its first part."""
+    found = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((room for room in found if any(room in rooms for rooms in FLOORS)), parts[0])
 
 
-def imported_rooms(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """Line and room of every import of our own, wherever in the file it stands."""
+def imported(path: Path, package: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line and path of every import of our own, wherever in the file it stands; the path may end in a name."""
     here = ["steadygrad", *path.relative_to(package).with_suffix("").parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         targets: list[list[str]] = []
@@ -90,10 +123,10 @@ def imported_rooms(path: Path, package: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = here[: len(here) - node.level] if node.level else []
             module = base + (node.module.split(".") if node.module else [])
-            targets = [module + [alias.name] for alias in node.names] if len(module) == 1 else [module]
+            targets = [module + [alias.name] for alias in node.names]
         for target in targets:
             if target[0] == "steadygrad" and len(target) > 1:
-                yield getattr(node, "lineno", 0), target[1]
+                yield getattr(node, "lineno", 0), target[1:]
 
 
 def boundary_violations(package: Path) -> list[str]:
@@ -101,14 +134,31 @@ def boundary_violations(package: Path) -> list[str]:
     for path in sorted(package.rglob("*.py")):
         if path == package / "__init__.py":
             continue  # the public names, resolved lazily
-        room = room_of(path, package)
-        for line, other in imported_rooms(path, package):
-            if other.startswith("__"):
+        here = path.relative_to(package).with_suffix("").parts
+        room = room_of(here)
+        for line, target in imported(path, package):
+            if target[0].startswith("__"):
                 continue  # steadygrad.__version__
+            other = room_of(target)
             upward = floor_of(other) < floor_of(room)
             if upward or other not in ONLY.get(room, {other}):
-                found.append(f"{path.relative_to(package)}:{line} {room} imports {other}")
+                words = f"{path.relative_to(package)}:{line} {room} imports {other}"
+                found += [words] if words not in found else []
+            elif here[0] == target[0] and (inner := upward_within(here, target)):
+                found.append(f"{path.relative_to(package)}:{line} {inner}")
     return found
+
+
+def upward_within(here: Sequence[str], target: Sequence[str]) -> str:
+    """What is wrong with an import between two entries of one package, "" if nothing is."""
+    floors = WITHIN.get(here[0], ())
+    height = {name: number for number, names in enumerate(floors) for name in names}
+    if not floors or len(target) < 2 or here[1] in ("__init__", target[1]):
+        return ""
+    if target[1] not in height:
+        return ""  # a name of the package itself
+    assert here[1] in height, f"{here[0]}/{here[1]} is on no floor of its package: put it on one in WITHIN"
+    return f"{here[1]} imports {target[1]}" if height[target[1]] < height[here[1]] else ""
 
 
 def test_imports_go_downward_only() -> None:
@@ -119,15 +169,18 @@ def test_imports_go_downward_only() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("detect/probe.py", "from ..guard import Guard"),
-        ("detect/deep/probe.py", "from ...guard import Guard"),
-        ("engine/gate.py", "from .. import guard"),
-        ("journal/lines.py", "import steadygrad.policy"),
-        ("journal/lines.py", "from steadygrad.detect import history"),
-        ("records/step.py", "def f():\n    from ..errors import SteadyError"),
-        ("reporters/html.py", "from ..guard import Guard"),
-        ("rules.py", "from .detect import history"),
-        ("diagnosis/trace.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..commands import main"),
+        ("detect/probe.py", "from ..engine.owned_loop import OwnedLoop"),
+        ("detect/deep/probe.py", "from ...diagnosis import service"),
+        ("engine/step/device_gate.py", "from ... import integrations"),
+        ("integrations/guard.py", "from .attach import attach"),
+        ("integrations/loops/loop_guard.py", "from ..hf import trainer_guard"),
+        ("policy/presets.py", "from .decide import decide"),
+        ("journal/checksummed_lines.py", "import steadygrad.policy"),
+        ("journal/checksummed_lines.py", "from steadygrad.detect import history"),
+        ("records/step_record.py", "def f():\n    from ..journal import Journal"),
+        ("reporters/html/report_page.py", "from ...integrations.guard import Guard"),
+        ("records/rules.py", "from ..detect import history"),
+        ("diagnosis/lookup.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..commands import main"),
     ],
 )
 def test_the_boundary_check_can_fail(tmp_path: Path, file: str, line: str) -> None:
@@ -140,9 +193,9 @@ def test_the_boundary_check_can_fail(tmp_path: Path, file: str, line: str) -> No
 def test_the_boundary_check_lets_downward_and_level_imports_pass(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "gate.py").write_text(
-        "import torch\nfrom ..detect.history import History\nfrom ..records import Reading\nfrom . import books\n"
+        "import torch\nfrom ..detect.history import History\nfrom ..records import Reading\nfrom . import record\n"
     )
-    (tmp_path / "guard.py").write_text("from .engine import setup\nfrom .errors import SteadyError\n")
+    (tmp_path / "commands.py").write_text("from .engine import validate\nfrom .records.errors import SteadyError\n")
     assert boundary_violations(tmp_path) == []
 
 
@@ -158,7 +211,7 @@ def modules_after(script: str) -> set[str]:
 def modules_in(*rooms: str) -> list[str]:
     found = []
     for room in rooms:
-        paths = sorted((PACKAGE / room).rglob("*.py")) or [PACKAGE / f"{room}.py"]
+        paths = [path for path in sorted((PACKAGE / room).rglob("*.py")) if PACKAGE / WITH_TORCH not in path.parents]
         names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
         found += [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
     return found
@@ -182,7 +235,7 @@ def test_reading_a_run_and_starting_a_command_import_no_torch() -> None:
 def test_the_import_checks_can_fail() -> None:
     modules = modules_after("import steadygrad; steadygrad.Guard")
     assert "torch" in modules
-    assert "steadygrad.guard" in modules
+    assert "steadygrad.integrations.guard" in modules
 
 
 # -- what is public
@@ -241,6 +294,46 @@ def test_the_check_for_forbidden_words_can_fail(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("fine\nsee /wor" + "k/main\n# TO" + "DO: later\n")
     assert forbidden_words([path]) == ["notes.md:2 /wor" + "k/", "notes.md:3 TO" + "DO"]
+
+
+MAX_ENTRIES = 12
+MAX_NAMES_TWICE = 10
+
+
+def crowded(package: Path) -> list[str]:
+    """The folders with more modules, files and folders than a person takes in at a glance."""
+    left_out = ("__init__.py", "__pycache__", "py.typed")
+    counted = {
+        folder: len([entry for entry in folder.iterdir() if entry.name not in left_out])
+        for folder in (package, *(path for path in package.rglob("*") if path.is_dir() and path.name != "__pycache__"))
+    }
+    return [f"{folder.name} has {count} entries" for folder, count in counted.items() if count > MAX_ENTRIES]
+
+
+def test_no_folder_has_more_than_twelve_entries() -> None:
+    assert crowded(PACKAGE) == []
+
+
+def test_the_check_for_crowded_folders_can_fail(tmp_path: Path) -> None:
+    for number in range(13):
+        (tmp_path / f"module{number}.py").write_text("")
+    assert crowded(tmp_path) == [f"{tmp_path.name} has 13 entries"]
+
+
+def names_used_twice(package: Path) -> list[str]:
+    names = [path.stem for path in package.rglob("*.py") if not path.stem.startswith("__")]
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def test_few_module_names_are_used_twice() -> None:
+    assert len(names_used_twice(PACKAGE)) <= MAX_NAMES_TWICE
+
+
+def test_the_check_for_names_used_twice_can_fail(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "state.py").write_text("")
+    assert names_used_twice(tmp_path) == ["state"]
 
 
 def too_long(paths: list[Path]) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from ..records.checkup import Advice, Level
-from ..rules import Rule
+from ..records.checks.checkup import Advice, Level
+from ..records.rules import Rule
 
 if TYPE_CHECKING:
-    from .script import Script
-    from .settings import Settings
+    from .inputs.run_settings import Settings
+    from .inputs.script import Script
 
 
 def at(

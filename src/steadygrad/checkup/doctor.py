@@ -3,8 +3,8 @@
     checkup = sg.doctor("train.py")                               # a script, configuration, saved arguments, or folder
     checkup = sg.doctor(model, optimizer, args=args, dataset=rows)   # live objects
 
-Files are read and never run, without torch. Live objects are measured (`live.py`, `dataset.py`) and judged as plain
-facts.
+Files are read and never run, without torch. Live objects are measured (`live_objects.py`, `dataset_rows.py`) and
+judged as plain facts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import UsageError
-from ..records.checkup import Advice, Checkup, DataStatistics, Level
-from .facts import Data, Setup
-from .files import read_target, targets
-from .loop import CLIPS
-from .models import optimizer_calls
-from .script import Script, last_word
-from .selection import Selection, allowed, chosen
-from .settings import Settings, from_object, from_script
+from ..records.checks.checkup import Advice, Checkup, DataStatistics, Level
+from ..records.errors import UsageError
+from .inputs.facts import Data, Setup
+from .inputs.input_files import read_target, targets
+from .inputs.loop_calls import CLIPS
+from .inputs.run_settings import Settings, from_object, from_script
+from .inputs.script import Script, last_word
+from .inputs.script_models import optimizer_calls
+from .rule_selection import Selection, allowed, chosen
 
 LIBRARIES = ("torch", "transformers", "lightning", "pytorch_lightning", "trl", "accelerate", "peft", "deepspeed")
 PARTS = {"backward", "zero_grad", "manual_backward", "training_step", "fit", "autocast", "from_pretrained"} | CLIPS
@@ -111,7 +111,7 @@ def _examined(
     statistics: DataStatistics | None = None
     setup = None
     if target is not None:
-        from .live import measure
+        from .live_objects import measure
 
         setup = measure(
             target,
@@ -126,7 +126,7 @@ def _examined(
         found += judge(setup, selection)
         looked_at.append("model")
     if dataset is not None:
-        from .dataset import read_rows
+        from .inputs.dataset_rows import read_rows
 
         data = read_rows(
             dataset,

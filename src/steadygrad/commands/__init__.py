@@ -1,9 +1,10 @@
 """The command `steady`: one verb a file.
 
-A module in this folder whose name has no leading underscore is a verb: it defines a function of the same name, whose
-docstring is the help and whose parameters are the arguments; `WHEN` (before, during or after training) and `SHORT` are
-its group and its line in `steady --help`. So a new verb is a new file and nothing else. Modules
-here import at the top only what is quick: a verb that needs torch or pyarrow imports it when it is called, so that
+A module in the folders before_training, during_training and after_training is a verb: it defines a function of the
+same name, whose docstring is the help and whose parameters are the arguments; `WHEN` (before, during or after
+training) and `SHORT` are its group and its line in `steady --help`. So a new verb is a new file and nothing else.
+Modules here import at the top only what is quick: a verb that needs torch or pyarrow imports it when it is called,
+so that
 `steady --help` and `steady explain` start at once.
 
 Exit codes: 0 fine, 1 something bad was found, 2 the input cannot be used, 23 training was halted by its policy.
@@ -12,14 +13,16 @@ Exit codes: 0 fine, 1 something bad was found, 2 the input cannot be used, 23 tr
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from ..errors import SteadyError
+from ..records.errors import SteadyError
 
 GROUPS = {"before": "Before training", "during": "During training", "after": "After training"}
 EPILOG = "Exit codes: 0 fine, 1 something bad was found, 2 the input cannot be used, 23 training was halted."
@@ -38,7 +41,14 @@ class Groups(TyperGroup):
 
 def verbs() -> list[str]:
     """The names of all verbs."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(_homes())
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """Every verb and the folder of its file."""
+    folders = [Path(__path__[0]) / f"{when}_training" for when in GROUPS]
+    return {module.name: folder.name for folder in folders for module in iter_modules([str(folder)])}
 
 
 def make_app() -> typer.Typer:
@@ -60,7 +70,7 @@ def make_app() -> typer.Typer:
 
 
 def _module(verb: str) -> Any:
-    return import_module(f"{__name__}.{verb}")
+    return import_module(f"{__name__}.{_homes()[verb]}.{verb}")
 
 
 def main() -> NoReturn:
@@ -69,7 +79,7 @@ def main() -> NoReturn:
         make_app()()
     except SteadyError as error:
         # Imported here because no other start needs it; the message may name a file that a stranger named.
-        from ..reporters.terminal import shown
+        from ..reporters.terminal.console import shown
 
         print(f"steady: {shown(error, limit=2000)}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..policy import Policy
 from ..records import Reading
-from .level import Level
+from .running_level import RunningLevel
 
 _EARLY = 3
 _RECENT = 16
@@ -24,7 +24,7 @@ _OUTCOMES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RefusalLimits:
     """What the device compares the coming step with. Infinity: no limit, or not yet."""
 
     grad_norm: float = math.inf
@@ -35,8 +35,8 @@ class History:
     """Memory of settled steps. `admit` every settled step in order; `limits` is what the next one must stay below."""
 
     def __init__(self) -> None:
-        self.norm = Level()
-        self.loss = Level()
+        self.norm = RunningLevel()
+        self.loss = RunningLevel()
         self.settled = 0
         self.applied = 0
         self.first_losses: list[float] = []
@@ -53,7 +53,7 @@ class History:
         self.overflow_streak = 0
         self.highest_scale = 0.0
         self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES)
-        self._cached: tuple[Policy, float, Limits] | None = None
+        self._cached: tuple[Policy, float, RefusalLimits] | None = None
 
     def admit(self, reading: Reading, applied: bool) -> None:
         """Take in one settled step. Non-finite numbers and refused steps enter no statistic of what is normal."""
@@ -113,22 +113,22 @@ class History:
                 self.best_spread = (ordered[11] - ordered[4]) / _QUARTILES
                 self.best_level, self.best_step = level, step
 
-    def limits(self, policy: Policy, floor: float = 0.0) -> Limits:
+    def limits(self, policy: Policy, floor: float = 0.0) -> RefusalLimits:
         """What the next step's numbers are compared with on the device: above it the update is refused.
 
         `floor` is the user's own clip: a norm that would not even be clipped is never a spike.
         """
         if self._cached is not None and self._cached[0] is policy and self._cached[1] == floor:
             return self._cached[2]
-        limits = self.spike_limits(policy, floor) if policy.refuse_spikes else Limits()
+        limits = self.spike_limits(policy, floor) if policy.refuse_spikes else RefusalLimits()
         if policy.max_norm_to_apply is not None:
-            limits = Limits(min(limits.grad_norm, policy.max_norm_to_apply), limits.loss)
+            limits = RefusalLimits(min(limits.grad_norm, policy.max_norm_to_apply), limits.loss)
         self._cached = (policy, floor, limits)
         return limits
 
-    def spike_limits(self, policy: Policy, floor: float = 0.0) -> Limits:
+    def spike_limits(self, policy: Policy, floor: float = 0.0) -> RefusalLimits:
         """What a finite number must exceed to be called a spike, whether or not spikes are refused."""
-        return Limits(max(self._norm_limit(policy), floor), self._loss_limit(policy))
+        return RefusalLimits(max(self._norm_limit(policy), floor), self._loss_limit(policy))
 
     def uneventful(self, reading: Reading, policy: Policy) -> bool:
         """Whether no detector of the run can have something to say: every update is applied, none has a gradient of
@@ -148,16 +148,16 @@ class History:
             return False
         return math.log(reading.grad_norm) <= norms[-1] and reading.loss <= losses[-1]
 
-    def limits_of(self, reading: Reading, policy: Policy) -> Limits:
+    def limits_of(self, reading: Reading, policy: Policy) -> RefusalLimits:
         """The limits above which this reading is a spike. Where spikes are refused these are the limits that were in
         force on the device when its step ran, so that host and device agree; elsewhere those of the history."""
         norm, loss = reading.grad_norm_limit, reading.loss_limit
         if not (policy.acts and policy.refuse_spikes):
             return self.spike_limits(policy)
         if norm is not None and loss is not None:
-            return Limits(norm, loss)
+            return RefusalLimits(norm, loss)
         limits = self.limits(policy)
-        return Limits(limits.grad_norm if norm is None else norm, limits.loss if loss is None else loss)
+        return RefusalLimits(limits.grad_norm if norm is None else norm, limits.loss if loss is None else loss)
 
     def _norm_limit(self, policy: Policy) -> float:
         level, count = self.norm, len(self.norm)
@@ -227,7 +227,7 @@ class History:
     def from_plain(cls, data: dict[str, Any]) -> History:
         """The history `to_plain` made this from; names it does not know are ignored."""
         history = cls()
-        history.norm, history.loss = Level.from_plain(data["norm"]), Level.from_plain(data["loss"])
+        history.norm, history.loss = RunningLevel.from_plain(data["norm"]), RunningLevel.from_plain(data["loss"])
         for name, value in vars(history).items():
             if name in ("norm", "loss", "_cached") or name not in data:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .observation import StepObservation
+from .step_observation import StepObservation
 
 PATIENCE = 3
 """Steps a silent pattern must hold before it is called one: a LoRA factor has no gradient in its first step."""

@@ -8,20 +8,20 @@ from typing import Any
 
 from ..detect.observed_run import Suspicion
 from ..detect.patterns.gradient_changed_after_backward import grown_gradients
-from ..errors import UsageError
 from ..records import Diagnosis, Origin
+from ..records.errors import UsageError
 from .causes import name_cause
-from .evidence import Evidence
-from .exam import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
-from .gather import gather, gather_silent, is_compiled, risen, symptom_of
-from .isolation import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
-from .patient import Patient
+from .causes.collect_evidence import collect_evidence, collect_silent_evidence, is_compiled, risen, symptom_of
+from .causes.evidence import Evidence
+from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
+from .locate.bad_rows import BadRows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
+from .locate.examine import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
 from .remedies import propose
-from .replay import replay
-from .rows import Rows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
-from .seen import unread_state
-from .trial import try_all
-from .ward import Ward
+from .remedies.remedy_context import RemedyContext
+from .remedies.trial import try_all
+from .replay.replay_observation import unread_state
+from .replay.replay_step import replay
+from .replay.replayable import Replayable
 
 REPLAYS_FOR_DOUBT = 2
 """How often a step that came out finite is run again before it is called a fault that does not repeat."""
@@ -38,7 +38,7 @@ SILENT_KINDS = (
 
 
 def diagnose(
-    patient: Patient, *, depth: str = "full", suspicion: Suspicion | None = None, preserve: Iterable[Any] = ()
+    replayable: Replayable, *, depth: str = "full", suspicion: Suspicion | None = None, preserve: Iterable[Any] = ()
 ) -> Diagnosis:
     """Find out where the first bad value of this step was computed, why, and what helps.
 
@@ -50,19 +50,19 @@ def diagnose(
     if depth not in ("origin", "full"):
         raise UsageError(f"depth is {depth!r}: expected 'origin' or 'full'.")
     return isolated(
-        patient.facts.symptom or "none",
-        lambda depth: _diagnose(patient, depth, suspicion),
+        replayable.facts.symptom or "none",
+        lambda depth: _diagnose(replayable, depth, suspicion),
         depth=depth,
-        preserve=(patient.model, *preserve),
+        preserve=(replayable.model, *preserve),
     )
 
 
-def _diagnose(patient: Patient, depth: str, suspicion: Suspicion | None) -> Diagnosis:
-    with patient.examining():
-        look_back = getattr(patient, "look_back", None)
+def _diagnose(replayable: Replayable, depth: str, suspicion: Suspicion | None) -> Diagnosis:
+    with replayable.examining():
+        look_back = getattr(replayable, "look_back", None)
         if depth == "full" and look_back is not None:
             look_back()
-        return Case(patient, suspicion).answer(depth)
+        return DiagnosisCase(replayable, suspicion).answer(depth)
 
 
 def _unknown(doubt: str) -> str:
@@ -71,20 +71,20 @@ def _unknown(doubt: str) -> str:
     return "no known pattern fits this evidence"
 
 
-class Case:
+class DiagnosisCase:
     """One failing step on its way from evidence to an answer."""
 
-    def __init__(self, patient: Patient, suspicion: Suspicion | None) -> None:
-        self.patient = patient
-        if suspicion is None and patient.facts.symptom == "spike":
-            suspicion = Suspicion(symptom="spike", step=patient.facts.step, kind="spike")
+    def __init__(self, replayable: Replayable, suspicion: Suspicion | None) -> None:
+        self.replayable = replayable
+        if suspicion is None and replayable.facts.symptom == "spike":
+            suspicion = Suspicion(symptom="spike", step=replayable.facts.step, kind="spike")
         self.suspicion = suspicion
         self.notes: list[str] = []
         self.exam: Examination | None = None
 
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
-        if self.exam is not None and self.exam.birth is not None and self.exam.birth.unseen:
+        if self.exam is not None and self.exam.bad_origin is not None and self.exam.bad_origin.unseen:
             self.notes.append(
                 "written by a kernel that torch does not see (Triton, CUDA, numpy), which cannot be traced"
             )
@@ -113,8 +113,8 @@ class Case:
         )
         if depth == "origin":
             return diagnosis
-        ward = Ward(
-            patient=self.patient,
+        context = RemedyContext(
+            replayable=self.replayable,
             evidence=evidence,
             cause=cause.slug if cause else "",
             origin=origin,
@@ -123,7 +123,7 @@ class Case:
             suspicion=self.suspicion,
         )
         try:
-            trials, untried = try_all(ward, propose(ward))
+            trials, untried = try_all(context, propose(context))
         except (Exception, OutOfTime) as error:  # what is known already must not be lost with a trial that went wrong
             why = limits().stopped() if isinstance(error, OutOfTime) else in_a_line(error)
             self.notes.append(f"remedies: not tried: {'out of memory' if is_out_of_memory(error) else why}")
@@ -133,14 +133,14 @@ class Case:
             self.notes.append(f"remedies: {limits().stopped(untried)}")
         return replace(diagnosis, trials=trials, notes=tuple(self.notes))
 
-    def _rows_in_time(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
+    def _rows_in_time(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
         """The rows, or a note that says why they are not known."""
         try:
             rows = self._rows(evidence, origin, cause, depth)
         except OutOfTime:
-            rows = Rows(why=limits().stopped())
+            rows = BadRows(why=limits().stopped())
         except Exception as error:
-            rows = Rows(why="out of memory" if is_out_of_memory(error) else in_a_line(error))
+            rows = BadRows(why="out of memory" if is_out_of_memory(error) else in_a_line(error))
             forget(error)
         if rows.why:
             self.notes.append(f"rows: not determined: {rows.why}")
@@ -149,40 +149,40 @@ class Case:
     def _not_read(self) -> list[str]:
         """What the examination met and did not read, in one note."""
         unread = list(self.exam.trace.unread) if self.exam is not None else []
-        state = unread_state(self.patient)
+        state = unread_state(self.replayable)
         return [f"not read: {', '.join([*unread, *state][:6])}"] if unread or state else []
 
     def _look(self) -> tuple[Evidence, Origin | None]:
         suspicion = self.suspicion
         if suspicion is not None and suspicion.kind in SILENT_KINDS:
-            return gather_silent(self.patient, suspicion)
-        exam = examine(self.patient)
+            return collect_silent_evidence(self.replayable, suspicion)
+        exam = examine(self.replayable)
         self.exam = exam
         if exam.seen.finite and not exam.seen.bad_before:
             return self._does_not_reproduce(exam)
         grown = grown_gradients(exam.seen) or tampered_with(exam)
         if grown:
             tampered = Suspicion(
-                symptom="nan_grad", step=self.patient.facts.step, kind="tampered_gradient", names=grown
+                symptom="nan_grad", step=self.replayable.facts.step, kind="tampered_gradient", names=grown
             )
-            return gather_silent(self.patient, tampered)
-        if not exam.seen.loss_finite and could_be_scrubbed(exam) and scrubbed(examine(self.patient, thorough=True)):
+            return collect_silent_evidence(self.replayable, tampered)
+        if not exam.seen.loss_finite and could_be_scrubbed(exam) and scrubbed(examine(self.replayable, thorough=True)):
             born = locate(exam)
             self.notes.append(
                 f"the bad value itself was made by {born.op or born.tensor} ({born.phase})" if born else ""
             )
             names = tuple(exam.seen.updates)
-            hidden = Suspicion(symptom="silent", step=self.patient.facts.step, kind="neutralised", names=names)
-            return gather_silent(self.patient, hidden)
-        return gather(self.patient, exam, suspicion)
+            hidden = Suspicion(symptom="silent", step=self.replayable.facts.step, kind="neutralised", names=names)
+            return collect_silent_evidence(self.replayable, hidden)
+        return collect_evidence(self.replayable, exam, suspicion)
 
     def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
         """Finite in the replay: run it again, and say so if it stays finite. A loss far above all before it is not."""
-        if risen(self.patient, exam.seen):
-            step = self.patient.facts.step
-            self.suspicion = Suspicion(symptom=self.patient.facts.symptom or "spike", step=step, kind="spike")
-            return gather_silent(self.patient, self.suspicion)
-        times = 1 + sum(1 for _ in range(REPLAYS_FOR_DOUBT) if replay(self.patient).finite)
+        if risen(self.replayable, exam.seen):
+            step = self.replayable.facts.step
+            self.suspicion = Suspicion(symptom=self.replayable.facts.symptom or "spike", step=step, kind="spike")
+            return collect_silent_evidence(self.replayable, self.suspicion)
+        times = 1 + sum(1 for _ in range(REPLAYS_FOR_DOUBT) if replay(self.replayable).finite)
         symptom = self.suspicion.symptom if self.suspicion else symptom_of(exam.seen, None)
         phase = (
             "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
@@ -191,47 +191,47 @@ class Case:
         evidence = Evidence(
             symptom=symptom,
             phase=phase,
-            step=self.patient.facts.step,
+            step=self.replayable.facts.step,
             reproduced=(0, times),
-            compiled=is_compiled(self.patient.model),
+            compiled=is_compiled(self.replayable.model),
         )
         return evidence, Origin(phase=phase)
 
-    def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> Rows:
-        if origin is None or not self.patient.batches:
-            return Rows()
+    def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
+        if origin is None or not self.replayable.batches:
+            return BadRows()
         if origin.phase == "data" and evidence.batch_outlier is not None:
-            return Rows(rows=evidence.batch_outlier[1])
+            return BadRows(rows=evidence.batch_outlier[1])
         if self.exam is None:
-            return Rows()
+            return BadRows()
         if cause == "uninitialised" and origin.phase == "state" and depth == "full":
             # Memory no one filled does nothing until a sample asks for it, such as the first to use a new token.
-            return readers_of_state(self.patient, self.exam)
+            return readers_of_state(self.replayable, self.exam)
         if origin.phase in ("state", "optimizer", "none"):
-            return Rows()
+            return BadRows()
         if origin.phase == "data":
             if depth == "full":
-                return Rows(rows=data_rows(self.patient, self.exam, origin.tensor or ""))
-            return Rows(rows=bad_batch_rows(self._batch, origin.tensor or "", self.patient.facts.select_rows))
+                return BadRows(rows=data_rows(self.replayable, self.exam, origin.tensor or ""))
+            return BadRows(rows=bad_batch_rows(self._batch, origin.tensor or "", self.replayable.facts.select_rows))
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
-            return Rows()
+            return BadRows()
         if depth == "origin":
-            return Rows(rows=read_rows(self.exam, num_rows(self._batch, self.patient.facts.select_rows)))
-        found = find_rows(self.patient, self.exam)
+            return BadRows(rows=read_rows(self.exam, num_rows(self._batch, self.replayable.facts.select_rows)))
+        found = find_rows(self.replayable, self.exam)
         if (
             cause == "empty_reduction"
             and found.rows is not None
-            and len(found.rows) == num_rows(self._batch, self.patient.facts.select_rows)
+            and len(found.rows) == num_rows(self._batch, self.replayable.facts.select_rows)
         ):
-            return Rows()  # nothing to average over in the whole batch: no row is guiltier than another
+            return BadRows()  # nothing to average over in the whole batch: no row is guiltier than another
         return found
 
     @property
     def _batch(self) -> Any:
         """The micro-batch in which the trouble began."""
         guilty = self.exam.seen.guilty_batch if self.exam is not None else None
-        return self.patient.batches[guilty or 0]
+        return self.replayable.batches[guilty or 0]
 
-    def _sample_ids(self, rows: Rows) -> tuple[str, ...]:
-        ids = self.patient.facts.sample_ids
+    def _sample_ids(self, rows: BadRows) -> tuple[str, ...]:
+        ids = self.replayable.facts.sample_ids
         return tuple(str(ids[row]) for row in rows.rows or () if ids is not None and row < len(ids))

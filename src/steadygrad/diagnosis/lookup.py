@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import JournalError, UsageError
 from ..journal import read_incidents
 from ..records import Diagnosis, Incident, Kind, kinds_of
+from ..records.errors import JournalError, UsageError
 
 
 def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:

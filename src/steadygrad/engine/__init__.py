@@ -1,0 +1,1 @@
+"""One engine for all entry points: measure, judge, decide, apply or refuse, record."""

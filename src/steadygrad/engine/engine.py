@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ..detect.refusal import must_refuse
-from ..errors import TrainingHalted
+from ..detect.refusal_rule import must_refuse
 from ..policy import Capabilities, Ledger, Policy
 from ..records import Action, Decision, Finding, Outcome, Reading
-from .books import Books
-from .flight import Window
-from .forward_state import Entry
-from .posted import is_fatal, with_posted
-from .ranks_council import Alone
-from .shield import Shield
+from ..records.errors import TrainingHalted
+from .distributed.consensus import SingleRank
+from .fault_barrier import FaultBarrier
+from .record.run_log import RunLog
+from .state.forward_state import Entry
+from .step.external_findings import is_fatal, with_external_findings
+from .step.window import Window
 
 _POISONED = frozenset({"SY105", "SY106"})
 NOT_ASKED = Capabilities()
@@ -99,7 +99,9 @@ class TrainingLoop(Protocol):
 class Engine:
     """Judges, decides and records the steps of one training. State belongs to it and to nothing else."""
 
-    def __init__(self, loop: TrainingLoop, policy: Policy, log: Books, barrier: Shield, ranks: Alone) -> None:
+    def __init__(
+        self, loop: TrainingLoop, policy: Policy, log: RunLog, barrier: FaultBarrier, ranks: SingleRank
+    ) -> None:
         self.loop, self.policy, self.log, self.barrier, self.ranks = loop, policy, log, barrier, ranks
         self.halt: Decision | None = None
 
@@ -108,7 +110,7 @@ class Engine:
 
         `reading.refused` is the device's own decision.
         """
-        reading = with_posted(reading, made=made, alone=self.ranks.size == 1)
+        reading = with_external_findings(reading, made=made, alone=self.ranks.size == 1)
         bad = reading.refused or must_refuse(reading) or (reading.posted and is_fatal(reading.posted))
         if bad and self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold)):
             return self.refuse(step, reading)

@@ -17,46 +17,46 @@ from typing import Any
 
 import torch
 
-from ..config import GuardConfig
-from ..detect.gradients import Gradients
-from ..detect.refusal import must_refuse
+from ..detect.gradient_norms import Gradients
+from ..detect.refusal_rule import must_refuse
 from ..policy import Capabilities
 from ..policy.escalation import Ledger
 from ..records import Decision, Outcome, Reading
-from ..records.reruns import rerun
-from .clerk import AUDIT_EVERY, EARLY_FORWARDS
-from .diagnosis_requests import DiagnosisRequests, Diagnostician
+from ..records.rerun_flag import rerun
+from .build_parts import Parts
+from .config import GuardConfig
+from .distributed.collectives import OtherRankFailed
 from .engine import Engine, Step, Verdict
-from .fallback import PlainLoop
-from .flight import Flight, Window, answer_for, left_over
-from .forward_state import Entry
-from .own_skips import OwnSkips
-from .parts import Parts
-from .posted import muted, urgent
-from .program import Terms
-from .ranks import GuardLost
-from .readout import Row, reading_of
-from .recovery import Recovery
-from .rng import RngState, put_rng, take_rng
-from .tape import tensors_in
-from .update_check import UpdateCheck
+from .record.loop_skips import LoopSkips
+from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
+from .recovery.rollback import Rollback
+from .recovery.update_check import UpdateCheck
+from .state.batch_buffer import tensors_in
+from .state.forward_state import Entry
+from .state.rng import RngState, put_rng, take_rng
+from .step.external_findings import muted, urgent
+from .step.plain_loop import PlainLoop
+from .step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS
+from .step.step_row import Row, reading_of
+from .step.user_step import Terms
+from .step.window import PendingStep, Window, answer_for, left_over
 
 
 class OwnedLoop:
     """Runs, commits, restores and re-runs the steps of one training, as its engine decides."""
 
-    def __init__(self, parts: Parts, config: GuardConfig, diagnostician: Diagnostician, recovery: Recovery) -> None:
+    def __init__(self, parts: Parts, config: GuardConfig, diagnostician: Diagnostician, recovery: Rollback) -> None:
         self.parts, self.config, self.recovery = parts, config, recovery
-        self.program, self.forward, self.books, self.shield = parts.program, parts.forward, parts.books, parts.shield
-        self.council = parts.council
-        self.engine = Engine(self, config.policy, parts.books, parts.shield, parts.council)
+        self.program, self.forward, self.log, self.barrier = parts.program, parts.forward, parts.log, parts.barrier
+        self.consensus = parts.consensus
+        self.engine = Engine(self, config.policy, parts.log, parts.barrier, parts.consensus)
         self._diagnostician = diagnostician
-        self.update_check = UpdateCheck(parts.program.optimizers, parts.state, parts.council)
+        self.update_check = UpdateCheck(parts.program.optimizers, parts.state, parts.consensus)
         self.diagnoses = DiagnosisRequests(self, diagnostician, config)
-        self.own_skips = OwnSkips(self)
+        self.own_skips = LoopSkips(self)
         self.step = self.batches_seen = 0
         self.window = Window()
-        self.pending: Flight | None = None
+        self.pending: PendingStep | None = None
         self.fallback: PlainLoop | None = None
         self.committed = False
         """Whether the update of the step under way has been made, so that a fault after it does not make it twice."""
@@ -84,7 +84,7 @@ class OwnedLoop:
             self.settle_pending()
             self.update_check.forget()
             self.recovery.parameters_changed(self.step)
-        if self.parts.clerk.suspects:
+        if self.parts.checker.suspects:
             self.diagnoses.of_suspects()
         recovery = self.recovery
         if not recovery.anything_due(self.step):
@@ -114,17 +114,17 @@ class OwnedLoop:
         tensors = tensors_in(batch)
         versions = [tensor._version for tensor in tensors]
         if not attempt:
-            self.recovery.tape(self.step, batch, key, entry.rng, tensors)
+            self.recovery.batch_buffer(self.step, batch, key, entry.rng, tensors)
         fills = len(self.window.batches) + 1 >= self.program.accumulate if last is None else last
         tell = None
-        if fills and self.council.size > 1:
-            tell = self.council.before_backward(self.step, self.batches_seen, self.window, self.shield)
+        if fills and self.consensus.size > 1:
+            tell = self.consensus.before_backward(self.step, self.batches_seen, self.window, self.barrier)
         self.terms = terms = self.program.micro(batch, original=original, before_backward=tell)
         if versions != [tensor._version for tensor in tensors]:
             self.program.writes_batches = True
-            self.books.tell_batch_written(key)
+            self.log.tell_batch_written(key)
         if terms is None:
-            self.council.needs_a_loss()
+            self.consensus.needs_a_loss()
             return self.own_skips.by_loss_fn(batch, key, entry)
         self.leave(batch, key, terms, entry)
         if not fills:
@@ -145,16 +145,16 @@ class OwnedLoop:
         if not self.window.batches and not self.config.outside:
             self.window.left_over = left_over(self.program.parameters)
         self._before_forward = entry = self.forward.take()
-        self.parts.clerk.before_forward(self.step)
+        self.parts.checker.before_forward(self.step)
         return entry
 
     def leave(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
         """After a micro-batch's backward: it is part of the window. Does not sync."""
         self.forward.notice()
         self.forward.left()
-        clerk = self.parts.clerk
-        if clerk.forwards < EARLY_FORWARDS or self.step % AUDIT_EVERY == 0:
-            clerk.after_forward(self.step, self.forward)
+        checker = self.parts.checker
+        if checker.forwards < EARLY_FORWARDS or self.step % AUDIT_EVERY == 0:
+            checker.after_forward(self.step, self.forward)
         self.window.add(batch, key, terms, entry)
 
     def measure(self, *, in_place: bool = False) -> tuple[Gradients | None, Row]:
@@ -181,40 +181,40 @@ class OwnedLoop:
 
     def _commit_late(self, step: Step, gradients: Gradients | None, row: Row) -> None:
         """Commit under a device flag; the host learns the answer before the next commit. Does not sync."""
-        parts, force = self.parts, self.books.ledger
-        limits = self.books.limits(parts.updater.max_grad_norm)
+        parts, force = self.parts, self.log.ledger
+        limits = self.log.limits(parts.updater.max_grad_norm)
         lr = parts.updater.rate(force)
         rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
-        sealed = parts.sealer.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
+        sealed = parts.device_check.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
         self._update(gradients, sealed.flag, force, factor=sealed.factor)
         self.window = Window()
-        self.pending = Flight(step, sealed.seat, row.layout, limits, lr, parts.gate.take_fresh())
+        self.pending = PendingStep(step, sealed.row_transfer, row.layout, limits, lr, parts.gate.take_fresh())
         self.step += 1
-        if parts.clerk.sampling is not None:
-            parts.clerk.after_update()
+        if parts.checker.sampling is not None:
+            parts.checker.after_update()
         self._finish_update()
 
     def _commit_now(
         self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
     ) -> None:
         """Read first, commit then. One host read."""
-        alone = self.council.size == 1
-        limits = self.books.limits(self.parts.updater.max_grad_norm)
-        values = row.values.tolist() if alone else self.council.read(row.numbers())
-        lr = self.parts.updater.rate(self.books.ledger)
+        alone = self.consensus.size == 1
+        limits = self.log.limits(self.parts.updater.max_grad_norm)
+        values = row.values.tolist() if alone else self.consensus.read(row.numbers())
+        lr = self.parts.updater.rate(self.log.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
-            if not alone or self.council.rank:
-                reading = self.council.agree(reading, self.step, self.batches_seen, step.window, gradients)
-        except GuardLost as lost:
-            self.shield.note("guard", lost)
+            if not alone or self.consensus.rank:
+                reading = self.consensus.agree(reading, self.step, self.batches_seen, step.window, gradients)
+        except OtherRankFailed as lost:
+            self.barrier.note("guard", lost)
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
             return
         self.window = Window()
         self.step += 1
         self.refusing, self._recorded_by_all = None if alone or not must_refuse(reading) else step, False
-        force = self.books.ledger  # a remedy that this step ends is in force until the next, as when late
+        force = self.log.ledger  # a remedy that this step ends is in force until the next, as when late
         step.gradients = gradients
         verdict = self.engine.judge(step, reading)
         if not verdict.applies:
@@ -223,8 +223,8 @@ class OwnedLoop:
         # Not copied and undone where several ranks would have to agree on it.
         undo = self.update_check.before(fed, may_copy=alone and self.config.policy.acts)
         self._update(gradients, None, force, update)
-        if self.parts.clerk.sampling is not None:
-            self.parts.clerk.after_update()
+        if self.parts.checker.sampling is not None:
+            self.parts.checker.after_update()
         bad = self.update_check.after(fed, undo) if self.config.policy.acts else None
         if bad is not None:
             self._owed.clear()
@@ -245,8 +245,8 @@ class OwnedLoop:
         update: Callable[[], Any] | None = None, factor: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.recovery.before_update()
-        if self.parts.clerk.sampling is not None:
-            self.parts.clerk.before_update()
+        if self.parts.checker.sampling is not None:
+            self.parts.checker.before_update()
         owed = [self.program.zero_grad] if update is None else []
         if owed and self.program.scaler is not None:
             owed.insert(0, self.program.update_scale)
@@ -271,7 +271,7 @@ class OwnedLoop:
             with self.parts.mode.again():
                 if self.pending is not None:
                     self.settle_pending(self.window.fed)
-                if len(self.window) and not self.config.outside and self.council.size == 1:
+                if len(self.window) and not self.config.outside and self.consensus.size == 1:
                     self._tidy_window()  # not with several ranks: one of them alone may be asking
         self.diagnoses.of_suspects()
 
@@ -282,25 +282,25 @@ class OwnedLoop:
         if len(kept) < len(window):
             self.window = Window()
             out = window.without({key for _, key in kept})
-            reading, decision = self.books.leave_out(self.step, out)
+            reading, decision = self.log.leave_out(self.step, out)
             self.diagnose(Step(self.step, out, Outcome(step=self.step)), reading, decision)
-            self.books.announce()
+            self.log.announce()
             self.run_again(kept)
 
     def settle_pending(self, behind: Sequence[tuple[Any, str]] = (), outcome: Outcome | None = None) -> bool:
         """Judge the step in flight, if there is one. True if it was bad: then all `behind` it has been run again."""
-        flight, self.pending = self.pending, None
-        if flight is None:
+        pending, self.pending = self.pending, None
+        if pending is None:
             return False
-        step, values = flight.step, flight.seat.values()
+        step, values = pending.step, pending.row_transfer.values()
         reading = reading_of(
-            values, flight.layout, step=step.number, lr=flight.lr, batch_key=step.window.key, limits=flight.limits,
+            values, pending.layout, step=step.number, lr=pending.lr, batch_key=step.window.key, limits=pending.limits,
             refused=values[-1] != 0.0,
         )  # fmt: skip
         step.behind, step.next_outcome = behind, outcome
         if reading.refused:
             step.after = self.window.entry
-            self.parts.gate.forget_fresh(flight.fresh)
+            self.parts.gate.forget_fresh(pending.fresh)
             self.program.zero_grad()
             self.window = Window()
         verdict = self.engine.judge(step, reading, made=True)
@@ -317,7 +317,7 @@ class OwnedLoop:
 
     def withhold(self, step: Step, reading: Reading) -> Reading:
         """Restore what the refused window moved, and look closer: what was bad, and which micro-batches were good."""
-        self.parts.clerk.after_refusal()
+        self.parts.checker.after_refusal()
         assert step.window.entry is not None
         self._rng_after = self.forward.rng_without(step.window.entry.place)
         after = step.after or self.forward.take()
@@ -329,7 +329,7 @@ class OwnedLoop:
                 # An overflow of the loss scale is part of a healthy run: all else is as the plain loop has it.
                 self._rng_after = after.rng
                 self.recovery.second_look.leave_as(after)
-            ours = self.council.size == 1 and not self.config.outside and self.config.policy.acts
+            ours = self.consensus.size == 1 and not self.config.outside and self.config.policy.acts
             other_numbers = self.parts.noise.at_fault(reading, step.window) if ours else None
         if other_numbers is not None:
             step.kept, step.again, self._rng_after = step.window.fed, True, other_numbers
@@ -369,16 +369,16 @@ class OwnedLoop:
         self.run_again(behind, step.next_outcome)
 
     def applied(self, step: Step, verdict: Verdict) -> None:
-        if self.parts.clerk.expects:
-            self.parts.clerk.after_step(verdict.reading)
+        if self.parts.checker.expects:
+            self.parts.checker.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
         entry = step.window.entry
         if entry is not None and entry.hot:
             self.forward.release(entry)
 
     def _go_on_together(self) -> None:
-        if self.council.size > 1:
-            self.council.go_on_together()
+        if self.consensus.size > 1:
+            self.consensus.go_on_together()
             self._recorded_by_all = True
 
     def halting(self, step: Step) -> None:
@@ -439,7 +439,7 @@ class OwnedLoop:
     def late(self) -> bool:
         """Whether the next commit can be settled one step late."""
         settle = self.config.settle
-        if settle == "now" or self.config.outside or self.council.size > 1:
+        if settle == "now" or self.config.outside or self.consensus.size > 1:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
@@ -450,8 +450,8 @@ class OwnedLoop:
     def abandon_window(self) -> None:
         """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
         window, self.window = self.window, Window()
-        self.council.abandon()
-        with self.shield("forward_state", None):
+        self.consensus.abandon()
+        with self.barrier("forward_state", None):
             entry = window.entry or self._before_forward
             rng = self.forward.rng_without(entry.place) if entry is not None else None
             self.program.forget()
@@ -461,38 +461,38 @@ class OwnedLoop:
 
     def _plain_loop(self) -> PlainLoop:
         parts, place = self.parts, lambda: (self.step, self.batches_seen)
-        return PlainLoop(self.program, parts.updater.max_grad_norm, parts.followers, self.council, place)
+        return PlainLoop(self.program, parts.updater.max_grad_norm, parts.followers, self.consensus, place)
 
     def stand_down(self, fault: Exception) -> PlainLoop:
         """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it.
 
-        With several ranks all of them do, or all of them stop: see `Council.broken`.
+        With several ranks all of them do, or all of them stop: see `RankConsensus.broken`.
         """
-        self.shield.note("guard", fault)
-        begun, apart = self.program.began, self.council.size > 1 and not self.committed
+        self.barrier.note("guard", fault)
+        begun, apart = self.program.began, self.consensus.size > 1 and not self.committed
         refusing, self.refusing = self.refusing if apart and not self.config.outside else None, None
         half_way = apart and refusing is None and (self.terms is not None or self.program.answer is not None)
         whole = self.program.accumulate == 1 and (not begun or half_way or self.committed)
         if refusing is not None and not self._recorded_by_all:
-            self.council.announce_loss(fault)
+            self.consensus.announce_loss(fault)
         elif refusing is None or refusing.kept:
-            self.council.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
+            self.consensus.broken(fault, in_step=not self.config.outside and (whole or not (begun or len(self.window))))
         self.fallback = self._plain_loop()
         if half_way:
             return self.fallback  # the other ranks are as far as this one: the step is finished from here
-        flight, self.pending = self.pending, None
+        pending, self.pending = self.pending, None
         window, self.window = self.window, Window()
         entry = (refusing.window.entry if refusing is not None else window.entry) or self._before_forward
         rng = self.forward.rng_without(entry.place) if entry is not None else None
-        with self.shield("standing_down", None):
-            if flight is not None and flight.seat.values()[-1] != 0.0:
-                self.parts.gate.forget_fresh(flight.fresh)
-                entry = flight.step.window.entry
-            elif flight is not None:
+        with self.barrier("standing_down", None):
+            if pending is not None and pending.row_transfer.values()[-1] != 0.0:
+                self.parts.gate.forget_fresh(pending.fresh)
+                entry = pending.step.window.entry
+            elif pending is not None:
                 self._owed += self.parts.followers.turns(window.entry or self._before_forward)
         self._finish_update()
         self.program.forget()
-        with self.shield("standing_down", None):
+        with self.barrier("standing_down", None):
             if entry is not None:
                 self.forward.restore(entry)
                 if rng is not None:

@@ -1,0 +1,1 @@
+"""The entry points, by who owns the loop: Guard, attach(), trainers, bare optimizers, `steady run`."""

@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.own_skips import is_bad
-from ..engine.shield import listener
-from ..errors import UsageError
-from .barrier import undo_all
-from .loop import LoopGuard
-from .model_calls import ModelCalls, run_call
-from .patching import wrap_method
+from ..engine.fault_barrier import listener
+from ..engine.record.loop_skips import is_bad
+from ..records.errors import UsageError
+from .loops.loop_guard import LoopGuard
+from .loops.model_calls import ModelCalls, run_call
+from .loops.patch_barrier import undo_all
+from .loops.patching import wrap_method
 
 _NOT_OURS = {
     "DEEPSPEED": "DeepSpeed makes its update inside accelerator.backward",

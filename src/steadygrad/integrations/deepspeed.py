@@ -17,13 +17,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..engine import setup
-from ..engine.ranks import world_size
-from ..errors import UsageError
+from ..engine import validate
+from ..engine.distributed.collectives import world_size
 from ..policy import Policy
 from ..records import Finding, Incident
-from .patching import wrap_method
-from .reported_loop import ReportedLoop
+from ..records.errors import UsageError
+from .loops.patching import wrap_method
+from .loops.reported_loop import ReportedLoop
 
 logger = logging.getLogger("steadygrad")
 
@@ -47,7 +47,7 @@ class DeepSpeedMonitor:
             )
         self._engine = engine
         rank = dist.get_rank() if world_size() > 1 else 0
-        names = [setup.clean_name(name) for name, _ in _module_of(engine).named_parameters()]
+        names = [validate.clean_name(name) for name, _ in _module_of(engine).named_parameters()]
         self._loop = ReportedLoop(names, run_dir=run_dir, rank=rank)
         self._loss: Tensor | float | None = None
         self._skipped_before = int(getattr(engine, "skipped_steps", 0))
@@ -98,7 +98,7 @@ class DeepSpeedMonitor:
         ends_window = self._ends_window()
         answer = original(*args, **kwargs)
         if ends_window:
-            with self._loop.shield("deepspeed", None):
+            with self._loop.barrier("deepspeed", None):
                 self._note()
         return answer
 

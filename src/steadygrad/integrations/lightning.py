@@ -23,13 +23,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..engine.shield import boundary
-from ..errors import UsageError
+from ..engine.fault_barrier import boundary
 from ..records import Finding, Incident
-from .barrier import report, undo_all
-from .loop import LoopGuard
-from .optimizer import OptimizerGuard
-from .patching import Patches, wrap_method
+from ..records.errors import UsageError
+from .loops.loop_guard import LoopGuard
+from .loops.patch_barrier import report, undo_all
+from .loops.patching import Patches, wrap_method
+from .optimizer.optimizer_guard import OptimizerGuard
 
 logger = logging.getLogger("steadygrad")
 _NOT_OURS = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy", "FSDPStrategy")

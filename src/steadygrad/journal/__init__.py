@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from .events import Quarantined as Quarantined
     from .events import read_events as read_events
     from .events import read_quarantine as read_quarantine
-    from .incidents import read_incidents as read_incidents
+    from .incident_files import read_incidents as read_incidents
     from .journal import Journal as Journal
-    from .read import read_batches as read_batches
-    from .read import read_steps as read_steps
-    from .read import steps_table as steps_table
-    from .read import tensor_names as tensor_names
     from .run_directory import read_run as read_run
+    from .steps.step_reader import read_batches as read_batches
+    from .steps.step_reader import read_steps as read_steps
+    from .steps.step_reader import steps_table as steps_table
+    from .steps.step_reader import tensor_names as tensor_names
 
 _HOME = {
     "Event": "events",
     "Journal": "journal",
     "Quarantined": "events",
-    "read_batches": "read",
+    "read_batches": "steps.step_reader",
     "read_events": "events",
-    "read_incidents": "incidents",
+    "read_incidents": "incident_files",
     "read_quarantine": "events",
     "read_run": "run_directory",
-    "read_steps": "read",
-    "steps_table": "read",
-    "tensor_names": "read",
+    "read_steps": "steps.step_reader",
+    "steps_table": "steps.step_reader",
+    "tensor_names": "steps.step_reader",
 }
 
 

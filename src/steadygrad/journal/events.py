@@ -1,4 +1,4 @@
-"""Events and quarantine: small things that must not be lost, one checksummed line each (see lines.py)."""
+"""Events and quarantine: small things that must not be lost, one checksummed line each (see checksummed_lines.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import JournalError
 from ..records import from_plain, to_plain
-from .lines import MAX_LINE_BYTES, encode_line, read_lines
+from ..records.errors import JournalError
+from .checksummed_lines import MAX_LINE_BYTES, encode_line, read_lines
 from .run_directory import rank_files
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import JournalError
 from ..records import Incident, StepRecord
-from . import files
+from ..records.errors import JournalError
+from . import safe_files
 from .events import encode_event, encode_quarantined, quarantined
-from .health import Health, log
+from .journal_health import JournalHealth, log
+from .open_files import STATE_VERSION, OpenFiles, SizedJob
 from .run_directory import RunDirectory
-from .writing import STATE_VERSION, SizedJob, Writing
 
 _WAIT_S = 0.5  # how long a disk may take to acknowledge an event before the journal counts as degraded
 
@@ -48,8 +48,8 @@ class Journal:
         self.rank = rank
         self.num_steps = self.num_events = self.num_quarantined = 0
         self._incidents: set[int] = set()
-        self._health = Health(on_degraded)
-        self._open: Writing | None = None
+        self._health = JournalHealth(on_degraded)
+        self._open: OpenFiles | None = None
         self._last_incident = 0
         self._closed = False
         self._shut: Callable[[], Any] | None = None
@@ -60,7 +60,7 @@ class Journal:
         self.run_id = run.run_id
         try:
             self._last_incident = run.last_incident()
-            self._open = opened = Writing(
+            self._open = opened = OpenFiles(
                 run,
                 health=self._health,
                 flush_every=flush_every,
@@ -138,9 +138,9 @@ class Journal:
             return None
         try:
             folder = self._open.run.incident_directory(number)
-            return files.make_directory(files.inside(folder, f"rank{self.rank}")) if self.rank else folder
+            return safe_files.make_directory(safe_files.inside(folder, f"rank{self.rank}")) if self.rank else folder
         except OSError as error:
-            raise JournalError(f"Incident {number} cannot be kept: {files.why(error)}.") from error
+            raise JournalError(f"Incident {number} cannot be kept: {safe_files.why(error)}.") from error
 
     def incident(self, incident: Incident) -> bool:
         """Keeps an incident, or its new version in place of the old. True once it is on disk."""
@@ -167,7 +167,7 @@ class Journal:
         """Keeps which batch, and which rows of it, were refused. True once it is on disk."""
         self.num_quarantined += 1
 
-        def job(opened: Writing) -> SizedJob:
+        def job(opened: OpenFiles) -> SizedJob:
             entry = quarantined(batch_key, step=step, cause=cause, rows=rows, sample_ids=sample_ids, rank=self.rank)
             return opened.line("quarantine", encode_quarantined(entry))
 
@@ -184,7 +184,7 @@ class Journal:
         path = self._open.run.own("state", ".json")
         if not path.exists():
             return None
-        kept = files.read_json(path)
+        kept = safe_files.read_json(path)
         version, state = kept.get("version"), kept.get("state")
         if not isinstance(version, int) or version > STATE_VERSION or not isinstance(state, dict):
             raise JournalError(
@@ -218,7 +218,7 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _post(self, part: str, key: object, job: Callable[[Writing], SizedJob]) -> bool:
+    def _post(self, part: str, key: object, job: Callable[[OpenFiles], SizedJob]) -> bool:
         """Encodes on this thread, so that the caller may change its data afterwards, and writes on the other."""
         if self._open is None or self._closed:
             return False
@@ -226,7 +226,7 @@ class Journal:
             made, size = job(self._open)
         except Exception as error:
             log.exception("something could not be written down and is left out of the journal")
-            self._health.fail(part, f"{part} could not be encoded: {files.why(error)}")
+            self._health.fail(part, f"{part} could not be encoded: {safe_files.why(error)}")
             self._health.drop()
             return False
         key = self._open.number() if key is None else key

@@ -2,7 +2,7 @@
 
     run.json               what ran: command, versions, configuration, sessions
     state.json             what the guard needs to go on after a restart
-    steps/                 one row a step, Arrow IPC streams (see steps.py)
+    steps/                 one row a step, Arrow IPC streams (see step_writer.py)
     incidents/NNNN/        incident.json, and of the first of each kind a capsule
     snapshots/             last good states
     events.jsonl           decisions, faults, degraded periods, one line each
@@ -27,9 +27,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import JournalError
 from ..records import to_plain
-from . import files
+from ..records.errors import JournalError
+from . import safe_files
 
 RUN_FORMAT = "steadygrad-run"
 RUN_VERSION = 1
@@ -51,10 +51,10 @@ class RunDirectory:
         try:
             self.path = Path(path).expanduser().resolve()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.make_directory(self.path)
+            safe_files.make_directory(self.path)
             self._take_lock()
             for name in ("steps", "incidents", "snapshots"):
-                files.make_directory(files.inside(self.path, name))
+                safe_files.make_directory(safe_files.inside(self.path, name))
             self.steps, self.incidents, self.snapshots = (self.path / n for n in ("steps", "incidents", "snapshots"))
             self._remove_debris()
             self.run_id, self.continued = self._write_run(run_config or {})
@@ -64,17 +64,17 @@ class RunDirectory:
         except (OSError, RuntimeError) as error:
             self.close()
             raise JournalError(
-                f"Run directory {path} cannot be written: {files.why(error)}. "
+                f"Run directory {path} cannot be written: {safe_files.why(error)}. "
                 "Nothing would be remembered of this run; pass a run_dir you may write to, or run_dir=None."
             ) from error
 
     def own(self, stem: str, suffix: str) -> Path:
         """The path of this rank's file, for example events.jsonl or events-rank1.jsonl."""
-        return files.inside(self.path, own_name(stem, suffix, self.rank))
+        return safe_files.inside(self.path, own_name(stem, suffix, self.rank))
 
     def incident_directory(self, number: int) -> Path:
         """incidents/NNNN, made if it is not there."""
-        return files.make_directory(files.inside(self.incidents, incident_name(number)))
+        return safe_files.make_directory(safe_files.inside(self.incidents, incident_name(number)))
 
     def last_incident(self) -> int:
         """The highest incident number in use, 0 in a fresh run."""
@@ -97,8 +97,8 @@ class RunDirectory:
         )
         if key in _held:
             raise JournalError(sentence.format(who="this process"))
-        path = files.inside(self.path, own_name(".lock", "", self.rank))
-        lock = files.open_regular(path, os.O_RDWR | os.O_CREAT)
+        path = safe_files.inside(self.path, own_name(".lock", "", self.rank))
+        lock = safe_files.open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -125,12 +125,12 @@ class RunDirectory:
         ):
             for entry in os.scandir(directory):
                 with contextlib.suppress(OSError):
-                    ours = entry.name.startswith(files.TEMPORARY_PREFIX) and entry.is_file(follow_symlinks=False)
+                    ours = entry.name.startswith(safe_files.TEMPORARY_PREFIX) and entry.is_file(follow_symlinks=False)
                     if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > 3600:
                         os.unlink(entry.path)
 
     def _write_run(self, run_config: Mapping[str, Any]) -> tuple[str, bool]:
-        path = files.inside(self.path, "run.json")
+        path = safe_files.inside(self.path, "run.json")
         now = time.time()
         fresh = {
             "format": RUN_FORMAT,
@@ -142,7 +142,7 @@ class RunDirectory:
             "configuration": to_plain(run_config),
             "sessions": [],
         }
-        made = not path.exists() and files.create_file(path, files.json_bytes(fresh))
+        made = not path.exists() and safe_files.create_file(path, safe_files.json_bytes(fresh))
         run = fresh if made else read_run(self.path)
         if self.rank == 0:
             sessions = run.get("sessions")
@@ -151,7 +151,7 @@ class RunDirectory:
             run["sessions"] = [*sessions, session][-MAX_SESSIONS:]
             for key in ("command", "versions", "configuration"):
                 run[key] = fresh[key]
-            files.replace_file(path, files.json_bytes(run))
+            safe_files.replace_file(path, safe_files.json_bytes(run))
         return str(run["run"]), not made
 
 
@@ -165,7 +165,7 @@ def rank_files(run_dir: str | os.PathLike[str], stem: str, suffix: str) -> list[
     root = open_run(run_dir)
     pattern = re.compile(re.escape(stem) + r"(?:-rank([0-9]{1,6}))?" + re.escape(suffix))
     found = [(int(match[1] or 0), name) for name in listing(root) if (match := pattern.fullmatch(name))]
-    return [files.inside(root, name) for _, name in sorted(found)]
+    return [safe_files.inside(root, name) for _, name in sorted(found)]
 
 
 def incident_name(number: int) -> str:
@@ -174,7 +174,7 @@ def incident_name(number: int) -> str:
 
 def incident_numbers(root: Path) -> list[int]:
     """The numbers of the incidents of a run, in order."""
-    directory = files.inside(root, "incidents")
+    directory = safe_files.inside(root, "incidents")
     if not directory.is_dir():
         return []
     return sorted(int(name) for name in listing(directory) if _INCIDENT_NAME.fullmatch(name))
@@ -185,7 +185,7 @@ def listing(directory: Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError as error:
-        raise JournalError(f"{directory} cannot be read: {files.why(error)}.") from error
+        raise JournalError(f"{directory} cannot be read: {safe_files.why(error)}.") from error
 
 
 def read_run(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -197,14 +197,14 @@ def read_run(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
             raise JournalError(f"{run_dir} does not exist: pass the run_dir a guard wrote to.")
         if not root.is_dir():
             raise JournalError(f"{run_dir} is a file, not a run directory: pass the run_dir a guard wrote to.")
-        path = files.inside(root, "run.json")
+        path = safe_files.inside(root, "run.json")
         if not path.exists():
             raise JournalError(f"{run_dir} is not a run directory: it holds no run.json.")
     except (OSError, RuntimeError) as error:
         if isinstance(error, JournalError):
             raise
-        raise JournalError(f"{run_dir} cannot be read: {files.why(error)}.") from error
-    run = files.read_json(path)
+        raise JournalError(f"{run_dir} cannot be read: {safe_files.why(error)}.") from error
+    run = safe_files.read_json(path)
     version = run.get("version")
     if run.get("format") != RUN_FORMAT or not isinstance(version, int) or not isinstance(run.get("run"), str):
         raise JournalError(f"{path} was not written by steadygrad: this is not a run directory.")

@@ -16,50 +16,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Board": "notice_board",
+    "Board": "published_findings",
     "NumericalStabilityLogitsProcessor": "generation",
-    "PolicyLoss": "policy",
+    "PolicyLoss": "losses.policy_gradient",
     "TemperatureLogitsWarper": "generation",
-    "board": "notice_board",
-    "bound_logits": "bounds",
-    "bound_loss": "bounds",
-    "cosine_loss": "latent",
-    "dice_loss": "masks",
-    "distillation_loss": "distillation",
-    "group_advantages": "policy",
-    "latent_mse": "latent",
-    "mask_bce_loss": "masks",
-    "masked_cross_entropy": "cross_entropy",
-    "masked_mean": "means",
-    "normalised_mse": "latent",
-    "policy_gradient_loss": "policy",
-    "safe_normalise": "latent",
-    "soft_cap_logits": "bounds",
-    "z_loss": "cross_entropy",
+    "board": "published_findings",
+    "bound_logits": "logit_bounds",
+    "bound_loss": "logit_bounds",
+    "cosine_loss": "losses.latent",
+    "dice_loss": "losses.segmentation_masks",
+    "distillation_loss": "losses.distillation",
+    "group_advantages": "losses.policy_gradient",
+    "latent_mse": "losses.latent",
+    "mask_bce_loss": "losses.segmentation_masks",
+    "masked_cross_entropy": "losses.cross_entropy",
+    "masked_mean": "masked_means",
+    "normalised_mse": "losses.latent",
+    "policy_gradient_loss": "losses.policy_gradient",
+    "safe_normalise": "losses.latent",
+    "soft_cap_logits": "logit_bounds",
+    "z_loss": "losses.cross_entropy",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from .bounds import bound_logits as bound_logits
-    from .bounds import bound_loss as bound_loss
-    from .bounds import soft_cap_logits as soft_cap_logits
-    from .cross_entropy import masked_cross_entropy as masked_cross_entropy
-    from .cross_entropy import z_loss as z_loss
-    from .distillation import distillation_loss as distillation_loss
     from .generation import NumericalStabilityLogitsProcessor as NumericalStabilityLogitsProcessor
     from .generation import TemperatureLogitsWarper as TemperatureLogitsWarper
-    from .latent import cosine_loss as cosine_loss
-    from .latent import latent_mse as latent_mse
-    from .latent import normalised_mse as normalised_mse
-    from .latent import safe_normalise as safe_normalise
-    from .masks import dice_loss as dice_loss
-    from .masks import mask_bce_loss as mask_bce_loss
-    from .means import masked_mean as masked_mean
-    from .notice_board import Board as Board
-    from .notice_board import board as board
-    from .policy import PolicyLoss as PolicyLoss
-    from .policy import group_advantages as group_advantages
-    from .policy import policy_gradient_loss as policy_gradient_loss
+    from .logit_bounds import bound_logits as bound_logits
+    from .logit_bounds import bound_loss as bound_loss
+    from .logit_bounds import soft_cap_logits as soft_cap_logits
+    from .losses.cross_entropy import masked_cross_entropy as masked_cross_entropy
+    from .losses.cross_entropy import z_loss as z_loss
+    from .losses.distillation import distillation_loss as distillation_loss
+    from .losses.latent import cosine_loss as cosine_loss
+    from .losses.latent import latent_mse as latent_mse
+    from .losses.latent import normalised_mse as normalised_mse
+    from .losses.latent import safe_normalise as safe_normalise
+    from .losses.policy_gradient import PolicyLoss as PolicyLoss
+    from .losses.policy_gradient import group_advantages as group_advantages
+    from .losses.policy_gradient import policy_gradient_loss as policy_gradient_loss
+    from .losses.segmentation_masks import dice_loss as dice_loss
+    from .losses.segmentation_masks import mask_bce_loss as mask_bce_loss
+    from .masked_means import masked_mean as masked_mean
+    from .published_findings import Board as Board
+    from .published_findings import board as board
 
 
 def __getattr__(name: str) -> Any:

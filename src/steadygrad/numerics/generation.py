@@ -17,11 +17,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
 from ..records import Finding, Severity
-from ..rules import Rule
-from .notice_board import Board, board
-from .repair import Damage, repaired, within
+from ..records.errors import UsageError
+from ..records.rules import Rule
+from .logit_repair import Damage, repaired, within
+from .published_findings import Board, board
 from .rules.sy501_non_finite_logits import RULE as NON_FINITE_LOGITS
 from .rules.sy502_every_token_forbidden import RULE as EVERY_TOKEN_FORBIDDEN
 

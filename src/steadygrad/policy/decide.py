@@ -100,9 +100,9 @@ def _decision(
     )
 
 
-def _remember(policy: Policy, ledger: Ledger, letter: str) -> str:
+def _remember(policy: Policy, ledger: Ledger, pending_numbers: str) -> str:
     keep = max(policy.skips_per_window[1], policy.success_window)
-    return ledger.recent[-keep + 1 :] + letter if keep > 1 else letter
+    return ledger.recent[-keep + 1 :] + pending_numbers if keep > 1 else pending_numbers
 
 
 def _proceed(
@@ -208,8 +208,8 @@ def _halt(
 def _streak_limit(policy: Policy, ledger: Ledger) -> int:
     """How many bad steps in a row halt: more where the program has not made a good update yet, or drives its own
     learning rate up, as a warm-up and a search for the largest rate do."""
-    patient = not ledger.applied or ledger.rate_rises >= _RAMP
-    return policy.skip_streak_halt * (policy.start_patience if patient else 1)
+    replayable = not ledger.applied or ledger.rate_rises >= _RAMP
+    return policy.skip_streak_halt * (policy.start_patience if replayable else 1)
 
 
 def _streak(policy: Policy, ledger: Ledger, what: str) -> str:

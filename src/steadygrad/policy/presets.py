@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from ..errors import UsageError
 from ..records import Action
+from ..records.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

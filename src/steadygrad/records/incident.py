@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .diagnosis import Diagnosis
-from .judgement import Decision, Finding
+from .finding_and_decision import Decision, Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

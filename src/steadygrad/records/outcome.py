@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .judgement import Decision, Finding
-from .step import Reading
+from .finding_and_decision import Decision, Finding
+from .step_record import Reading
 
 
 class Outcome:

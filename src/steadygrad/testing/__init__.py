@@ -15,14 +15,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"KINDS": "kinds", "Faults": "faults", "Strike": "faults", "inject": "faults"}
+_HOMES = {"KINDS": "fault_kinds", "Faults": "inject_faults", "Strike": "inject_faults", "inject": "inject_faults"}
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from .faults import Faults as Faults
-    from .faults import Strike as Strike
-    from .faults import inject as inject
-    from .kinds import KINDS as KINDS
+    from .fault_kinds import KINDS as KINDS
+    from .inject_faults import Faults as Faults
+    from .inject_faults import Strike as Strike
+    from .inject_faults import inject as inject
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steadygrad as sg
-from steadygrad.checkup.dataset import read_rows
-from steadygrad.errors import UsageError
-from steadygrad.records.checkup import Level
-from steadygrad.reporters.doctor import print_checkup
+from steadygrad.checkup.inputs.dataset_rows import read_rows
+from steadygrad.records.checks.checkup import Level
+from steadygrad.records.errors import UsageError
+from steadygrad.reporters.terminal.print_doctor import print_checkup
 
 TOKENIZER = SimpleNamespace(eos_token_id=2, pad_token_id=0)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from steadygrad.checkup.doctor import doctor_files
-from steadygrad.checkup.files import read_target
-from steadygrad.checkup.settings import Settings
+from steadygrad.checkup.inputs.input_files import read_target
+from steadygrad.checkup.inputs.run_settings import Settings
 from steadygrad.commands import main
-from steadygrad.errors import UsageError
-from steadygrad.records.checkup import Level
+from steadygrad.records.checks.checkup import Level
+from steadygrad.records.errors import UsageError
 
 Call = Callable[..., tuple[int, str, str]]
 BOTH = """from transformers import TrainingArguments

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import steadygrad as sg
-from steadygrad.checkup.live import glance, measure
-from steadygrad.checkup.rules.pf106_update_below_half_ulp import half_ulp
-from steadygrad.errors import UsageError
+from steadygrad.checkup.live_objects import glance, measure
+from steadygrad.checkup.rules.precision.pf106_update_below_half_ulp import half_ulp
 from steadygrad.records import Finding, Severity
+from steadygrad.records.errors import UsageError
 
 
 class Tagger(nn.Module):

@@ -16,13 +16,13 @@ from rich.console import Console
 from torch import nn
 
 import steadygrad as sg
-from steadygrad.checkup.precision import rounded
-from steadygrad.checkup.ranges import FORMATS, Tally, loss_scale_for
+from steadygrad.checkup.trials.dtype_ranges import FORMATS, RangeTally, loss_scale_for
+from steadygrad.checkup.trials.precision_trial import rounded
 from steadygrad.commands import main
-from steadygrad.errors import UsageError
-from steadygrad.records.probe import ModuleRange, Probe
-from steadygrad.reporters.probe import axis, picture, print_probe, tightest
-from steadygrad.reporters.probe_picture import svg, write_picture
+from steadygrad.records.checks.probe import ModuleRange, Probe
+from steadygrad.records.errors import UsageError
+from steadygrad.reporters.pictures.probe_picture import svg, write_picture
+from steadygrad.reporters.terminal.print_probe import axis, picture, print_probe, tightest
 
 
 class Net(nn.Module):
@@ -68,13 +68,13 @@ def test_the_share_that_vanishes_is_what_torch_itself_rounds_to_zero(name: str) 
     form = FORMATS[name]
     values = torch.randn(4000) * torch.exp2(torch.randint(-140, 10, (4000,)).float())
     values = values[values != 0]
-    tally = Tally()
+    tally = RangeTally()
     tally.add(values)
     real = (values.to(form.torch_dtype).float() == 0).float().mean().item()
     assert tally.vanishing(form) == pytest.approx(real, abs=1e-6)
     scale = 2.0**20
     large = (values * scale)[(values * scale).abs() < form.largest]
-    small = Tally()
+    small = RangeTally()
     small.add(large / scale)
     real = (large.to(form.torch_dtype).float() == 0).float().mean().item()
     assert small.vanishing(form, scale=scale) == pytest.approx(real, abs=1e-6)
@@ -84,27 +84,27 @@ def test_the_share_that_vanishes_is_what_torch_itself_rounds_to_zero(name: str) 
 def test_the_end_of_a_format_is_the_one_torch_knows(name: str) -> None:
     form = FORMATS[name]
     assert form.largest == torch.finfo(form.torch_dtype).max
-    tally = Tally()
+    tally = RangeTally()
     tally.add(torch.tensor([form.largest / 8, -form.largest / 4, 0.0]))
     assert tally.headroom(form) == pytest.approx(2.0)
     assert tally.own_scale(form) == 4.0
 
 
 def test_zeros_infinities_and_nan_enter_no_statistic() -> None:
-    tally = Tally()
+    tally = RangeTally()
     tally.add(torch.tensor([0.0, math.nan, math.inf, -math.inf]))
     assert (tally.empty, tally.num_bad, tally.num_elements) == (True, 3, 4)
     assert tally.headroom(FORMATS["fp16"]) == -math.inf
     tally.add(torch.tensor([3.0, -0.5]))
     assert (tally.largest, tally.smallest) == (3.0, 0.5)
-    assert Tally().headroom(FORMATS["fp16"]) is None
+    assert RangeTally().headroom(FORMATS["fp16"]) is None
 
 
 def test_the_loss_scale_leaves_a_bit_of_room_and_is_never_above_gradscalers() -> None:
-    tally = Tally()
+    tally = RangeTally()
     tally.add(torch.tensor([1.0]))
     assert loss_scale_for([tally]) == 16384.0  # 2^15 would come within a bit of 65504
-    small = Tally()
+    small = RangeTally()
     small.add(torch.tensor([1e-6]))
     assert loss_scale_for([small]) == 65536.0
 

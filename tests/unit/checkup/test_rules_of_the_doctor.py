@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from steadygrad import rules as pages
 from steadygrad.checkup import rules
 from steadygrad.checkup.doctor import judge
-from steadygrad.checkup.facts import Data, Setup
-from steadygrad.checkup.files import read_target
-from steadygrad.checkup.script import Script
-from steadygrad.checkup.selection import Selection
-from steadygrad.checkup.settings import Settings, flatten, kind_of
-from steadygrad.records.checkup import Advice
+from steadygrad.checkup.inputs.facts import Data, Setup
+from steadygrad.checkup.inputs.input_files import read_target
+from steadygrad.checkup.inputs.run_settings import Settings, flatten, kind_of
+from steadygrad.checkup.inputs.script import Script
+from steadygrad.checkup.rule_selection import Selection
+from steadygrad.records import rules as pages
+from steadygrad.records.checks.checkup import Advice
 
 JUDGES = rules.judges()
 

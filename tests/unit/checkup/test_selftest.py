@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steadygrad as sg
-from steadygrad.checkup.selftest_judges import Trial, judge
+from steadygrad.checkup.trials.selftest_verdict import SelftestTrial, judge
 from steadygrad.commands import main
-from steadygrad.errors import UsageError
-from steadygrad.records.selftest import SelftestStep
+from steadygrad.records.checks.selftest import SelftestStep
+from steadygrad.records.errors import UsageError
 
 
 class Net(nn.Module):
@@ -228,7 +228,7 @@ def test_a_set_up_that_does_not_repeat_itself_is_noted() -> None:
 
 def test_growing_norms_are_doubted_by_their_numbers_alone() -> None:
     steps = [SelftestStep(step=n, loss=1.0, grad_norm=10.0**n, update_ratio=1e-3) for n in range(1, 11)]
-    found = judge(Trial(first_loss=1.0, num_tensors=1, steps=steps, loss_afterwards=0.5))
+    found = judge(SelftestTrial(first_loss=1.0, num_tensors=1, steps=steps, loss_afterwards=0.5))
     assert found.verdict == "doubtful"
     assert "grew from 10 to 1e+10" in next(c.detail for c in found.checks if "finite" in c.name)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadygrad.demo.dialogue import CONTEXT, MAX_CUE_WORDS, Pair, load
-from steadygrad.demo.race import BATCH_SIZE, Race, reply_loss
-from steadygrad.demo.view import sparkline
+from steadygrad.commands.demo_parts.demo_view import sparkline
+from steadygrad.commands.demo_parts.dialogue import CONTEXT, MAX_CUE_WORDS, Pair, load
+from steadygrad.commands.demo_parts.two_loops import BATCH_SIZE, TwoLoops, reply_loss
 from steadygrad.journal import read_incidents, read_steps
 from steadygrad.records import Action
 
@@ -22,15 +22,15 @@ STEPS = 80
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Race, Path]:
+def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[TwoLoops, Path]:
     torch.set_num_threads(1)
     run_dir = tmp_path_factory.mktemp("demo") / "run"
-    race = Race(steps=STEPS, seed=0, run_dir=run_dir)
+    race = TwoLoops(steps=STEPS, seed=0, run_dir=run_dir)
     assert len(list(race.run())) == STEPS
     return race, run_dir
 
 
-def test_the_plain_loop_ends_with_every_weight_nan(raced: tuple[Race, Path]) -> None:
+def test_the_plain_loop_ends_with_every_weight_nan(raced: tuple[TwoLoops, Path]) -> None:
     race, _ = raced
     assert all(bool(torch.isnan(parameter).any()) for parameter in race.plain_model.parameters())
     losses = race.result().plain_losses
@@ -40,7 +40,7 @@ def test_the_plain_loop_ends_with_every_weight_nan(raced: tuple[Race, Path]) -> 
     assert all(math.isnan(loss) for loss in losses[dead_from:])
 
 
-def test_the_guarded_loop_stays_finite_and_learns(raced: tuple[Race, Path]) -> None:
+def test_the_guarded_loop_stays_finite_and_learns(raced: tuple[TwoLoops, Path]) -> None:
     race, _ = raced
     result = race.result()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in race.guarded_model.parameters())
@@ -50,7 +50,7 @@ def test_the_guarded_loop_stays_finite_and_learns(raced: tuple[Race, Path]) -> N
     assert result.summary["guard_faults"] == {}
 
 
-def test_both_loops_agree_to_the_bit_until_the_first_bad_batch(raced: tuple[Race, Path]) -> None:
+def test_both_loops_agree_to_the_bit_until_the_first_bad_batch(raced: tuple[TwoLoops, Path]) -> None:
     result = raced[0].result()
     first = result.plain_first_bad_step
     assert first is not None
@@ -58,7 +58,7 @@ def test_both_loops_agree_to_the_bit_until_the_first_bad_batch(raced: tuple[Race
     assert result.plain_losses[:first] == result.guarded_losses[:first]
 
 
-def test_the_journal_tells_of_the_refused_steps(raced: tuple[Race, Path]) -> None:
+def test_the_journal_tells_of_the_refused_steps(raced: tuple[TwoLoops, Path]) -> None:
     race, run_dir = raced
     refused = {record.step for record in read_steps(run_dir) if not record.applied}
     bad_batches = [
@@ -85,7 +85,7 @@ def test_the_mistake_is_in_the_data_loader_and_nowhere_else() -> None:
 
 
 def test_a_batch_of_good_samples_has_a_finite_loss_and_one_bad_sample_makes_it_nan() -> None:
-    race = Race(steps=1, seed=3, run_dir=None)
+    race = TwoLoops(steps=1, seed=3, run_dir=None)
     race.guard.close()
     dialogue = race.dialogue
     bad = next(pair for pair in dialogue.pairs if not dialogue.sample(pair)[1].any())

@@ -12,7 +12,7 @@ from trained_run import BAD_STEPS, NUM_STEPS, Call, copied, forbid, make_call, n
 
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
-from steadygrad.reporters.plot_shapes import Scale, scale_for, short
+from steadygrad.reporters.pictures.plot_shapes import AxisScale, scale_for, short
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -180,7 +180,7 @@ def test_a_torn_journal_is_drawn_as_far_as_it_goes_and_says_so(call: Call, run: 
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, log: bool, expected: list[float]) -> None:
-    found = Scale(low, high, 0, 100, log=log).ticks()
+    found = AxisScale(low, high, 0, 100, log=log).ticks()
     assert found == pytest.approx(expected) or set(expected) <= {round(tick, 6) for tick in found}
     assert len(found) <= 11
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from steadygrad.commands import main
-from steadygrad.diagnosis.manifest import seal_of
+from steadygrad.diagnosis.capsule.manifest import checksums_of
 from steadygrad.journal import read_incidents
 
 SCRIPT = """
@@ -130,7 +130,7 @@ def test_nothing_that_a_capsule_names_is_imported_or_opened(home: Path, copied: 
     manifest["facts"] |= {"entry": "trap_of_a_stranger:make", "model": "trap_of_a_stranger.Net"}
     manifest["command"] = ["trap_of_a_stranger.py"]
     manifest["tree"]["state"]["extras"] = {"$import": "trap_of_a_stranger", "__reduce__": "trap_of_a_stranger:make"}
-    manifest["sha256"] = seal_of({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = checksums_of({key: value for key, value in manifest.items() if key != "sha256"})
     path.write_text(json.dumps(manifest))
     answer = replay(home, str(copied), "--entry", "masked_training:make")
     assert answer.returncode == 1, answer.stderr
@@ -188,7 +188,7 @@ def spoil_a_fact(folder: Path) -> None:
     path = folder / "capsule.json"
     manifest = json.loads(path.read_text())
     manifest["facts"]["accumulate"] = {"not": "a number"}
-    manifest["sha256"] = seal_of({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = checksums_of({key: value for key, value in manifest.items() if key != "sha256"})
     path.write_text(json.dumps(manifest))
 
 
@@ -196,7 +196,7 @@ def spoil_the_random_state(folder: Path) -> None:
     path = folder / "capsule.json"
     manifest = json.loads(path.read_text())
     manifest["tree"]["state"]["rng"]["cpu"] = [1, 2, 3]
-    manifest["sha256"] = seal_of({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = checksums_of({key: value for key, value in manifest.items() if key != "sha256"})
     path.write_text(json.dumps(manifest))
 
 

@@ -137,7 +137,7 @@ def test_a_scan_imports_no_torch_and_no_pyarrow(files: Path) -> None:
         script = (
             "import sys\n"
             f"sys.argv = ['steady', 'scan', *{arguments!r}]\n"
-            "from steadygrad.checkup.scanning import guarded\n"
+            "from steadygrad.checkup.scan import child_process as guarded\n"
             "guarded.can_guard = lambda: False  # all of it in this process, to see what it imports\n"
             "from steadygrad.commands import main\n"
             "try:\n    main()\n"
@@ -145,7 +145,7 @@ def test_a_scan_imports_no_torch_and_no_pyarrow(files: Path) -> None:
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         modules = set(done.stderr.splitlines()[-1].split("|"))
-        assert "steadygrad.commands.scan" in modules
+        assert "steadygrad.commands.after_training.scan" in modules
         assert not {"torch", "pyarrow", "safetensors"} & modules
         assert ("numpy" in modules) == (arguments != ["--help"])
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steadygrad import rules
 from steadygrad.commands import main, make_app, verbs
-from steadygrad.errors import TrainingHalted
 from steadygrad.journal import Journal
 from steadygrad.records import (
     Action,
@@ -28,7 +26,9 @@ from steadygrad.records import (
     Severity,
     TensorDigest,
     Trial,
+    rules,
 )
+from steadygrad.records.errors import TrainingHalted
 
 Call = Callable[..., tuple[int, str, str]]
 HOSTILE = "layers.0\x1b[2J\x07\u202egnp.\u2028exe"
@@ -239,8 +239,8 @@ def test_a_diagnosis_names_origin_rows_cause_and_the_best_remedy_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    from steadygrad.reporters.diagnosis import print_diagnosis
-    from steadygrad.reporters.terminal import console
+    from steadygrad.reporters.terminal.console import console
+    from steadygrad.reporters.terminal.print_diagnosis import print_diagnosis
 
     print_diagnosis(console(), an_incident(diagnosis=a_diagnosis()))
     lines = capsys.readouterr().out.splitlines()
@@ -259,15 +259,15 @@ def test_a_diagnosis_names_origin_rows_cause_and_the_best_remedy_first(
 
 
 def test_an_incident_without_a_diagnosis_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    from steadygrad.reporters.diagnosis import print_diagnosis
-    from steadygrad.reporters.terminal import console
+    from steadygrad.reporters.terminal.console import console
+    from steadygrad.reporters.terminal.print_diagnosis import print_diagnosis
 
     print_diagnosis(console(), an_incident())
     assert "not diagnosed" in capsys.readouterr().out
 
 
 def test_numbers_are_short_and_non_finite_ones_are_words() -> None:
-    from steadygrad.reporters.terminal import number
+    from steadygrad.reporters.terminal.console import number
 
     assert [number(value) for value in (None, math.nan, math.inf, -math.inf, 0.0, 1234.5678, 1.5e-9)] == [
         "-", "nan", "inf", "-inf", "0", "1235", "1.5e-09",
@@ -326,7 +326,7 @@ def test_a_run_is_diagnosed_by_the_incident_that_has_a_remedy_and_ends_with_the_
 
 
 def test_watch_waits_for_a_run_that_does_not_exist_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadygrad.commands import watch
+    from steadygrad.commands.during_training import watch
 
     waits = []
 

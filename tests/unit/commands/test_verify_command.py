@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from trained_run import Call, copied, forbid, make_call, newer, one_sentence, torn, train
 
 import steadygrad as sg
-from steadygrad.errors import TrainingHalted
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
+from steadygrad.records.errors import TrainingHalted
 
 
 @pytest.fixture(scope="module")

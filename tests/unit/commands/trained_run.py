@@ -16,7 +16,7 @@ import torch
 
 import steadygrad as sg
 from steadygrad.commands import main
-from steadygrad.journal.framing import RECORD_BATCH, frames
+from steadygrad.journal.steps.ipc_frames import RECORD_BATCH, frames
 
 BAD_STEPS = (20, 41)
 NUM_STEPS = 60

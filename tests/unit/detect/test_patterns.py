@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 
-from steadygrad import rules
 from steadygrad.detect import detectors, patterns
-from steadygrad.detect.observation import Gradient, StepObservation
 from steadygrad.detect.observed_run import NotAsked, ObservedRun
-from steadygrad.detect.vitals import judges
+from steadygrad.detect.sampled import judge_samples
+from steadygrad.detect.step_observation import Gradient, StepObservation
+from steadygrad.records import rules
 
-FOLDER = Path(rules.__file__).parent / "detect" / "patterns"
+FOLDER = Path(rules.__file__).parents[1] / "detect" / "patterns"
 
 
 def _name(module: ModuleType) -> str:
@@ -46,7 +46,7 @@ def test_every_rule_file_is_run_and_no_code_is_used_twice() -> None:
     assert {module.__name__.rpartition(".")[2] for module in patterns.ALL} == with_rule
     run = {rule.__module__ for rule in (*patterns.EACH_STEP, *patterns.AT_THE_END)}
     assert {module.__name__ for module in patterns.ALL} <= run
-    codes = [module.RULE.code for module in (*detectors.ALL, *judges.ALL, *patterns.ALL)]
+    codes = [module.RULE.code for module in (*detectors.ALL, *judge_samples.ALL, *patterns.ALL)]
     assert len(codes) == len(set(codes))
 
 
@@ -84,7 +84,7 @@ def test_an_overflow_of_a_dynamic_loss_scale_is_waited_for_and_not_for_ever() ->
         run.add(StepObservation(step=step, terms={"loss": 1.0}, gradients=gradients, dynamic_scale=True))
         found = found or run.suspect()
     assert found is not None
-    assert found.step == patterns.non_finite.SCALER_PATIENCE
+    assert found.step == patterns.non_finite_steps.SCALER_PATIENCE
 
 
 def test_a_buffer_that_is_bad_for_one_step_is_not_reported_and_one_that_stays_bad_is() -> None:

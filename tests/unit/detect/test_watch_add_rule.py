@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from steadygrad import rules
+from steadygrad.records import rules
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "add_rule.py"
 
@@ -36,10 +36,10 @@ def test_the_next_code_comes_after_the_highest_there_is(tool: ModuleType, tmp_pa
     ("series", "file"),
     [
         ("SY1", "detect/detectors/dead_units.py"),
-        ("SY4", "detect/vitals/dead_units.py"),
+        ("SY4", "detect/sampled/rules/dead_units.py"),
         ("DX1", "diagnosis/causes/dx101_dead_units.py"),
         ("PF2", "checkup/rules/pf201_dead_units.py"),
-        ("CK1", "checkup/scanning/rules/ck101_dead_units.py"),
+        ("CK1", "checkup/scan/rules/ck101_dead_units.py"),
     ],
 )
 def test_the_file_is_a_rule_in_its_room_with_all_headings(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadygrad.detect.history import History
-from steadygrad.detect.judge import judge
-from steadygrad.detect.level import WINDOW, Level
+from steadygrad.detect.judge_step import judge
+from steadygrad.detect.running_level import WINDOW, RunningLevel
 from steadygrad.policy import Policy
 from steadygrad.records import Reading
 
@@ -44,7 +44,7 @@ def run(
 
 @given(st.lists(finite, min_size=1, max_size=300))
 def test_level_agrees_with_the_standard_library_over_its_window(values: list[float]) -> None:
-    level = Level()
+    level = RunningLevel()
     for value in values:
         level.admit(value)
     window = values[-WINDOW:]

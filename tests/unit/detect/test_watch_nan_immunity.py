@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from steadygrad.detect.history import History
-from steadygrad.detect.judge import judge
+from steadygrad.detect.judge_step import judge
 from steadygrad.policy import Capabilities, Ledger, Policy, decide
 from steadygrad.records import Reading
 

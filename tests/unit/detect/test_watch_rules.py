@@ -8,14 +8,13 @@ from types import ModuleType
 
 import pytest
 
-from steadygrad import rules
 from steadygrad.detect import detectors
-from steadygrad.detect.vitals import judges
+from steadygrad.detect.sampled import judge_samples
 from steadygrad.policy import Policy
-from steadygrad.records import to_plain
+from steadygrad.records import rules, to_plain
 
 BALANCED = Policy.named("balanced")
-WATCH = Path(rules.__file__).parent / "detect"
+WATCH = Path(rules.__file__).parents[1] / "detect"
 
 
 def _name(module: ModuleType) -> str:
@@ -35,7 +34,7 @@ def test_detector_sees_its_specimen_and_not_its_near_miss(module: ModuleType) ->
     assert module.detect(reading, history, policy) is None
 
 
-@pytest.mark.parametrize("module", judges.ALL, ids=_name)
+@pytest.mark.parametrize("module", judge_samples.ALL, ids=_name)
 def test_judge_of_vitals_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> None:
     samplings = module.SPECIMEN()
     found = module.judge(samplings, BALANCED)
@@ -47,15 +46,15 @@ def test_judge_of_vitals_sees_its_specimen_and_not_its_near_miss(module: ModuleT
 
 
 @pytest.mark.parametrize(
-    ("room", "modules"), [("detectors", detectors.ALL), ("vitals", judges.ALL)], ids=["detectors", "vitals"]
+    ("room", "modules"), [("detectors", detectors.ALL), ("sampled", judge_samples.ALL)], ids=["detectors", "vitals"]
 )
 def test_every_rule_file_is_run(room: str, modules: tuple[ModuleType, ...]) -> None:
-    with_rule = {path.stem for path in (WATCH / room).glob("*.py") if "\nRULE = " in path.read_text()}
+    with_rule = {path.stem for path in (WATCH / room).rglob("*.py") if "\nRULE = " in path.read_text()}
     assert len(with_rule) >= 8
     assert {module.__name__.rpartition(".")[2] for module in modules} == with_rule
 
 
-@pytest.mark.parametrize("module", [*detectors.ALL, *judges.ALL], ids=_name)
+@pytest.mark.parametrize("module", [*detectors.ALL, *judge_samples.ALL], ids=_name)
 def test_rule_has_a_whole_page_and_a_file_of_its_own_name(module: ModuleType) -> None:
     page = rules.page(module.RULE.code)
     assert tuple(page.sections) == rules.HEADINGS
@@ -65,7 +64,7 @@ def test_rule_has_a_whole_page_and_a_file_of_its_own_name(module: ModuleType) ->
 
 
 def test_codes_are_unique() -> None:
-    codes = [module.RULE.code for module in (*detectors.ALL, *judges.ALL)]
+    codes = [module.RULE.code for module in (*detectors.ALL, *judge_samples.ALL)]
     assert len(codes) == len(set(codes)) >= 24
 
 
@@ -73,5 +72,8 @@ def test_detectors_alone_import_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, steadygrad.detect.judge, steadygrad.detect.vitals.judges; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, steadygrad.detect.judge_step, steadygrad.detect.sampled.judge_samples; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

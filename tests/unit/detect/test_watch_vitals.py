@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steadygrad.detect.vitals import Vitals
+from steadygrad.detect.sampled import StepSampler
 from steadygrad.policy import Policy
 from steadygrad.records import Finding, Severity
 
@@ -41,10 +41,10 @@ def watch(
     data: list[Tensor] | None = None,
     autocast: torch.dtype | None = None,
     after: Callable[[], None] = lambda: None,
-    vitals: Vitals | None = None,
+    vitals: StepSampler | None = None,
 ) -> list[Finding]:
     """A plain training loop with vitals around its sampled steps."""
-    vitals = vitals or Vitals(model, [optimizer], POLICY)
+    vitals = vitals or StepSampler(model, [optimizer], POLICY)
     found = list(vitals.inspect_setup())
     for step, batch in enumerate(data or batches()):
         due = vitals.due(step)
@@ -214,18 +214,18 @@ class TestSilentFailures:
     def test_an_epsilon_that_is_zero_in_float16_is_named_before_the_first_step(self) -> None:
         model = mlp().to(torch.float16)
         optimizer = torch.optim.AdamW(model.parameters(), eps=1e-8)
-        found = Vitals(model, [optimizer], POLICY).inspect_setup()
+        found = StepSampler(model, [optimizer], POLICY).inspect_setup()
         assert codes(list(found)) == ["SY403"]
         assert "eps=1e-08, which is 0 in float16" in found[0].detail
         larger = torch.optim.AdamW(model.parameters(), eps=1e-4)
-        assert Vitals(model, [larger], POLICY).inspect_setup() == ()
+        assert StepSampler(model, [larger], POLICY).inspect_setup() == ()
 
     def test_a_narrow_optimizer_state_is_named_after_it_was_loaded(self) -> None:
         model = mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         square(model, batches(1)[0]).backward()
         optimizer.step()
-        vitals = Vitals(model, [optimizer], POLICY)
+        vitals = StepSampler(model, [optimizer], POLICY)
         assert vitals.inspect_setup() == ()
         for state in optimizer.state.values():
             state["exp_avg_sq"] = state["exp_avg_sq"].half()
@@ -305,7 +305,7 @@ class TestSilentFailures:
     def test_the_same_trouble_is_told_once(self) -> None:
         model = mlp().to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
-        vitals = Vitals(model, [optimizer], POLICY.but(vitals_every=1))
+        vitals = StepSampler(model, [optimizer], POLICY.but(vitals_every=1))
         found = watch(model, optimizer, data=batches(30, torch.bfloat16), vitals=vitals)
         subjects = [(finding.code, finding.subject) for finding in found]
         assert len(subjects) == len(set(subjects))
@@ -319,7 +319,7 @@ class TestManners:
             model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
             policy = POLICY.but(vitals_every=1 if sampled else 10**9)
-            vitals = Vitals(model, [optimizer], policy)
+            vitals = StepSampler(model, [optimizer], policy)
             if not sampled:
                 vitals.due = lambda step: False  # type: ignore[method-assign]
             watch(model, optimizer, data=batches(20), vitals=vitals)
@@ -333,7 +333,7 @@ class TestManners:
 
     def test_discarding_takes_the_hooks_off(self) -> None:
         model = mlp()
-        vitals = Vitals(model, [torch.optim.AdamW(model.parameters())], POLICY)
+        vitals = StepSampler(model, [torch.optim.AdamW(model.parameters())], POLICY)
         vitals.before_forward()
         assert any(module._forward_hooks for module in model.modules())
         vitals.discard()
@@ -341,14 +341,14 @@ class TestManners:
 
     def test_a_compiled_model_gets_no_hooks(self) -> None:
         model = torch.compile(mlp(), backend="eager")
-        vitals = Vitals(model, [torch.optim.AdamW(model.parameters())], POLICY)
+        vitals = StepSampler(model, [torch.optim.AdamW(model.parameters())], POLICY)
         vitals.before_forward()
         assert all(not module._forward_hooks for module in model.modules())
 
     def test_a_refused_step_says_nothing_and_is_not_remembered(self) -> None:
         model = mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        vitals = Vitals(model, [optimizer], POLICY)
+        vitals = StepSampler(model, [optimizer], POLICY)
         for step, batch in enumerate(batches(12)):
             square(model, batch).backward()
             vitals.before_update()
@@ -359,7 +359,7 @@ class TestManners:
     def test_non_finite_gradients_enter_no_sampling(self) -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        vitals = Vitals(model, [optimizer], POLICY)
+        vitals = StepSampler(model, [optimizer], POLICY)
         (square(model, batches(1)[0]) * torch.nan).backward()
         vitals.before_update()
         vitals.after_update()
@@ -371,7 +371,7 @@ class TestManners:
         with torch.no_grad():
             model[0].weight.mul_(1e20)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        vitals = Vitals(model, [optimizer], POLICY)
+        vitals = StepSampler(model, [optimizer], POLICY)
         for step, batch in enumerate(batches(3)):
             vitals.before_forward()
             model(batch).sum().backward()
@@ -387,7 +387,7 @@ class TestManners:
     def test_only_a_slice_of_each_weight_is_kept(self) -> None:
         model = nn.Linear(1000, 1000)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        vitals = Vitals(model, [optimizer], POLICY.but(vitals_sample=512))
+        vitals = StepSampler(model, [optimizer], POLICY.but(vitals_sample=512))
         model(torch.randn(2, 1000)).sum().backward()
         vitals.before_update()
         assert vitals._open is not None
@@ -401,7 +401,7 @@ class TestManners:
     def test_the_slice_reaches_the_end_of_a_weight_that_is_a_little_longer(self) -> None:
         model = nn.Linear(1, 768, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        vitals = Vitals(model, [optimizer], POLICY.but(vitals_sample=512))
+        vitals = StepSampler(model, [optimizer], POLICY.but(vitals_sample=512))
         model(torch.ones(1, 1))[:, 512:].sum().backward()  # only the last third learns
         vitals.before_update()
         optimizer.step()
@@ -416,7 +416,7 @@ class TestManners:
             model.weight.fill_(1.0)
         for rates, codes in (((1e-12, 1e-11, 1e-10), set()), ((1e-12, 1e-12, 1e-12), {"SY406", "SY407"})):
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            vitals = Vitals(model, [optimizer], POLICY)
+            vitals = StepSampler(model, [optimizer], POLICY)
             said: set[str] = set()
             for step, rate in enumerate(rates):
                 optimizer.param_groups[0]["lr"] = rate
@@ -433,7 +433,7 @@ class TestManners:
         conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
         both = nn.ModuleDict({"mlp": model, "conv": conv})
         optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
-        vitals = Vitals(both, [optimizer], POLICY.but(vitals_sample=10**6))
+        vitals = StepSampler(both, [optimizer], POLICY.but(vitals_sample=10**6))
         loss = square(model, batches(1)[0]) + conv(torch.randn(2, 3, 5, 5)).pow(2).mean()
         loss.backward()
         before = {name: parameter.detach().clone() for name, parameter in both.named_parameters()}
@@ -454,7 +454,7 @@ class TestManners:
 
     def test_the_schedule_is_dense_at_first_and_then_sparse(self) -> None:
         model = mlp()
-        vitals = Vitals(model, [torch.optim.AdamW(model.parameters())], POLICY)
+        vitals = StepSampler(model, [torch.optim.AdamW(model.parameters())], POLICY)
         assert [step for step in range(1000) if vitals.due(step)] == [0, 1, 2, 5, 10, 200, 400, 600, 800]
 
 
@@ -462,7 +462,7 @@ class TestManners:
 def test_on_cuda_nothing_synchronises_until_the_findings() -> None:
     model = mlp().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    vitals = Vitals(model, [optimizer], POLICY)
+    vitals = StepSampler(model, [optimizer], POLICY)
     data = [batch.cuda() for batch in batches(3)]
     for step, batch in enumerate(data):
         torch.cuda.set_sync_debug_mode("error")

@@ -19,21 +19,21 @@ MakePatient = Callable[..., Any]
 
 
 @pytest.fixture
-def make_patient() -> MakePatient:
+def make_replayable() -> MakePatient:
     """make_patient(model, loss_fn, batches, step=0, **case options): the patient just before that step."""
-    patients = importlib.import_module("zoo.patients")
+    replayables = importlib.import_module("zoo.patients")
     protocol = importlib.import_module("zoo.protocol")
-    replay = importlib.import_module("steadygrad.diagnosis.replay").replay
+    replay = importlib.import_module("steadygrad.diagnosis.replay.replay_step").replay
 
     def make(model: torch.nn.Module, loss_fn: Any, batches: list[Any], step: int = 0, **options: Any) -> Any:
         options.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=1e-3))
-        run = patients._Run(protocol.Case(model, loss_fn, batches, **options))
+        run = replayables._Run(protocol.Case(model, loss_fn, batches, **options))
         for index in range(step + 1):
-            run.snapshots[index] = patients.Snapshot(run.case)
+            run.snapshots[index] = replayables.Snapshot(run.case)
             if index < step:
-                seen = replay(run.patient(index), restore=False)
-                run.history.append(patients._record(index, seen, run.case))
-        return run.patient(step)
+                seen = replay(run.replayable(index), restore=False)
+                run.history.append(replayables._record(index, seen, run.case))
+        return run.replayable(step)
 
     return make
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import register_pytree_node
 
-from steadygrad.diagnosis.batches import map_batch, narrow, walk_batch
-from steadygrad.diagnosis.bedside import select_rows
-from steadygrad.diagnosis.rows import grafted
+from steadygrad.diagnosis.locate.bad_rows import grafted
+from steadygrad.diagnosis.replay.batch_tree import map_batch, narrow, walk_batch
+from steadygrad.diagnosis.replay.guard_step import select_rows
 
 Pair = collections.namedtuple("Pair", "x y")
 

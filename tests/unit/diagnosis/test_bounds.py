@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steadygrad.diagnosis.bounds import BoundsChecked, NotChecked, OutOfBounds, no_unseen_kernels
+from steadygrad.diagnosis.isolation.index_bounds import BoundsChecked, NotChecked, OutOfBounds, no_unseen_kernels
 
 X = torch.arange(12.0).view(4, 3)
 TABLE = torch.ones(5, 2)

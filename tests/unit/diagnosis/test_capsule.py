@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steadygrad.diagnosis.capsule import MANIFEST, TENSORS, read_capsule, write_capsule
-from steadygrad.errors import CapsuleError, UsageError
+from steadygrad.diagnosis.capsule.capsule import MANIFEST, TENSORS, read_capsule, write_capsule
+from steadygrad.records.errors import CapsuleError, UsageError
 
 
 def state() -> dict[str, Any]:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.diagnosis import capsule as capsule_module
-from steadygrad.diagnosis.capsule import read_capsule
+from steadygrad.diagnosis.capsule import capsule as capsule_module
+from steadygrad.diagnosis.capsule.capsule import read_capsule
 from steadygrad.journal import read_events, read_incidents
 
-GUARD_TESTS = str(Path(__file__).resolve().parents[1] / "guard")
+GUARD_TESTS = str(Path(__file__).resolve().parents[1] / "engine")
 if GUARD_TESTS not in sys.path:
     sys.path.insert(0, GUARD_TESTS)
 specimens: Any = importlib.import_module("specimens")

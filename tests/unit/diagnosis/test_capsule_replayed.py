@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.diagnosis.capsule import read_capsule
-from steadygrad.diagnosis.restage import Replayed, replay_capsule
-from steadygrad.errors import CapsuleError, UsageError
+from steadygrad.diagnosis.capsule.capsule import read_capsule
+from steadygrad.diagnosis.capsule.replay_capsule import ReplayResult, replay_capsule
+from steadygrad.records.errors import CapsuleError, UsageError
 
 
 class Net(nn.Module):
@@ -57,7 +57,7 @@ def train(run: Path, batches: list[dict[str, Tensor]], **options: Any) -> sg.Gua
     return guard
 
 
-def again(run: Path, entry: Any = make, **options: Any) -> Replayed:
+def again(run: Path, entry: Any = make, **options: Any) -> ReplayResult:
     torch.manual_seed(99)  # other weights and other random numbers than the run's: all must come from the capsule
     return replay_capsule(run / "incidents" / "0001", entry, **options)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from steadygrad.diagnosis.causes import judges, name_cause
-from steadygrad.diagnosis.evidence import Evidence, OpFacts, StateChange
+from steadygrad.diagnosis.causes.evidence import Evidence, OpFacts, StateChange
 from steadygrad.records import TensorDigest
-from steadygrad.rules import HEADINGS, pages
+from steadygrad.records.rules import HEADINGS, pages
 
 FINITE = (TensorDigest(shape=(4,), dtype="float32", absmax=3.0),)
 HALF = (TensorDigest(shape=(4,), dtype="float16", absmax=300.0),)

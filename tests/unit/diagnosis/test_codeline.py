@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steadygrad.diagnosis.codeline import with_bounds, with_floor
+from steadygrad.diagnosis.remedies.suggested_line import with_bounds, with_floor
 
 
 def test_a_denominator_gets_a_floor() -> None:

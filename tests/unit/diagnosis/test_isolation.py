@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad import Guard
-from steadygrad.diagnosis.isolation import (
-    Limits,
+from steadygrad.diagnosis.isolation.resource_limits import (
     NotRestored,
     OutOfTime,
+    ResourceLimits,
     forget,
     is_out_of_memory,
     isolated,
@@ -25,7 +25,7 @@ from steadygrad.diagnosis.isolation import (
     limits,
 )
 from steadygrad.records import Diagnosis
-from steadygrad.records.reruns import rerunning
+from steadygrad.records.rerun_flag import rerunning
 
 ANSWER = Diagnosis(symptom="nan_loss", phase="loss", because="found")
 
@@ -192,7 +192,7 @@ def test_everything_inside_counts_as_a_rerun() -> None:
 
 
 def test_a_diagnosis_has_a_minute_or_two_hundred_plain_steps_whichever_is_longer() -> None:
-    own = Limits()
+    own = ResourceLimits()
     assert own.allowed == 60.0
     own.saw_step(0.5)
     own.saw_step(2.0)
@@ -205,7 +205,7 @@ def test_a_diagnosis_has_a_minute_or_two_hundred_plain_steps_whichever_is_longer
 
 def test_outside_of_a_diagnosis_there_is_no_limit() -> None:
     assert limits().allowed == float("inf")
-    with limited(Limits(seconds=0.0)) as own:
+    with limited(ResourceLimits(seconds=0.0)) as own:
         time.sleep(0.002)
         assert limits() is own
         with pytest.raises(OutOfTime):
@@ -215,17 +215,17 @@ def test_outside_of_a_diagnosis_there_is_no_limit() -> None:
 @pytest.fixture
 def slow_replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every replay counts one second, and thirty of them are allowed."""
-    isolation = importlib.import_module("steadygrad.diagnosis.isolation")
+    isolation = importlib.import_module("steadygrad.diagnosis.isolation.resource_limits")
     clock = [0]
 
-    def check(self: Limits) -> None:
+    def check(self: ResourceLimits) -> None:
         clock[0] += 1
         self.started = time.monotonic() - clock[0]
         if clock[0] > allowed[0]:
             raise OutOfTime
 
     allowed = [0]
-    monkeypatch.setattr(isolation.Limits, "check", check)
+    monkeypatch.setattr(isolation.ResourceLimits, "check", check)
     return allowed
 
 
@@ -308,7 +308,7 @@ def test_no_activation_of_a_replay_is_alive_after_the_diagnosis() -> None:
 
 
 def test_a_trace_keeps_no_activation_alive_while_it_runs() -> None:
-    trace = importlib.import_module("steadygrad.diagnosis.trace")
+    trace = importlib.import_module("steadygrad.diagnosis.trace.tracer")
     model = net()
     tracer = trace.Tracer(model)
     with tracer.tracing(), torch.no_grad():
@@ -319,26 +319,29 @@ def test_a_trace_keeps_no_activation_alive_while_it_runs() -> None:
 
 
 def test_with_little_memory_the_copy_of_the_state_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    isolation = importlib.import_module("steadygrad.diagnosis.isolation")
+    isolation = importlib.import_module("steadygrad.diagnosis.isolation.resource_limits")
     tensors = [torch.ones(100), torch.ones(100)]
     assert isolation.fits(tensors)
     monkeypatch.setattr(isolation, "spare_memory", lambda device: 1599)
     assert not isolation.fits(tensors)
     monkeypatch.setattr(isolation, "spare_memory", lambda device: 1600)
     assert isolation.fits(tensors)
-    with limited(Limits(lean=True)):
+    with limited(ResourceLimits(lean=True)):
         assert not isolation.fits(tensors)
 
 
 # -- exceptions
 
 
-@pytest.mark.parametrize("place", ["trace.op_name", "exam.find_birth", "gather.locate", "diagnose.name_cause"])
+@pytest.mark.parametrize(
+    "place",
+    ["trace.tracer.op_name", "locate.examine.find_bad_origin", "causes.collect_evidence.locate", "diagnose.name_cause"],
+)
 def test_a_bug_of_ours_anywhere_in_a_diagnosis_is_an_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     _, expected = trained("off")
-    module, name = place.split(".")
+    module, _, name = place.rpartition(".")
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a bug of ours")

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadygrad.diagnosis.replay import Change
-from steadygrad.diagnosis.specimen import Specimen
-from steadygrad.diagnosis.surgery.calls import (
+from steadygrad.diagnosis.interventions.call_arguments import (
     guarded,
     masked_where_unsound,
     replaced_where_unsound,
     sound_at,
     within_sound_range,
 )
-from steadygrad.diagnosis.surgery.functions import PlainBackward, function_at
-from steadygrad.diagnosis.surgery.optimizer import WithoutZeroGradients
-from steadygrad.diagnosis.surgery.rejoin import Rejoin
-from steadygrad.diagnosis.trace import op_name
+from steadygrad.diagnosis.interventions.custom_functions import PlainBackward, function_at
+from steadygrad.diagnosis.interventions.optimizer_changes import WithoutZeroGradients
+from steadygrad.diagnosis.interventions.rejoin_graph import Rejoin
+from steadygrad.diagnosis.locate.op_capture import CapturedOp
+from steadygrad.diagnosis.replay.replay_step import ReplayChange
+from steadygrad.diagnosis.trace.tracer import op_name
 
 
 class Forgetful(torch.autograd.Function):
@@ -87,7 +87,7 @@ def test_a_custom_function_is_found_by_a_line_of_its_source_and_differentiated_p
     assert weight.grad is None
 
 
-def _rejoined(change: Change, compute: Any, weight: Tensor) -> Tensor | None:
+def _rejoined(change: ReplayChange, compute: Any, weight: Tensor) -> Tensor | None:
     with change.around():
         loss = compute()
         if loss.requires_grad:
@@ -139,8 +139,8 @@ def test_a_zeroed_gradient_no_longer_moves_its_weight() -> None:
         optimizer.step()
 
     before, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    patient: Any = SimpleNamespace(model=model, optimizers=[optimizer], commit=commit)
-    WithoutZeroGradients(("weight",)).commit(patient, Any)  # type: ignore[arg-type]
+    replayable: Any = SimpleNamespace(model=model, optimizers=[optimizer], commit=commit)
+    WithoutZeroGradients(("weight",)).commit(replayable, Any)  # type: ignore[arg-type]
     assert torch.equal(model.weight.detach(), before)
     assert not torch.equal(model.bias.detach(), bias)
 
@@ -149,13 +149,13 @@ def test_an_op_over_lists_is_shown_as_the_one_that_went_wrong() -> None:
     values = [torch.ones(2), torch.ones(3), torch.ones(2)]
     above = [torch.ones(2), torch.zeros(3), torch.ones(2)]
     below = [torch.ones(2), torch.zeros(3), torch.ones(2)]
-    specimen = Specimen()
-    watch = specimen.watcher()
+    captured_op = CapturedOp()
+    watch = captured_op.watcher()
     func = torch.ops.aten._foreach_addcdiv_.Scalar
     record: Any = SimpleNamespace(op=op_name(func), scalars=(1.0,))
     watch(record, func, (values, above, below, 1), {}, None)
     func(values, above, below, 1)
     watch(record, func, (values, above, below, 1), {}, None)
-    assert [d.shape for d in specimen.inputs] == [(3,), (3,), (3,)]
-    assert specimen.inputs[0].num_nan == 0  # as it was before the op wrote over it
-    assert (specimen.outputs[0].dtype, specimen.outputs[0].num_nan) == ("float32", 3)
+    assert [d.shape for d in captured_op.inputs] == [(3,), (3,), (3,)]
+    assert captured_op.inputs[0].num_nan == 0  # as it was before the op wrote over it
+    assert (captured_op.outputs[0].dtype, captured_op.outputs[0].num_nan) == ("float32", 3)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steadygrad.detect.patterns.gradient_changed_after_backward import grown_gradients
-from steadygrad.diagnosis.seen import Gradient, StepSeen
+from steadygrad.diagnosis.replay.replay_observation import Gradient, ReplayObservation
 
 
 def regression(steps: int, *, rows: int = 6) -> list[dict[str, torch.Tensor]]:
@@ -118,8 +118,8 @@ def test_clipping_before_unscaling_is_seen_by_the_size_of_what_enters_the_optimi
 
 def test_one_gradient_that_grew_after_backward_is_a_fault_and_all_of_them_alike_are_not() -> None:
     gradients = {name: Gradient(name, True, 1.0, 0.5) for name in "abcd"}
-    one = StepSeen(gradients=gradients, entering={"a": 1e30, "b": 1.0, "c": 1.0, "d": 1.0})
-    alike = StepSeen(gradients=gradients, entering=dict.fromkeys("abcd", 65536.0))
+    one = ReplayObservation(gradients=gradients, entering={"a": 1e30, "b": 1.0, "c": 1.0, "d": 1.0})
+    alike = ReplayObservation(gradients=gradients, entering=dict.fromkeys("abcd", 65536.0))
     assert grown_gradients(one) == ("a",)
     assert grown_gradients(alike) == ()
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steadygrad import Guard
-from steadygrad.detect.describable import describable, has_values, once, values_of, why_not_read
-from steadygrad.diagnosis.specimen import digest
-from steadygrad.diagnosis.trace import Tracer
+from steadygrad.detect.tensors.readable_tensors import describable, has_values, once, values_of, why_not_read
+from steadygrad.diagnosis.locate.op_capture import digest
+from steadygrad.diagnosis.trace.tracer import Tracer
 
 NAN = float("nan")
 
@@ -131,8 +131,8 @@ def test_an_expanded_tensor_is_read_once_and_counted_as_often_as_it_occurs() -> 
 
 
 def test_a_large_tensor_that_is_not_contiguous_is_digested_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    specimen = importlib.import_module("steadygrad.diagnosis.specimen")
-    monkeypatch.setattr(specimen, "PIECE", 8)
+    captured_op = importlib.import_module("steadygrad.diagnosis.locate.op_capture")
+    monkeypatch.setattr(captured_op, "PIECE", 8)
     tensor = torch.arange(60.0).view(3, 4, 5).permute(2, 0, 1).clone(memory_format=torch.preserve_format)
     tensor = tensor.transpose(0, 1)
     tensor[1, 2, 3] = float("inf")
@@ -366,7 +366,7 @@ def test_a_sparse_embedding_is_diagnosed_by_the_values_it_stores() -> None:
 
 
 def test_a_failure_of_the_tracer_itself_never_reaches_the_users_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = importlib.import_module("steadygrad.diagnosis.trace")
+    trace = importlib.import_module("steadygrad.diagnosis.trace.tracer")
 
     def broken(_tensor: Tensor) -> Tensor:
         raise RuntimeError("a bug of ours")

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import steadygrad as sg
-from steadygrad.diagnosis.bedside import select_rows
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.diagnosis.exam import examine, locate
+from steadygrad.diagnosis.locate.examine import examine, locate
+from steadygrad.diagnosis.replay.guard_step import select_rows
 from steadygrad.records import Origin
 
 
-def origin_of(patient: Any) -> Origin:
-    with patient.examining():
-        origin = locate(examine(patient))
+def origin_of(replayable: Any) -> Origin:
+    with replayable.examining():
+        origin = locate(examine(replayable))
     assert origin is not None
     return origin
 
@@ -40,74 +40,74 @@ def masked_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
     return model(batch["x"], batch["keep"]).pow(2).mean()
 
 
-def test_a_fully_masked_row_is_blamed_on_the_softmax_and_not_on_the_mask(make_patient: Any) -> None:
+def test_a_fully_masked_row_is_blamed_on_the_softmax_and_not_on_the_mask(make_replayable: Any) -> None:
     keep = torch.ones(3, 5, dtype=torch.bool)
     keep[1] = False
-    origin = origin_of(make_patient(Masked(), masked_loss, [{"x": torch.randn(3, 5, 4), "keep": keep}]))
+    origin = origin_of(make_replayable(Masked(), masked_loss, [{"x": torch.randn(3, 5, 4), "keep": keep}]))
     assert (origin.phase, origin.op, origin.module) == ("forward", "softmax", "")
 
 
-def test_an_overflowed_infinity_is_followed_past_the_op_that_made_it_nan(make_patient: Any) -> None:
+def test_an_overflowed_infinity_is_followed_past_the_op_that_made_it_nan(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         grown = torch.exp(model(batch))
         return (grown - grown).mean()
 
     model = nn.Linear(2, 1)
-    origin = origin_of(make_patient(model, loss_fn, [torch.full((3, 2), 1e4)]))
+    origin = origin_of(make_replayable(model, loss_fn, [torch.full((3, 2), 1e4)]))
     assert (origin.phase, origin.op, origin.module) == ("loss", "exp", None)
     assert origin.code_line == "grown = torch.exp(model(batch))"
 
 
 @pytest.mark.parametrize(("sign", "guilty"), [(1.0, "softmax"), (-1.0, "log")])
 def test_a_log_of_zero_is_a_mask_for_softmax_unless_its_sign_was_turned(
-    make_patient: Any, sign: float, guilty: str
+    make_replayable: Any, sign: float, guilty: str
 ) -> None:
     def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         prior = torch.log(batch["p"])
         return torch.softmax(model(batch["x"]) + (prior if sign > 0 else -prior), -1)[:, 0].mean()
 
     batch = {"x": torch.randn(3, 2), "p": torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.1, 0.9]])}
-    assert origin_of(make_patient(nn.Linear(2, 2), loss_fn, [batch])).op == guilty
+    assert origin_of(make_replayable(nn.Linear(2, 2), loss_fn, [batch])).op == guilty
 
 
-def test_an_infinity_in_an_unselected_branch_is_innocent(make_patient: Any) -> None:
+def test_an_infinity_in_an_unselected_branch_is_innocent(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         x = batch["x"]
         chosen = torch.where(x > 0, torch.log(x), torch.zeros_like(x))
         return (model(chosen) / batch["count"]).mean()
 
     batch = {"x": torch.tensor([[0.0, 1.0], [2.0, 3.0]]), "count": torch.tensor([[1.0], [0.0]])}
-    origin = origin_of(make_patient(nn.Linear(2, 1), loss_fn, [batch]))
+    origin = origin_of(make_replayable(nn.Linear(2, 1), loss_fn, [batch]))
     assert origin.op == "div"
 
 
-def test_trouble_born_in_backward_names_the_forward_op_and_line(make_patient: Any) -> None:
+def test_trouble_born_in_backward_names_the_forward_op_and_line(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         size = model(batch).pow(2).sum(-1)
         return torch.sqrt(size).mean()
 
-    origin = origin_of(make_patient(nn.Linear(2, 2, bias=False), loss_fn, [torch.zeros(3, 2)]))
+    origin = origin_of(make_replayable(nn.Linear(2, 2, bias=False), loss_fn, [torch.zeros(3, 2)]))
     assert (origin.phase, origin.op) == ("backward", "sqrt")
     assert origin.code_line == "return torch.sqrt(size).mean()"
 
 
-def test_what_forward_saved_is_innocent_when_the_loss_is_finite(make_patient: Any) -> None:
+def test_what_forward_saved_is_innocent_when_the_loss_is_finite(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         x = model(batch).abs() * batch.sign().abs()
         return torch.where(x > 0, torch.exp(100.0 / x), x).clamp(max=1.0).mean()
 
-    origin = origin_of(make_patient(nn.Linear(2, 2), loss_fn, [torch.tensor([[0.0, 1.0], [1.0, 0.0]])]))
+    origin = origin_of(make_replayable(nn.Linear(2, 2), loss_fn, [torch.tensor([[0.0, 1.0], [1.0, 0.0]])]))
     assert origin.phase == "backward"
 
 
-def test_a_nan_in_the_batch_is_data_and_names_its_key(make_patient: Any) -> None:
+def test_a_nan_in_the_batch_is_data_and_names_its_key(make_replayable: Any) -> None:
     batch = {"x": torch.randn(4, 2), "y": torch.tensor([[1.0], [float("nan")], [0.0], [2.0]])}
-    patient = make_patient(nn.Linear(2, 1), lambda m, b: F.mse_loss(m(b["x"]), b["y"]), [batch])
-    origin = origin_of(patient)
+    replayable = make_replayable(nn.Linear(2, 1), lambda m, b: F.mse_loss(m(b["x"]), b["y"]), [batch])
+    origin = origin_of(replayable)
     assert (origin.phase, origin.tensor, origin.op) == ("data", "y", None)
 
 
-def test_a_bad_moment_is_state_and_names_its_parameter(make_patient: Any) -> None:
+def test_a_bad_moment_is_state_and_names_its_parameter(make_replayable: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = {"x": torch.randn(4, 2), "y": torch.randn(4, 1)}
@@ -116,14 +116,14 @@ def test_a_bad_moment_is_state_and_names_its_parameter(make_patient: Any) -> Non
         if index == 1:
             case.optimizer.state[model[1].weight]["exp_avg_sq"][0, 0] = float("nan")
 
-    patient = make_patient(
+    replayable = make_replayable(
         model, lambda m, b: F.mse_loss(m(b["x"]), b["y"]), [batch] * 3, step=1, optimizer=optimizer, before_step=poison
     )
-    origin = origin_of(patient)
+    origin = origin_of(replayable)
     assert (origin.phase, origin.module, origin.tensor) == ("state", "1", "1.weight")
 
 
-def test_a_nan_written_into_a_buffer_is_found_though_the_loss_is_finite(make_patient: Any) -> None:
+def test_a_nan_written_into_a_buffer_is_found_though_the_loss_is_finite(make_replayable: Any) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,28 +134,28 @@ def test_a_nan_written_into_a_buffer_is_found_though_the_loss_is_finite(make_pat
             self.spread.lerp_(x.var(0), 0.1)
             return self.fc(x)
 
-    patient = make_patient(Counting(), lambda m, b: m(b).pow(2).mean(), [torch.randn(1, 2)])
+    replayable = make_replayable(Counting(), lambda m, b: m(b).pow(2).mean(), [torch.randn(1, 2)])
     with torch.no_grad():
-        origin = origin_of_with_warning(patient)
+        origin = origin_of_with_warning(replayable)
     assert (origin.phase, origin.op, origin.module) == ("forward", "var", "")
 
 
-def origin_of_with_warning(patient: Any) -> Origin:
+def origin_of_with_warning(replayable: Any) -> Origin:
     import warnings
 
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # torch warns that one element has no variance: that is the case
-        return origin_of(patient)
+        return origin_of(replayable)
 
 
-def test_an_eps_that_vanishes_in_half_precision_is_found_inside_the_optimizer_step(make_patient: Any) -> None:
+def test_an_eps_that_vanishes_in_half_precision_is_found_inside_the_optimizer_step(make_replayable: Any) -> None:
     model = nn.Linear(4, 1).half()
     batch = torch.zeros(2, 4, dtype=torch.float16)
-    origin = origin_of(make_patient(model, lambda m, b: m(b).float().pow(2).mean(), [batch]))
+    origin = origin_of(make_replayable(model, lambda m, b: m(b).float().pow(2).mean(), [batch]))
     assert (origin.phase, origin.op, origin.module) == ("optimizer", "addcdiv", "")
 
 
-def test_an_infinity_of_the_batch_in_plain_arithmetic_is_bad_data_and_no_mask(make_patient: Any) -> None:
+def test_an_infinity_of_the_batch_in_plain_arithmetic_is_bad_data_and_no_mask(make_replayable: Any) -> None:
     batch = {"mel": torch.randn(7, 4, 3), "length": torch.full((4,), 7), "y": torch.zeros(4, 1)}
     batch["mel"][2, 1] = -torch.inf
     model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
@@ -163,8 +163,8 @@ def test_an_infinity_of_the_batch_in_plain_arithmetic_is_bad_data_and_no_mask(ma
     def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return (model(batch["mel"]).mean(0) - batch["y"]).square().mean()
 
-    patient = make_patient(model, loss_fn, [batch], select_rows=select_rows)
-    found = diagnose(patient)
+    replayable = make_replayable(model, loss_fn, [batch], select_rows=select_rows)
+    found = diagnose(replayable)
     assert found.phase == "data"
     assert found.cause is not None
     assert found.cause.slug == "bad_input"

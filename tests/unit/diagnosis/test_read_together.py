@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from steadygrad.diagnosis.seen import absmax, absmaxes, norm_of, norms_of
+from steadygrad.diagnosis.replay.replay_observation import absmax, absmaxes, norm_of, norms_of
 
 TENSORS = [
     torch.tensor([1.0, -3.0]),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from steadygrad.commands import main
-from steadygrad.diagnosis.manifest import seal_of
-from steadygrad.diagnosis.program import program_of
-from steadygrad.diagnosis.rerun import rerun
-from steadygrad.errors import CapsuleError, UsageError
+from steadygrad.diagnosis.capsule.manifest import checksums_of
+from steadygrad.diagnosis.capsule.recorded_program import program_of
+from steadygrad.diagnosis.capsule.replay_parent import rerun
+from steadygrad.records.errors import CapsuleError, UsageError
 
 SCRIPT = """
 import sys
@@ -121,7 +121,7 @@ def rewritten(capsule: Path, home: Path, changes: dict[str, Any]) -> Path:
     """A copy of the manifest whose record of its program says something else, sealed as a stranger could seal it."""
     manifest = json.loads((capsule / "capsule.json").read_text())
     manifest["program"] |= changes
-    manifest["sha256"] = seal_of({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = checksums_of({key: value for key, value in manifest.items() if key != "sha256"})
     (home / "capsule.json").write_text(json.dumps(manifest))
     return home
 
@@ -160,7 +160,7 @@ def test_without_a_yes_nothing_is_run(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["steady", "replay", str(capsule)])
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr("steadygrad.diagnosis.rerun.rerun", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr("steadygrad.diagnosis.capsule.replay_parent.rerun", lambda *_: pytest.fail("it was run"))
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2

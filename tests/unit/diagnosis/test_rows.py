@@ -8,21 +8,21 @@ import torch
 from torch import nn
 
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.diagnosis.rows import num_rows
+from steadygrad.diagnosis.locate.bad_rows import num_rows
 
 
 def divide(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (model(batch["x"]).squeeze(1) / batch["count"]).mean()
 
 
-def test_rows_are_proven_by_leaving_them_out_and_putting_them_back(make_patient: Any) -> None:
+def test_rows_are_proven_by_leaving_them_out_and_putting_them_back(make_replayable: Any) -> None:
     batch = {"x": torch.randn(6, 3), "count": torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 3.0])}
-    found = diagnose(make_patient(nn.Linear(3, 1), divide, [batch]))
+    found = diagnose(make_replayable(nn.Linear(3, 1), divide, [batch]))
     assert found.rows == (1, 4)
     assert not found.rows_coupled
 
 
-def test_rows_are_found_by_halving_where_the_origin_has_no_batch_dimension(make_patient: Any) -> None:
+def test_rows_are_found_by_halving_where_the_origin_has_no_batch_dimension(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return torch.exp(model(batch).sum())
 
@@ -31,18 +31,18 @@ def test_rows_are_found_by_halving_where_the_origin_has_no_batch_dimension(make_
         model.weight.fill_(1.0)
     batch = torch.zeros(5, 2)
     batch[3] = 100.0
-    found = diagnose(make_patient(model, loss_fn, [batch]))
+    found = diagnose(make_replayable(model, loss_fn, [batch]))
     assert found.rows == (3,)
 
 
-def test_rows_that_fail_only_together_are_said_to_be_coupled(make_patient: Any) -> None:
+def test_rows_that_fail_only_together_are_said_to_be_coupled(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return torch.exp(model(batch).sum())
 
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    found = diagnose(make_patient(model, loss_fn, [torch.full((4, 2), 12.0)]))
+    found = diagnose(make_replayable(model, loss_fn, [torch.full((4, 2), 12.0)]))
     assert found.rows is None
     assert found.rows_coupled
 
@@ -78,12 +78,12 @@ def test_the_batch_size_is_one_that_all_rows_can_be_taken_of() -> None:
     assert num_rows(batch, time_first) == 5
 
 
-def test_code_written_for_one_batch_size_is_asked_with_rows_over_and_over(make_patient: Any) -> None:
+def test_code_written_for_one_batch_size_is_asked_with_rows_over_and_over(make_replayable: Any) -> None:
     def picked(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         values = model(batch["x"])[torch.arange(4), 0]
         return (batch["k"] * torch.log(values.abs() * batch["k"])).sum()
 
     data = {"x": torch.randn(4, 3), "k": torch.ones(4)}
     data["k"][2] = 0.0
-    found = diagnose(make_patient(nn.Linear(3, 1), picked, [data]))
+    found = diagnose(make_replayable(nn.Linear(3, 1), picked, [data]))
     assert found.rows == (2,)

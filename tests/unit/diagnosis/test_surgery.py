@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from steadygrad.diagnosis.replay import replay
-from steadygrad.diagnosis.surgery.batch import DropRows, SkipBatch
-from steadygrad.diagnosis.surgery.calls import CallSurgery, floor_denominator, on_argument
-from steadygrad.diagnosis.surgery.gradients import KeepGradients, PassChoice
-from steadygrad.diagnosis.surgery.modules import OpenCheckpoints, UpcastModule
-from steadygrad.diagnosis.surgery.optimizer import AddParameters, Options, Warmup
-from steadygrad.diagnosis.surgery.precision import Precision, overridden_autocast
+from steadygrad.diagnosis.interventions.batch_changes import DropRows, SkipBatch
+from steadygrad.diagnosis.interventions.blocked_gradients import KeepGradients, PassChoice
+from steadygrad.diagnosis.interventions.call_arguments import CallIntervention, floor_denominator, on_argument
+from steadygrad.diagnosis.interventions.module_changes import OpenCheckpoints, UpcastModule
+from steadygrad.diagnosis.interventions.optimizer_changes import AddParameters, Options, Warmup
+from steadygrad.diagnosis.interventions.precision_changes import Precision, overridden_autocast
+from steadygrad.diagnosis.replay.replay_step import replay
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -43,12 +43,12 @@ def two_divisions(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_an_operation_changes_its_own_line_and_no_other() -> None:
     site = line_of(two_divisions, "first =")
-    surgery = CallSurgery(site, "div", on_argument(1, floor_denominator), NOBODY)
-    with surgery.around():
+    intervention = CallIntervention(site, "div", on_argument(1, floor_denominator), NOBODY)
+    with intervention.around():
         first, second = two_divisions(torch.zeros(2))
     assert bool(torch.isfinite(first).all())
     assert bool(torch.isinf(second).all())
-    assert surgery.num_operated == 1
+    assert intervention.num_operated == 1
 
 
 class Rooted(nn.Module):
@@ -59,10 +59,10 @@ class Rooted(nn.Module):
 def test_a_checkpoint_that_recomputes_meets_the_changed_line_again() -> None:
     site = line_of(Rooted.forward, "torch.sqrt")
     x = torch.zeros(3, requires_grad=True)
-    surgery = CallSurgery(site, "sqrt", on_argument(0, lambda t: t + 1.0), NOBODY)
-    with surgery.around():
+    intervention = CallIntervention(site, "sqrt", on_argument(0, lambda t: t + 1.0), NOBODY)
+    with intervention.around():
         checkpoint(Rooted(), x, use_reentrant=True).backward()
-    assert surgery.num_operated == 2
+    assert intervention.num_operated == 2
     assert x.grad is not None
     assert torch.equal(x.grad, torch.full((3,), 0.5))
 
@@ -70,10 +70,10 @@ def test_a_checkpoint_that_recomputes_meets_the_changed_line_again() -> None:
 def test_the_operated_gradient_is_that_of_the_edited_line() -> None:
     edited, operated = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
     torch.sqrt(edited.clamp_min(1e-6)).sum().backward()
-    surgery = CallSurgery(
+    intervention = CallIntervention(
         line_of(Rooted.forward, "torch.sqrt"), "sqrt", on_argument(0, lambda t: t.clamp_min(1e-6)), NOBODY
     )
-    with surgery.around():
+    with intervention.around():
         Rooted()(operated).backward()
     assert edited.grad is not None
     assert operated.grad is not None
@@ -94,15 +94,15 @@ def test_precision_puts_back_the_very_same_storages() -> None:
     before = [p.data_ptr() for p in model.parameters()]
     values = [p.detach().clone() for p in model.parameters()]
     change = Precision(torch.float64)
-    patient: Any = type("P", (), {"model": model, "optimizers": [torch.optim.SGD(model.parameters())]})()
-    change.prepared(patient)
+    replayable: Any = type("P", (), {"model": model, "optimizers": [torch.optim.SGD(model.parameters())]})()
+    change.prepared(replayable)
     assert all(p.dtype is torch.float64 for p in model.parameters())
-    change.undo(patient)
+    change.undo(replayable)
     assert [p.data_ptr() for p in model.parameters()] == before
     assert all(torch.equal(p, v) for p, v in zip(model.parameters(), values, strict=True))
 
 
-def test_precision_takes_along_the_casts_that_code_spells_out(make_patient: Any) -> None:
+def test_precision_takes_along_the_casts_that_code_spells_out(make_replayable: Any) -> None:
     seen: list[torch.dtype] = []
 
     def in_half(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -111,29 +111,29 @@ def test_precision_takes_along_the_casts_that_code_spells_out(make_patient: Any)
         seen.extend([hidden.dtype, scale.dtype, batch["x"].half().dtype, batch["x"].to(torch.int32).dtype])
         return ((hidden * scale).float() - batch["y"]).pow(2).mean()
 
-    patient = make_patient(nn.Linear(3, 1).half(), in_half, [batch()])
+    replayable = make_replayable(nn.Linear(3, 1).half(), in_half, [batch()])
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         seen.clear()
         change = Precision(dtype)
         try:
-            assert replay(patient, change=change, until="backward").finite
+            assert replay(replayable, change=change, until="backward").finite
         finally:
-            change.undo(patient)
+            change.undo(replayable)
         assert seen[:4] == [dtype, dtype, dtype, torch.int32]
     seen.clear()
-    replay(patient, until="backward")
+    replay(replayable, until="backward")
     assert seen[:3] == [torch.float16] * 3
 
 
-def test_an_upcast_module_returns_float32_and_is_itself_again_afterwards(make_patient: Any) -> None:
-    patient = make_patient(nn.Sequential(nn.Linear(3, 1)), regression, [batch()], autocast=torch.float16)
+def test_an_upcast_module_returns_float32_and_is_itself_again_afterwards(make_replayable: Any) -> None:
+    replayable = make_replayable(nn.Sequential(nn.Linear(3, 1)), regression, [batch()], autocast=torch.float16)
     change = UpcastModule("0")
-    change.prepared(patient)
+    change.prepared(replayable)
     with torch.autocast("cpu", dtype=torch.float16):
-        assert patient.model(torch.randn(2, 3)).dtype is torch.float32
-    change.undo(patient)
+        assert replayable.model(torch.randn(2, 3)).dtype is torch.float32
+    change.undo(replayable)
     with torch.autocast("cpu", dtype=torch.float16):
-        assert patient.model(torch.randn(2, 3)).dtype is torch.float16
+        assert replayable.model(torch.randn(2, 3)).dtype is torch.float16
 
 
 def test_open_checkpoints_let_gradients_in_and_close_again() -> None:
@@ -147,47 +147,47 @@ def test_open_checkpoints_let_gradients_in_and_close_again() -> None:
     assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
 
 
-def test_missing_parameters_join_the_optimizer_for_the_trial_only(make_patient: Any) -> None:
+def test_missing_parameters_join_the_optimizer_for_the_trial_only(make_replayable: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    patient = make_patient(model, regression, [batch()], optimizer=optimizer)
+    replayable = make_replayable(model, regression, [batch()], optimizer=optimizer)
     change = AddParameters(("1.weight", "1.bias"))
-    seen = replay(patient, change=change)
+    seen = replay(replayable, change=change)
     assert seen.updates["1.weight"] > 0
-    change.undo(patient)
+    change.undo(replayable)
     assert len(optimizer.param_groups) == 1
 
 
-def test_options_last_through_a_schedule_and_go_away_afterwards(make_patient: Any) -> None:
+def test_options_last_through_a_schedule_and_go_away_afterwards(make_replayable: Any) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    patient = make_patient(model, regression, [batch()], optimizer=optimizer)
+    replayable = make_replayable(model, regression, [batch()], optimizer=optimizer)
     change = Options(lr=lambda lr: lr * 0.01)
-    change.prepared(patient)
-    change.prepared(patient)
+    change.prepared(replayable)
+    change.prepared(replayable)
     assert optimizer.param_groups[0]["lr"] == 0.005
-    change.undo(patient)
+    change.undo(replayable)
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_a_skip_refuses_gradients_that_went_bad_after_backward(make_patient: Any) -> None:
+def test_a_skip_refuses_gradients_that_went_bad_after_backward(make_replayable: Any) -> None:
     def spoil(case: Any, _index: int) -> None:
         case.model.weight.grad[0, 0] = float("inf")
 
     model = nn.Linear(3, 1)
-    patient = make_patient(model, regression, [batch()], after_backward=spoil)
+    replayable = make_replayable(model, regression, [batch()], after_backward=spoil)
     before = [p.detach().clone() for p in model.parameters()]
     change = SkipBatch()
-    replay(patient, change=change)
+    replay(replayable, change=change)
     assert change.num_skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert "step" not in vars(patient.optimizers[0])
+    assert "step" not in vars(replayable.optimizers[0])
 
 
-def test_dropped_rows_are_gone_and_the_others_are_as_they_were(make_patient: Any) -> None:
+def test_dropped_rows_are_gone_and_the_others_are_as_they_were(make_replayable: Any) -> None:
     data = batch(5)
-    patient = make_patient(nn.Linear(3, 1), regression, [data])
-    kept = DropRows((1, 3)).batch(patient, data)
+    replayable = make_replayable(nn.Linear(3, 1), regression, [data])
+    kept = DropRows((1, 3)).batch(replayable, data)
     assert torch.equal(kept["x"], data["x"][[0, 2, 4]])
 
 
@@ -204,13 +204,13 @@ class Muted(nn.Module):
         return self.head(features)
 
 
-def test_gradients_kept_on_reach_through_the_rest_of_the_scope_and_no_further(make_patient: Any) -> None:
-    patient = make_patient(Muted(), regression, [batch()])
-    without = replay(patient, until="backward")
+def test_gradients_kept_on_reach_through_the_rest_of_the_scope_and_no_further(make_replayable: Any) -> None:
+    replayable = make_replayable(Muted(), regression, [batch()])
+    without = replay(replayable, until="backward")
     change = KeepGradients("encoder")
-    kept = replay(patient, change=change, until="backward")
-    change.undo(patient)
-    after = replay(patient, until="backward")
+    kept = replay(replayable, change=change, until="backward")
+    change.undo(replayable)
+    after = replay(replayable, until="backward")
     assert not without.gradients["encoder.weight"].present
     assert kept.gradients["encoder.weight"].norm > 0
     assert kept.loss == without.loss
@@ -232,27 +232,27 @@ class Picking(nn.Module):
 
 
 @pytest.mark.parametrize("table", [True, False])
-def test_a_choice_passes_the_gradient_and_keeps_its_value(make_patient: Any, table: bool) -> None:
-    patient = make_patient(Picking(table=table), regression, [batch()])
-    without = replay(patient, until="backward")
+def test_a_choice_passes_the_gradient_and_keeps_its_value(make_replayable: Any, table: bool) -> None:
+    replayable = make_replayable(Picking(table=table), regression, [batch()])
+    without = replay(replayable, until="backward")
     change = PassChoice(line_of(Picking.forward, "argmax"), "argmax", NOBODY)
-    passed = replay(patient, change=change, until="backward")
+    passed = replay(replayable, change=change, until="backward")
     assert not without.gradients["score.weight"].present
     assert passed.gradients["score.weight"].norm > 0
     assert passed.loss == pytest.approx(without.loss, rel=1e-6)
     assert passed.gradients["table.weight"].norm == pytest.approx(without.gradients["table.weight"].norm, rel=1e-5)
 
 
-def test_a_warm_up_grows_to_the_full_rate_a_schedule_asks_for_and_goes_away_afterwards(make_patient: Any) -> None:
+def test_a_warm_up_grows_to_the_full_rate_a_schedule_asks_for_and_goes_away_afterwards(make_replayable: Any) -> None:
     model = nn.Linear(3, 1)
-    patient = make_patient(model, regression, [batch()], optimizer=torch.optim.SGD(model.parameters(), lr=0.4))
-    (group,) = patient.optimizers[0].param_groups
+    replayable = make_replayable(model, regression, [batch()], optimizer=torch.optim.SGD(model.parameters(), lr=0.4))
+    (group,) = replayable.optimizers[0].param_groups
     warmup, rates = Warmup(4), []
     for step in range(6):
         if step == 5:
             group["lr"] = 0.8  # the user's own schedule
-        warmup.prepared(patient)
+        warmup.prepared(replayable)
         rates.append(group["lr"])
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.8])
-    warmup.undo(patient)
+    warmup.undo(replayable)
     assert group["lr"] == 0.8

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from steadygrad.diagnosis.trace import Tracer
+from steadygrad.diagnosis.trace.tracer import Tracer
 
 
 class LogNet(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-tracing: Any = importlib.import_module("steadygrad.integrations.zero_code.tracing")
+tracing: Any = importlib.import_module("steadygrad.integrations.zero_code.rerun.step_tracing")
 
 
 class Desk:
@@ -32,9 +32,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def window(model: nn.Module, desk: Desk, batch: Tensor, loss_fn: Any) -> Any:
+def window(model: nn.Module, loop: Desk, batch: Tensor, loss_fn: Any) -> Any:
     """One traced step up to its update."""
-    traced = tracing.Tracing(SimpleNamespace(module=model, batch={"x": batch}), desk)
+    traced = tracing.StepTracing(SimpleNamespace(module=model, batch={"x": batch}), loop)
     loss = loss_fn(model(batch))
     traced.backward_begins(loss)
     loss.backward()
@@ -107,29 +107,29 @@ def test_after_a_costly_window_the_next_ones_are_left_alone_until_it_is_paid_for
     now = [100.0]
     monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
     model = net()
-    desk = Desk(model)
-    assert tracing.Tracing.possible(desk)
-    account = tracing._accounts.setdefault(desk, tracing._Account())
+    loop = Desk(model)
+    assert tracing.StepTracing.possible(loop)
+    account = tracing._accounts.setdefault(loop, tracing._Account())
     with caplog.at_level(logging.WARNING, logger="steadygrad"):
         account.pay(own=0.5, rest=0.1)
-        assert tracing.Tracing.possible(desk)
+        assert tracing.StepTracing.possible(loop)
         assert caplog.records == []
         account.pay(own=6.0, rest=1.0)
         account.pay(own=6.0, rest=1.0)
     assert len(caplog.records) == 1
     assert "6.0 s of them for tracing" in caplog.text
-    assert not tracing.Tracing.possible(desk)
+    assert not tracing.StepTracing.possible(loop)
     now[0] += 1.9
-    assert not tracing.Tracing.possible(desk)
+    assert not tracing.StepTracing.possible(loop)
     now[0] += 0.2
-    assert tracing.Tracing.possible(desk)
+    assert tracing.StepTracing.possible(loop)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("a bug of ours")])
 def test_nothing_that_fails_in_the_tracer_reaches_the_program(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    trace = importlib.import_module("steadygrad.diagnosis.trace")
+    trace = importlib.import_module("steadygrad.diagnosis.trace.tracer")
 
     def broken(tensor: Tensor) -> Tensor:
         raise error
@@ -144,7 +144,7 @@ def test_nothing_that_fails_in_the_tracer_reaches_the_program(
 
 def test_a_sparse_gradient_is_no_trouble() -> None:
     model = nn.Embedding(9, 4, sparse=True)
-    traced = tracing.Tracing(SimpleNamespace(module=model, batch={"x": torch.arange(3)}), Desk(model))
+    traced = tracing.StepTracing(SimpleNamespace(module=model, batch={"x": torch.arange(3)}), Desk(model))
     loss = (model(torch.arange(3)) / 0).sqrt().sum()
     traced.backward_begins(loss)
     loss.backward()
@@ -159,7 +159,7 @@ def test_a_step_of_some_size_takes_at_most_three_times_as_long() -> None:
     model = nn.Sequential(
         nn.Linear(64, 256), *[nn.TransformerEncoderLayer(256, 4, 512, 0.0, batch_first=True) for _ in range(2)]
     )
-    desk, batch = Desk(model), torch.randn(16, 64, 64)
+    loop, batch = Desk(model), torch.randn(16, 64, 64)
 
     def plain() -> float:
         began = time.process_time()
@@ -168,7 +168,7 @@ def test_a_step_of_some_size_takes_at_most_three_times_as_long() -> None:
 
     def traced() -> float:
         began = time.process_time()
-        window(model, desk, batch, lambda out: out.pow(2).mean())
+        window(model, loop, batch, lambda out: out.pow(2).mean())
         return time.process_time() - began
 
     plain(), traced()

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steadygrad.diagnosis.origin import find_birth, only_of_parameters
-from steadygrad.diagnosis.trace import Tracer
+from steadygrad.diagnosis.locate.origin import find_bad_origin, only_of_parameters
+from steadygrad.diagnosis.trace.tracer import Tracer
 
 
 def sgd(model: nn.Module, lr: float = 1e-2) -> torch.optim.Optimizer:
@@ -21,7 +21,7 @@ def slugs(found: Any) -> set[str]:
     return {trial.remedy.slug for trial in found.remedies}
 
 
-def birth_of(loss: Any) -> str:
+def bad_origin_of(loss: Any) -> str:
     """The op in which the first bad value of this loss was made."""
     tracer = Tracer(nn.Identity())
     with tracer.tracing():
@@ -30,10 +30,10 @@ def birth_of(loss: Any) -> str:
     sink = tracer.sink(value)
     assert sink is not None
     tracer.trace.finish()
-    birth = find_birth(tracer.trace, [sink])
-    assert birth is not None
-    assert birth.record is not None
-    return birth.record.op
+    bad_origin = find_bad_origin(tracer.trace, [sink])
+    assert bad_origin is not None
+    assert bad_origin.record is not None
+    return bad_origin.record.op
 
 
 # -- a mask written into memory that holds a NaN elsewhere
@@ -46,12 +46,12 @@ def masked_in_place(scores: Tensor, at: Any) -> Tensor:
 
 def test_a_mask_written_beside_a_nan_did_not_make_it() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
-    assert birth_of(lambda: masked_in_place(x / x.sum(1, keepdim=True), (0, 1)).softmax(-1).sum()) == "div"
+    assert bad_origin_of(lambda: masked_in_place(x / x.sum(1, keepdim=True), (0, 1)).softmax(-1).sum()) == "div"
 
 
 def test_an_infinity_written_over_a_nan_is_followed_to_its_own_maker() -> None:
     x = torch.tensor([0.0, 200.0])
-    assert birth_of(lambda: (x / x.new_zeros(())).copy_(x.exp()).sum()) == "exp"
+    assert bad_origin_of(lambda: (x / x.new_zeros(())).copy_(x.exp()).sum()) == "exp"
 
 
 # -- an eps that its type cannot hold

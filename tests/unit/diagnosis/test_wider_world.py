@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from steadygrad.diagnosis.seen import absmax, norm_of
+from steadygrad.diagnosis.replay.replay_observation import absmax, norm_of
 
 
 def sgd(model: nn.Module, lr: float = 1e-2) -> torch.optim.Optimizer:

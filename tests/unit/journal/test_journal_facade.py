@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_events, read_incidents, read_quarantine, read_steps
-from steadygrad.journal import files as journal_files
-from steadygrad.journal import health as journal_health
+from steadygrad.journal import journal_health as journal_health
+from steadygrad.journal import safe_files as journal_files
 from steadygrad.records import Cause, Diagnosis, Finding, Incident, Severity, StepRecord
+from steadygrad.records.errors import JournalError
 
 
 def incident(number: int) -> Incident:
@@ -211,7 +211,7 @@ def test_a_disk_that_takes_its_time_once_is_no_news_and_one_that_hangs_is(
     told: list[str] = []
     now = [100.0]
     monkeypatch.setattr(journal_health.time, "monotonic", lambda: now[0])
-    health = journal_health.Health(told.append)
+    health = journal_health.JournalHealth(told.append)
     health.fail("events", "slow", patience=5.0)
     assert health.degraded == "slow"  # nobody waits for it again meanwhile
     health.recover("events")

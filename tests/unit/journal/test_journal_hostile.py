@@ -13,12 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_events, read_incidents, read_quarantine, read_run, read_steps
-from steadygrad.journal.columns import SCHEMA, batch_of, row_of, schema_of
-from steadygrad.journal.framing import RECORD_BATCH, frames
-from steadygrad.journal.segment import encode_batch, encode_schema
+from steadygrad.journal.steps.columns import SCHEMA, batch_of, row_of, schema_of
+from steadygrad.journal.steps.ipc_frames import RECORD_BATCH, frames
+from steadygrad.journal.steps.segment import encode_batch, encode_schema
 from steadygrad.records import Incident, StepRecord
+from steadygrad.records.errors import JournalError
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_an_incident_steadygrad_did_not_write_is_refused(run: Path, text: str) -
 
 
 def test_foreign_lines_are_passed_over_and_a_forged_one_is_refused(run: Path) -> None:
-    from steadygrad.journal.lines import encode_line
+    from steadygrad.journal.checksummed_lines import encode_line
 
     with (run / "events.jsonl").open("ab") as file:
         file.write(

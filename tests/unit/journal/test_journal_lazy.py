@@ -63,5 +63,5 @@ def test_the_verbs_that_read_no_steps_load_neither_pyarrow_nor_numpy(run: Path) 
             "from steadygrad.commands import main\n"
             "try:\n    main()\nexcept SystemExit:\n    pass"
         )
-        assert f"steadygrad.commands.{arguments[0]}" in modules
+        assert [name for name in modules if name.endswith(f"_training.{arguments[0]}")]
         assert not {"pyarrow", "numpy", "torch"} & modules

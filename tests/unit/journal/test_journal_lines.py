@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadygrad.journal.lines import LineFile, cut_torn_tail, decode_line, encode_line, read_lines
+from steadygrad.journal.checksummed_lines import LineFile, cut_torn_tail, decode_line, encode_line, read_lines
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),

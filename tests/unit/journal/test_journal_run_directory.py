@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_run, read_steps
-from steadygrad.journal import files as journal_files
+from steadygrad.journal import safe_files as journal_files
 from steadygrad.journal.run_directory import RunDirectory, redacted
 from steadygrad.records import StepRecord
+from steadygrad.records.errors import JournalError
 
 
 def test_directories_are_private_and_files_are_too(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import read_batches, read_steps, steps_table, tensor_names
-from steadygrad.journal.columns import rounded, to_float32
-from steadygrad.journal.read import segment_paths
 from steadygrad.journal.run_directory import RunDirectory
-from steadygrad.journal.segment import cut_torn_tail
-from steadygrad.journal.steps import StepWriter
+from steadygrad.journal.steps.columns import rounded, to_float32
+from steadygrad.journal.steps.segment import cut_torn_tail
+from steadygrad.journal.steps.step_reader import segment_paths
+from steadygrad.journal.steps.step_writer import StepWriter
 from steadygrad.records import StepRecord
+from steadygrad.records.errors import JournalError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
 
 
 @pytest.fixture

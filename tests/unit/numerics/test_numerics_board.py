@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import steadygrad as sg
-from steadygrad.numerics.notice_board import MEANINGS, Board
+from steadygrad.numerics.published_findings import MEANINGS, Board
 from steadygrad.records import Finding, Severity
 
 

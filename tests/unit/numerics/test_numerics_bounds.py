@@ -11,8 +11,8 @@ from numerics_cases import DTYPES, HALVES, anything, finite, gradient, matrices
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import bound_logits, bound_loss, soft_cap_logits
+from steadygrad.records.errors import UsageError
 
 
 def bent(x: Tensor, limit: float, knee: float) -> Tensor:

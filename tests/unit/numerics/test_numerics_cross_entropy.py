@@ -11,9 +11,9 @@ from numerics_cases import DTYPES, anything, assert_agrees, finite, gradient, ma
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import masked_cross_entropy, z_loss
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
+from steadygrad.records.errors import UsageError
 
 LABELS = torch.tensor([0, 2, 4])
 
@@ -129,7 +129,7 @@ def test_a_masked_vocabulary_is_as_if_those_tokens_were_not_there() -> None:
 def test_pieces_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = torch.randn(10, 12), torch.randint(0, 12, (10,))
     whole = gradient(lambda x: masked_cross_entropy(x, labels, z_weight=0.1), logits)
-    monkeypatch.setattr("steadygrad.numerics.rows._PIECE", {"cpu": 36})
+    monkeypatch.setattr("steadygrad.numerics.row_pieces._PIECE", {"cpu": 36})
     parts = gradient(lambda x: masked_cross_entropy(x, labels, z_weight=0.1), logits)
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)

@@ -13,10 +13,10 @@ from numerics_cases import DTYPES, anything, assert_agrees, finite, gradient, ma
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import distillation_loss
-from steadygrad.numerics.divergences import Kind
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.losses.divergences import Kind
+from steadygrad.numerics.published_findings import Board
+from steadygrad.records.errors import UsageError
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

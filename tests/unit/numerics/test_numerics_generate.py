@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from steadygrad.numerics import NumericalStabilityLogitsProcessor, TemperatureLogitsWarper
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numerics_cases import DTYPES, anything, finite, matrices
 from torch import Tensor
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import NumericalStabilityLogitsProcessor, TemperatureLogitsWarper
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
 from steadygrad.records import Severity
+from steadygrad.records.errors import UsageError
 
 IDS = torch.zeros(3, 17, dtype=torch.long)
 

@@ -11,9 +11,9 @@ from numerics_cases import DTYPES, anything, assert_agrees, finite, gradient, ma
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, mse_loss, normalize
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import cosine_loss, latent_mse, normalised_mse, safe_normalise
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
+from steadygrad.records.errors import UsageError
 
 LOSSES = (cosine_loss, normalised_mse, latent_mse)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from steadygrad.numerics import dice_loss, mask_bce_loss
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
 
 
 def plain_dice(logits: Tensor, target: Tensor) -> Tensor:

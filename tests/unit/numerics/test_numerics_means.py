@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from numerics_cases import DTYPES, anything, assert_agrees, finite, gradient, masks, matrices
 from torch import Tensor
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import masked_mean
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
+from steadygrad.records.errors import UsageError
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steadygrad import numerics as sgn
-from steadygrad.numerics.notice_board import Board
+from steadygrad.numerics.published_findings import Board
 
 pytestmark = [
     pytest.mark.gpu,

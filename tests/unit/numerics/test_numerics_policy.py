@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numerics_cases import DTYPES, anything, assert_agrees, finite, gradient, masks, matrices
 from torch import Tensor
 
-from steadygrad.errors import UsageError
 from steadygrad.numerics import group_advantages, policy_gradient_loss
-from steadygrad.numerics.notice_board import Board
-from steadygrad.numerics.policy import bounded_exp, k3
+from steadygrad.numerics.losses.policy_gradient import bounded_exp, k3
+from steadygrad.numerics.published_findings import Board
+from steadygrad.records.errors import UsageError
 
 
 def plain(logp: Tensor, old: Tensor, advantages: Tensor, ref: Tensor, mask: Tensor, average: str) -> Tensor:

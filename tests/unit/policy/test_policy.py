@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from steadygrad.errors import UsageError
 from steadygrad.policy import PRESETS, Capabilities, Ledger, Policy, decide
 from steadygrad.records import Action, Decision, Finding, Reading, Severity, from_plain, to_plain
+from steadygrad.records.errors import UsageError
 
 DEFAULT = Policy.named("balanced")
 BALANCED = DEFAULT.but(escalation=Policy.named("ultra_conservative").escalation, refuse_spikes=True)
@@ -30,7 +30,7 @@ OVERFLOW = (found("SY304", Severity.NOTE),)
 GOOD: tuple[Finding, ...] = ()
 
 
-def play(
+def loop_pass(
     story: Iterable[tuple[Finding, ...]],
     can: Capabilities = ALL,
     policy: Policy = BALANCED,
@@ -48,7 +48,7 @@ def play(
 
 
 def test_the_ladder_is_climbed_rung_by_rung_and_halts_at_exactly_ten() -> None:
-    decisions, ledger = play([NAN] * 50)
+    decisions, ledger = loop_pass([NAN] * 50)
     assert [decision.actions for decision in decisions] == [
         (Action.SKIP,),
         (Action.SKIP,),
@@ -70,7 +70,7 @@ def test_the_ladder_is_climbed_rung_by_rung_and_halts_at_exactly_ten() -> None:
 
 
 def test_by_default_a_streak_of_bad_steps_changes_nothing_but_a_rollback_at_a_smaller_rate_and_a_halt() -> None:
-    decisions, ledger = play([NAN] * 50, policy=DEFAULT)
+    decisions, ledger = loop_pass([NAN] * 50, policy=DEFAULT)
     assert [decision.actions for decision in decisions] == [
         *[(Action.SKIP,)] * 5,
         (Action.ROLLBACK, Action.SCALE_LR),
@@ -95,13 +95,13 @@ def test_by_default_batches_that_are_bad_themselves_are_skipped_and_nothing_else
 def test_by_default_no_finite_finding_refuses_changes_or_halts_anything() -> None:
     notes = [found(code, Severity.NOTE) for code in ("SY201", "SY202")]
     suspected = found("SY203", Severity.WARNING)
-    decisions, ledger = play([(suspected, *notes)] * 500, policy=DEFAULT)
+    decisions, ledger = loop_pass([(suspected, *notes)] * 500, policy=DEFAULT)
     assert {decision.actions for decision in decisions} == {(Action.PROCEED,)}
     assert (ledger.applied, ledger.lr_factor, ledger.clip_factor, ledger.halted) == (500, 1.0, 1.0, False)
 
 
 def test_by_default_scattered_bad_steps_never_halt_however_many_they_are() -> None:
-    decisions, ledger = play([NAN, NAN, GOOD] * 400, policy=DEFAULT)
+    decisions, ledger = loop_pass([NAN, NAN, GOOD] * 400, policy=DEFAULT)
     assert len(decisions) == 1200
     assert not ledger.halted
 
@@ -109,27 +109,27 @@ def test_by_default_scattered_bad_steps_never_halt_however_many_they_are() -> No
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 10, 25])
 def test_halts_after_exactly_so_many_bad_steps_in_a_row(limit: int) -> None:
     policy = BALANCED.but(skip_streak_halt=limit)
-    decisions, _ = play([NAN] * 100, policy=policy)
+    decisions, _ = loop_pass([NAN] * 100, policy=policy)
     assert len(decisions) == limit
-    decisions, ledger = play(([NAN] * (limit - 1) + [GOOD]) * 3, policy=policy.but(skips_per_window=(10**6, 200)))
+    decisions, ledger = loop_pass(([NAN] * (limit - 1) + [GOOD]) * 3, policy=policy.but(skips_per_window=(10**6, 200)))
     assert not ledger.halted
     assert len(decisions) == 3 * limit
 
 
 def test_with_no_remedy_possible_it_skips_and_halts() -> None:
-    decisions, _ = play([NAN] * 50, can=NONE)
+    decisions, _ = loop_pass([NAN] * 50, can=NONE)
     assert [decision.actions for decision in decisions] == [(Action.SKIP,)] * 9 + [(Action.SKIP, Action.HALT)]
 
 
 def test_one_nan_is_skipped_and_changes_nothing_else() -> None:
-    decisions, ledger = play([GOOD, NAN, GOOD])
+    decisions, ledger = loop_pass([GOOD, NAN, GOOD])
     assert [decision.applies for decision in decisions] == [True, False, True]
     assert all(d.lr_factor == d.clip_factor == 1.0 and d.rung == 0 for d in decisions)
     assert (ledger.first_bad_step, ledger.last_bad_step, ledger.streak) == (2, 2, 0)
 
 
 def test_too_many_scattered_skips_halt_although_no_streak_does() -> None:
-    decisions, ledger = play([NAN, GOOD] * 500, policy=BALANCED.but(skips_per_window=(20, 100)))
+    decisions, ledger = loop_pass([NAN, GOOD] * 500, policy=BALANCED.but(skips_per_window=(20, 100)))
     assert ledger.skipped == 21
     assert decisions[-1].actions == (Action.SKIP, Action.HALT)
     assert "21 of the last 41 steps were skipped, 20 are allowed" in decisions[-1].reason
@@ -137,10 +137,10 @@ def test_too_many_scattered_skips_halt_although_no_streak_does() -> None:
 
 def test_the_learning_rate_halves_again_and_again_and_comes_back_to_exactly_one() -> None:
     policy = BALANCED.but(recovery_steps=10, escalation=((2, Action.SCALE_LR),), skips_per_window=(10**6, 200))
-    down, ledger = play([NAN, NAN, GOOD] * 6, policy=policy)
+    down, ledger = loop_pass([NAN, NAN, GOOD] * 6, policy=policy)
     lr_factors = [decision.lr_factor for decision in down]
     assert lr_factors[1::3] == [0.5, 0.25, 0.125, 0.0625, 0.0625, 0.0625]
-    up, ledger = play([GOOD] * 400, policy=policy, ledger=ledger)
+    up, ledger = loop_pass([GOOD] * 400, policy=policy, ledger=ledger)
     assert sorted({decision.lr_factor for decision in up}) == [0.0625, 0.125, 0.25, 0.5, 1.0]
     changes = [i for i in range(1, len(up)) if up[i].lr_factor != up[i - 1].lr_factor]
     assert [b - a for a, b in pairwise(changes)] == [10] * (len(changes) - 1)
@@ -150,9 +150,9 @@ def test_the_learning_rate_halves_again_and_again_and_comes_back_to_exactly_one(
 
 def test_recovery_takes_one_rung_off_at_a_time_in_reverse_order() -> None:
     policy = BALANCED.but(recovery_steps=20)
-    _, ledger = play([NAN] * 5, policy=policy)
+    _, ledger = loop_pass([NAN] * 5, policy=policy)
     assert [rung.action for rung in ledger.rungs] == [Action.TIGHTEN_CLIP, Action.TIGHTEN_CLIP, Action.SCALE_LR]
-    decisions, ledger = play([GOOD] * 60, policy=policy, ledger=ledger)
+    decisions, ledger = loop_pass([GOOD] * 60, policy=policy, ledger=ledger)
     states = [(d.clip_factor, d.lr_factor) for d in decisions]
     assert states == [(0.3, 0.5)] * 19 + [(0.3, 1.0)] * 20 + [(0.5, 1.0)] * 20 + [(1.0, 1.0)]
     assert decisions[19].reason.startswith("20 healthy steps: scale_lr undone")
@@ -160,26 +160,26 @@ def test_recovery_takes_one_rung_off_at_a_time_in_reverse_order() -> None:
 
 def test_a_bad_step_restarts_the_healthy_stretch() -> None:
     policy = BALANCED.but(recovery_steps=20)
-    _, ledger = play([NAN] * 3 + [GOOD] * 19 + [NAN] + [GOOD] * 19, policy=policy)
+    _, ledger = loop_pass([NAN] * 3 + [GOOD] * 19 + [NAN] + [GOOD] * 19, policy=policy)
     assert ledger.clip_factor == 0.5
-    _, ledger = play([GOOD], policy=policy, ledger=ledger)
+    _, ledger = loop_pass([GOOD], policy=policy, ledger=ledger)
     assert ledger.clip_factor == 1.0
 
 
 def test_a_remedy_taken_off_too_early_is_kept_twice_as_long_the_next_time() -> None:
     policy = BALANCED.but(recovery_steps=20)
-    _, ledger = play([NAN] * 3 + [GOOD] * 20, policy=policy)
+    _, ledger = loop_pass([NAN] * 3 + [GOOD] * 20, policy=policy)
     assert ledger.clip_factor == 1.0
-    _, ledger = play([NAN] * 3 + [GOOD] * 39, policy=policy, ledger=ledger)
+    _, ledger = loop_pass([NAN] * 3 + [GOOD] * 39, policy=policy, ledger=ledger)
     assert ledger.clip_factor == 0.5
-    _, ledger = play([GOOD], policy=policy, ledger=ledger)
+    _, ledger = loop_pass([GOOD], policy=policy, ledger=ledger)
     assert ledger.clip_factor == 1.0
-    _, ledger = play([GOOD] * 40, policy=policy, ledger=ledger)
+    _, ledger = loop_pass([GOOD] * 40, policy=policy, ledger=ledger)
     assert ledger.relapses == 0
 
 
 def test_scattered_spikes_climb_the_ladder_and_scattered_nans_do_not() -> None:
-    spiking, _ = play([SPIKE, GOOD, GOOD] * 5)
+    spiking, _ = loop_pass([SPIKE, GOOD, GOOD] * 5)
     assert [d.actions for d in spiking[::3]] == [
         (Action.SKIP,),
         (Action.SKIP,),
@@ -187,27 +187,27 @@ def test_scattered_spikes_climb_the_ladder_and_scattered_nans_do_not() -> None:
         (Action.SKIP, Action.TIGHTEN_CLIP),
         (Action.SKIP, Action.SCALE_LR),
     ]
-    _, ledger = play([NAN, GOOD, GOOD] * 5)
+    _, ledger = loop_pass([NAN, GOOD, GOOD] * 5)
     assert ledger.rung == 0
 
 
 def test_a_clip_that_cannot_be_tightened_gives_way_to_the_learning_rate() -> None:
-    decisions, _ = play([NAN] * 3, can=Capabilities(clip=False))
+    decisions, _ = loop_pass([NAN] * 3, can=Capabilities(clip=False))
     assert decisions[-1].actions == (Action.SKIP, Action.SCALE_LR)
 
 
 def test_a_term_that_alone_is_bad_is_dropped_and_comes_back() -> None:
     policy = BALANCED.but(recovery_steps=20)
-    decisions, ledger = play([NAN_TERM] * 3, policy=policy)
+    decisions, ledger = loop_pass([NAN_TERM] * 3, policy=policy)
     assert [d.actions for d in decisions] == [(Action.SKIP,), (Action.SKIP,), (Action.SKIP, Action.DROP_TERM)]
     assert decisions[-1].dropped_terms == ("kd",)
     assert "loss without kd" in decisions[-1].reason
-    decisions, ledger = play([GOOD] * 20, policy=policy, ledger=ledger)
+    decisions, ledger = loop_pass([GOOD] * 20, policy=policy, ledger=ledger)
     assert [d.dropped_terms for d in decisions] == [("kd",)] * 19 + [()]
 
 
 def test_a_dropped_term_that_is_still_bad_stops_nothing() -> None:
-    _, ledger = play([NAN_TERM] * 3)
+    _, ledger = loop_pass([NAN_TERM] * 3)
     decision, ledger = decide(
         BALANCED, ledger, Reading(step=9, loss=1.0), (found("SY102", terms=["kd"]),), can=ALL
     )  # fmt: skip
@@ -215,20 +215,20 @@ def test_a_dropped_term_that_is_still_bad_stops_nothing() -> None:
 
 
 def test_the_last_remaining_term_is_never_dropped() -> None:
-    decisions, _ = play([NAN_TERM] * 20, can=Capabilities(terms=("kd",)))
+    decisions, _ = loop_pass([NAN_TERM] * 20, can=Capabilities(terms=("kd",)))
     assert all(Action.DROP_TERM not in decision.actions for decision in decisions)
     assert Action.HALT in decisions[-1].actions
 
 
 def test_two_bad_terms_are_dropped_together_at_their_rung_if_one_is_left() -> None:
     both = (found("SY102", terms=["kd", "anchor"]),)
-    decisions, _ = play([both] * 7, can=Capabilities(terms=("ce", "kd", "anchor")))
+    decisions, _ = loop_pass([both] * 7, can=Capabilities(terms=("ce", "kd", "anchor")))
     assert decisions[-1].actions == (Action.SKIP, Action.DROP_TERM)
     assert decisions[-1].dropped_terms == ("kd", "anchor")
 
 
 def test_overflows_of_the_loss_scale_count_against_no_budget() -> None:
-    decisions, ledger = play([OVERFLOW] * 500)
+    decisions, ledger = loop_pass([OVERFLOW] * 500)
     assert all(decision.actions == (Action.SKIP,) for decision in decisions)
     assert (ledger.skipped, ledger.overflows, ledger.streak) == (500, 500, 0)
     assert ledger.success_rate == 1.0
@@ -237,7 +237,7 @@ def test_overflows_of_the_loss_scale_count_against_no_budget() -> None:
 
 def test_a_collapsed_loss_scale_widens_the_precision_once_and_then_halts() -> None:
     collapse = (found("SY301"), found("SY103"))
-    decisions, ledger = play([OVERFLOW] * 5 + [collapse] * 50)
+    decisions, ledger = loop_pass([OVERFLOW] * 5 + [collapse] * 50)
     assert decisions[5].actions == (Action.SKIP, Action.WIDEN_PRECISION)
     assert decisions[5].widened
     assert len(decisions) == 15
@@ -246,29 +246,29 @@ def test_a_collapsed_loss_scale_widens_the_precision_once_and_then_halts() -> No
 
 @pytest.mark.parametrize("code", ["SY105", "SY106", "SY107"])
 def test_poisoned_state_is_rolled_back_at_once(code: str) -> None:
-    decisions, ledger = play([(found(code),)])
+    decisions, ledger = loop_pass([(found(code),)])
     assert decisions[0].actions == (Action.ROLLBACK,)
     assert ledger.rollbacks == 1
 
 
 @pytest.mark.parametrize("code", ["SY105", "SY106"])
 def test_poisoned_weights_without_a_snapshot_halt_at_once(code: str) -> None:
-    decisions, _ = play([(found(code),)], can=Capabilities())
+    decisions, _ = loop_pass([(found(code),)], can=Capabilities())
     assert decisions[0].actions == (Action.SKIP, Action.HALT)
     assert "no good snapshot" in decisions[0].reason
 
 
 def test_rollbacks_have_a_budget_that_a_healthy_stretch_gives_back() -> None:
     poisoned = (found("SY105"),)
-    decisions, ledger = play([poisoned, GOOD] * 9)
+    decisions, ledger = loop_pass([poisoned, GOOD] * 9)
     assert [d.actions for d in decisions[::2]] == [(Action.ROLLBACK,)] * 3 + [(Action.SKIP, Action.HALT)]
-    _, ledger = play([poisoned, GOOD] * 3 + [GOOD] * 100)
+    _, ledger = loop_pass([poisoned, GOOD] * 3 + [GOOD] * 100)
     assert (ledger.rollbacks, ledger.rollbacks_total) == (0, 3)
 
 
 def test_divergence_rolls_back_more_slowly_and_not_again_at_once() -> None:
     diverging = (found("SY203", Severity.WARNING, demonstrated=True),)
-    decisions, _ = play([diverging] * 40)
+    decisions, _ = loop_pass([diverging] * 40)
     assert decisions[0].actions == (Action.ROLLBACK, Action.SCALE_LR)
     assert decisions[0].lr_factor == 0.5
     assert not decisions[0].applies
@@ -278,7 +278,7 @@ def test_divergence_rolls_back_more_slowly_and_not_again_at_once() -> None:
 
 
 def test_divergence_with_nothing_to_go_back_to_lowers_the_learning_rate_and_goes_on() -> None:
-    decisions, ledger = play([(found("SY203", Severity.WARNING, demonstrated=True),)] * 2, can=Capabilities())
+    decisions, ledger = loop_pass([(found("SY203", Severity.WARNING, demonstrated=True),)] * 2, can=Capabilities())
     assert decisions[0].actions == (Action.SCALE_LR,)
     assert decisions[0].applies
     assert decisions[1].actions == (Action.PROCEED,)
@@ -287,7 +287,7 @@ def test_divergence_with_nothing_to_go_back_to_lowers_the_learning_rate_and_goes
 
 def test_divergence_that_keeps_coming_back_halts() -> None:
     diverging = (found("SY203", Severity.WARNING, demonstrated=True),)
-    decisions, _ = play([diverging] * 1000)
+    decisions, _ = loop_pass([diverging] * 1000)
     assert decisions[-1].actions == (Action.SKIP, Action.HALT)
     assert "diverged again after 3 rollbacks" in decisions[-1].reason
 
@@ -321,7 +321,7 @@ def test_observe_changes_nothing_at_all() -> None:
 
 
 def test_a_halted_run_stays_halted() -> None:
-    _, ledger = play([NAN] * 10)
+    _, ledger = loop_pass([NAN] * 10)
     decision, _ = decide(BALANCED, ledger, Reading(step=11, loss=1.0), (), can=ALL)
     assert decision.actions == (Action.SKIP, Action.HALT)
 
@@ -329,17 +329,17 @@ def test_a_halted_run_stays_halted() -> None:
 def test_a_resumed_ledger_decides_like_one_that_was_never_interrupted() -> None:
     story = [NAN] * 5 + [GOOD] * 30 + [SPIKE, GOOD, SPIKE, OVERFLOW] * 3 + [NAN_TERM] * 3 + [GOOD] * 200
     policy = BALANCED.but(recovery_steps=25)
-    whole, end = play(story, policy=policy)
-    first, ledger = play(story[:37], policy=policy)
+    whole, end = loop_pass(story, policy=policy)
+    first, ledger = loop_pass(story[:37], policy=policy)
     resumed = from_plain(Ledger, json.loads(json.dumps(to_plain(ledger), allow_nan=False)))
     assert resumed == ledger
-    rest, resumed_end = play(story[37:], policy=policy, ledger=resumed)
+    rest, resumed_end = loop_pass(story[37:], policy=policy, ledger=resumed)
     assert first + rest == whole
     assert resumed_end == end
 
 
 def test_every_decision_that_acts_says_why() -> None:
-    decisions, _ = play([NAN] * 4 + [GOOD] * 3 + [NAN_TERM] * 3 + [(found("SY105"),), OVERFLOW])
+    decisions, _ = loop_pass([NAN] * 4 + [GOOD] * 3 + [NAN_TERM] * 3 + [(found("SY105"),), OVERFLOW])
     acting = [decision for decision in decisions if decision.actions != (Action.PROCEED,)]
     assert len(acting) == 9
     assert all(len(decision.reason) > 20 for decision in acting)

@@ -366,4 +366,4 @@ def test_the_recipe_uses_public_names_only_and_the_check_can_fail() -> None:
     files = sorted(RECIPE.rglob("*.py"))
     assert len(files) >= 8
     assert {path.name: private_uses(path.read_text()) for path in files if private_uses(path.read_text())} == {}
-    assert private_uses("import steadygrad as sg\nsg.act.x()\nfrom steadygrad.guard import Guard") != []
+    assert private_uses("import steadygrad as sg\nsg.act.x()\nfrom steadygrad.integrations.guard import Guard") != []

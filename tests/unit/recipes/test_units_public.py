@@ -15,8 +15,8 @@ import steadygrad as sg
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 FILES = [*RECIPES.glob("*.py"), *(RECIPES / "units").glob("*.py"), *(RECIPES / "common").glob("*.py")]
 SVG = "{http://www.w3.org/2000/svg}"
-READERS = ("steadygrad.journal", "steadygrad.reporters.plot", "steadygrad.reporters.plot_scene",
-           "steadygrad.reporters.plot_shapes")  # fmt: skip
+READERS = ("steadygrad.journal", "steadygrad.reporters.pictures.plot_file", "steadygrad.reporters.pictures.plot_scene",
+           "steadygrad.reporters.pictures.plot_shapes")  # fmt: skip
 """Public as modules: the functions that read a run directory, and those that draw for `steady plot`."""
 
 
@@ -43,7 +43,7 @@ def test_a_recipe_uses_public_names_only(path: Path) -> None:
 
 def test_there_are_recipes_and_the_check_can_fail() -> None:
     assert len(FILES) > 12
-    assert private_uses("from steadygrad.guard import Guard") == ["steadygrad.guard"]
+    assert private_uses("from steadygrad.integrations.guard import Guard") == ["steadygrad.integrations.guard"]
     assert private_uses("import steadygrad.engine") == ["steadygrad.engine"]
     assert private_uses("import steadygrad as sg\nsg.clinic.x()") == ["clinic"]
     assert private_uses("from steadygrad import Guard, rules") == ["rules"]

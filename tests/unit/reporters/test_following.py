@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from made_runs import an_overflow, write_long_run
 
-from steadygrad.errors import JournalError
 from steadygrad.journal import Journal, read_steps
 from steadygrad.records import Action, Decision, Incident, StepRecord
-from steadygrad.reporters.watching.follow import Follower
-from steadygrad.reporters.watching.story import Story, cause_in_words, tell
+from steadygrad.records.errors import JournalError
+from steadygrad.reporters.run_data.follow_run import RunFollower
+from steadygrad.reporters.run_data.run_summary import RunSummary, cause_in_words, summarise
 
 WRITER = """
 import sys, time
@@ -35,10 +35,10 @@ print("closed", flush=True)
 """
 
 
-def story_of(run: Path) -> Story:
-    follower = Follower(run)
+def story_of(run: Path) -> RunSummary:
+    follower = RunFollower(run)
     follower.poll()
-    return tell(run, follower)
+    return summarise(run, follower)
 
 
 def a_step(step: int, **changes: object) -> StepRecord:
@@ -48,7 +48,7 @@ def a_step(step: int, **changes: object) -> StepRecord:
 
 
 def test_looking_again_and_again_finds_every_row_once(tmp_path: Path) -> None:
-    follower = Follower(tmp_path / "run")
+    follower = RunFollower(tmp_path / "run")
     with Journal(tmp_path / "run", names=["a", "b"], merge_after=3, segment_bytes=6000) as journal:
         seen = []
         for step in range(400):
@@ -159,7 +159,7 @@ def test_a_segment_that_cannot_be_read_costs_only_itself_and_is_told(
 ) -> None:
     write_long_run(tmp_path / "run", steps=50, tensors=3)
     with monkeypatch.context() as patch:
-        patch.setattr("steadygrad.journal.columns.STEPS_VERSION", 9)
+        patch.setattr("steadygrad.journal.steps.columns.STEPS_VERSION", 9)
         write_long_run(tmp_path / "run", steps=20, tensors=3)
     story = story_of(tmp_path / "run")
     assert story.counts.steps == 50
@@ -170,10 +170,10 @@ def test_a_segment_that_cannot_be_read_costs_only_itself_and_is_told(
 
 def test_nothing_readable_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("steadygrad.journal.columns.STEPS_VERSION", 9)
+        patch.setattr("steadygrad.journal.steps.columns.STEPS_VERSION", 9)
         write_long_run(tmp_path / "run", steps=20, tensors=3)
     with pytest.raises(JournalError, match=r"has format version 9 and this steadygrad reads up to 1: upgrade"):
-        Follower(tmp_path / "run").poll()
+        RunFollower(tmp_path / "run").poll()
 
 
 def test_of_far_too_many_segments_the_newest_are_read_and_the_rest_is_reported(
@@ -184,7 +184,7 @@ def test_of_far_too_many_segments_the_newest_are_read_and_the_rest_is_reported(
             journal.step(StepRecord(run="r", step=number, loss=1.0, grad_norm=1.0, time=time.time()))
     assert story_of(tmp_path / "run").counts.steps == 5
     assert story_of(tmp_path / "run").notes == []
-    monkeypatch.setattr("steadygrad.reporters.watching.follow.MAX_SEGMENTS", 2)
+    monkeypatch.setattr("steadygrad.reporters.run_data.follow_run.MAX_SEGMENTS", 2)
     story = story_of(tmp_path / "run")
     assert story.rows is not None
     assert story.rows.column("step").tolist() == [3, 4]
@@ -205,16 +205,16 @@ def test_the_headline_of_a_real_run_names_cause_and_remedy(guarded_run: Path) ->
 
 
 def test_an_incident_is_read_again_only_when_its_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadygrad.reporters.watching import small_files
+    from steadygrad.reporters.run_data import changed_files
 
     read = []
-    real = small_files.read_incident
-    monkeypatch.setattr(small_files, "read_incident", lambda path: read.append(path.parent.name) or real(path))
+    real = changed_files.read_incident
+    monkeypatch.setattr(changed_files, "read_incident", lambda path: read.append(path.parent.name) or real(path))
     with Journal(tmp_path / "run") as journal:
         for number in (1, 2):
             journal.incident(an_overflow(number, number * 10, diagnosed=False))
         assert journal.flush(60.0)
-        beside = small_files.SmallFiles(tmp_path / "run")
+        beside = changed_files.ChangedFiles(tmp_path / "run")
         for _ in range(3):
             assert [incident.number for incident in beside.look()[0]] == [1, 2]
         assert sorted(read) == ["0001", "0002"]

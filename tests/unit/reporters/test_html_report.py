@@ -144,9 +144,9 @@ def test_json_in_a_page_cannot_end_its_element_and_reads_back_the_same() -> None
 
 
 def test_uplot_ships_with_its_licence() -> None:
-    assert "uPlot" in static("uPlot.iife.min.js")[:60]
-    assert "MIT" in static("uPlot.LICENSE")
-    assert "Leon Sorokin" in static("uPlot.LICENSE")
+    assert "uPlot" in static("vendor/uPlot.iife.min.js")[:60]
+    assert "MIT" in static("vendor/uPlot.LICENSE")
+    assert "Leon Sorokin" in static("vendor/uPlot.LICENSE")
 
 
 def test_several_runs_stand_side_by_side(guarded_run: Path, long_run: Path, tmp_path: Path) -> None:

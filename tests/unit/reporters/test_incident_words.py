@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steadygrad.records import Action, Decision
-from steadygrad.reporters.incidents import done
+from steadygrad.reporters.terminal.print_incidents import done
 
 
 def test_a_dropped_term_is_named() -> None:

@@ -10,18 +10,18 @@ import torch
 from made_runs import Call
 
 import steadygrad as sg
-from steadygrad.engine import memory_use
-from steadygrad.engine.memory_use import EVERY_STEPS, MemoryUse
+from steadygrad.engine.record import memory_use
+from steadygrad.engine.record.memory_use import EVERY_STEPS, MemoryUse
 from steadygrad.journal import Journal, read_steps
 from steadygrad.records import StepRecord
-from steadygrad.records.step import GPU_MEMORY, GPU_MEMORY_PEAK, HOST_MEMORY
+from steadygrad.records.step_record import GPU_MEMORY, GPU_MEMORY_PEAK, HOST_MEMORY
 from steadygrad.reporters.html.charts import chart_data
-from steadygrad.reporters.plot_scene import scene_of
-from steadygrad.reporters.plot_shapes import Words
-from steadygrad.reporters.watching.follow import Follower
-from steadygrad.reporters.watching.glance import glance
-from steadygrad.reporters.watching.once import memory_line
-from steadygrad.reporters.watching.story import Story, tell
+from steadygrad.reporters.live_view.print_once import memory_line
+from steadygrad.reporters.pictures.plot_scene import scene_of
+from steadygrad.reporters.pictures.plot_shapes import PlotText
+from steadygrad.reporters.run_data.current_numbers import glance
+from steadygrad.reporters.run_data.follow_run import RunFollower
+from steadygrad.reporters.run_data.run_summary import RunSummary, summarise
 
 
 def run_with(path: Path, gigabytes: list[float], *, peak: float | None = None) -> Path:
@@ -34,10 +34,10 @@ def run_with(path: Path, gigabytes: list[float], *, peak: float | None = None) -
     return path
 
 
-def story_of(path: Path) -> Story:
-    follower = Follower(path)
+def story_of(path: Path) -> RunSummary:
+    follower = RunFollower(path)
     follower.poll()
-    return tell(path, follower)
+    return summarise(path, follower)
 
 
 def test_a_guarded_run_records_its_memory_at_few_of_its_steps(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_memory_is_in_the_glance_the_report_and_the_plot(tmp_path: Path) -> None
     assert memory_line(memory).startswith("GPU memory 1.2 GB, at most 1.5 GB ")
     (drawn,) = chart_data([story], {})["runs"]
     assert drawn["curves"]["memory"]["mid"] == [1.0, 1.5, 1.2]
-    assert "GPU memory, GB" in [shape.text for shape in scene_of(story).shapes if isinstance(shape, Words)]
+    assert "GPU memory, GB" in [shape.text for shape in scene_of(story).shapes if isinstance(shape, PlotText)]
 
 
 def test_a_run_without_recorded_memory_is_shown_without(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_run_without_recorded_memory_is_shown_without(tmp_path: Path) -> None:
     story = story_of(tmp_path / "run")
     assert glance(story)["memory"] is None
     assert "memory" not in chart_data([story], {})["runs"][0]["curves"]
-    assert not [shape for shape in scene_of(story).shapes if isinstance(shape, Words) and "memory" in shape.text]
+    assert not [shape for shape in scene_of(story).shapes if isinstance(shape, PlotText) and "memory" in shape.text]
 
 
 def checks(call: Call, run: Path, limit: str) -> tuple[int, dict[str, str]]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadygrad.reporters.watching.heat import Heat, grouped
-from steadygrad.reporters.watching.sampling import moving_mean, sampled, success_rate
+from steadygrad.reporters.run_data.downsample import moving_mean, sampled, success_rate
+from steadygrad.reporters.run_data.norm_matrix import NormMatrix, grouped
 
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=300)
 
@@ -67,7 +67,7 @@ def test_the_success_rate_leaves_out_what_the_loss_scale_refused() -> None:
 
 
 def test_heat_keeps_the_largest_norm_of_every_column_however_wide_it_grows() -> None:
-    heat = Heat(max_columns=16)
+    heat = NormMatrix(max_columns=16)
     chance = np.random.default_rng(0)
     matrix = chance.random((1000, 3)).astype(np.float32)
     matrix[777, 1] = 50.0
@@ -81,7 +81,7 @@ def test_heat_keeps_the_largest_norm_of_every_column_however_wide_it_grows() -> 
 
 
 def test_heat_never_loses_a_value_that_is_not_finite() -> None:
-    heat = Heat(max_columns=4)
+    heat = NormMatrix(max_columns=4)
     matrix = np.ones((64, 2), dtype=np.float32)
     matrix[10, 0], matrix[40, 1] = math.nan, math.inf
     heat.add(np.arange(64), matrix, ("a", "b"))
@@ -92,7 +92,7 @@ def test_heat_never_loses_a_value_that_is_not_finite() -> None:
 
 
 def test_heat_follows_tensors_that_come_later() -> None:
-    heat = Heat()
+    heat = NormMatrix()
     heat.add(np.array([0]), np.array([[1.0]], dtype=np.float32), ("a",))
     heat.add(np.array([1]), np.array([[2.0, 3.0]], dtype=np.float32), ("b", "a"))
     names, steps, table = heat.table()

@@ -16,14 +16,14 @@ from steadygrad.reporters.html.charts import chart_data
 from steadygrad.reporters.html.incident_view import incident_view
 from steadygrad.reporters.html.lead_up import NormsBefore, lead_up
 from steadygrad.reporters.html.write import write_report
-from steadygrad.reporters.watching.follow import Follower
-from steadygrad.reporters.watching.story import Story, one_line, tell
+from steadygrad.reporters.run_data.follow_run import RunFollower
+from steadygrad.reporters.run_data.run_summary import RunSummary, one_line, summarise
 
 
-def story_of(run: Path) -> Story:
-    follower = Follower(run)
+def story_of(run: Path) -> RunSummary:
+    follower = RunFollower(run)
     follower.poll()
-    return tell(run, follower)
+    return summarise(run, follower)
 
 
 def write(run: Path, rows: list[tuple[int, float, bool]], *, state: str | None = "finite") -> Path:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from made_runs import CLOSING, Call, hostile_run, write_long_run
 
-from steadygrad.errors import UsageError
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
+from steadygrad.records.errors import UsageError
 from steadygrad.reporters.trackers import TRACKERS, open_tracker
 from steadygrad.reporters.trackers.feed import Feed, in_words
 

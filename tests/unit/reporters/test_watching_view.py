@@ -22,13 +22,13 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
-from steadygrad.errors import UsageError
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
-from steadygrad.reporters.watching.app import WatchApp
-from steadygrad.reporters.watching.heat import Heat
-from steadygrad.reporters.watching.plots import Curve, Powers, Steps
-from steadygrad.reporters.watching.strips import bars, heat_lines
+from steadygrad.records.errors import UsageError
+from steadygrad.reporters.live_view.app import WatchApp
+from steadygrad.reporters.live_view.curves import Curve, Powers, Steps
+from steadygrad.reporters.live_view.text_strips import bars, heat_lines
+from steadygrad.reporters.run_data.norm_matrix import NormMatrix
 
 Drive = Callable[[WatchApp, Pilot[None]], Awaitable[None]]
 
@@ -108,9 +108,9 @@ def test_hostile_names_cannot_move_the_terminal(tmp_path: Path, call: Call) -> N
 
 
 def test_without_textual_the_live_view_is_one_sentence(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadygrad.reporters.watching.entry import show
+    from steadygrad.reporters.live_view.open_view import show
 
-    monkeypatch.delitem(sys.modules, "steadygrad.reporters.watching.app", raising=False)
+    monkeypatch.delitem(sys.modules, "steadygrad.reporters.live_view.app", raising=False)
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.setitem(sys.modules, "textual.app", None)
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_bars_rise_with_the_values_and_mark_where_there_are_none() -> None:
 def test_a_heat_strip_marks_what_is_not_finite_and_fits_its_width() -> None:
     import numpy as np
 
-    heat = Heat()
+    heat = NormMatrix()
     matrix = np.ones((50, 12), dtype=np.float32)
     matrix[25, 3] = math.nan
     heat.add(np.arange(50), matrix, [f"layers.{index}.weight" for index in range(12)])
@@ -141,7 +141,7 @@ def test_a_heat_strip_marks_what_is_not_finite_and_fits_its_width() -> None:
         assert 1 <= len(lines) <= rows
         assert all(line.cell_len <= 60 for line in lines)
         assert sum("!" in line.plain for line in lines) == 1
-    assert heat_lines(Heat(), rows=3, width=60) == []
+    assert heat_lines(NormMatrix(), rows=3, width=60) == []
 
 
 def test_ticks_of_a_log_axis_are_the_numbers_themselves() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.records.reruns import rerun
+from steadygrad.records.rerun_flag import rerun
 from steadygrad.testing import KINDS, Faults, inject
 
 IN_TRAINING = [kind for kind in KINDS if kind != "nan_logits"]

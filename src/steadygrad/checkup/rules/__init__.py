@@ -8,9 +8,10 @@ NEAR_MISSES must not; text is a script, a mapping is settings, the rest are fact
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from ...records.rules import rule_modules
 
 OF_SETUP = (
     "pf101_fp16_weights_trained",
@@ -32,11 +33,11 @@ OF_SETUP = (
 @cache
 def judges() -> tuple[ModuleType, ...]:
     """Every rule's module, in the order of their codes."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("pf*.py"))
-    return tuple(import_module(f"{__name__}.{name}") for name in names)
+    return rule_modules(__name__, Path(__file__).parent, "pf*")
 
 
 @cache
 def judges_of_setup() -> tuple[ModuleType, ...]:
     """Only those that judge live objects."""
-    return tuple(import_module(f"{__name__}.{name}") for name in OF_SETUP)
+    home = Path(__file__).parent
+    return tuple(module for name in OF_SETUP for module in rule_modules(__name__, home, name))

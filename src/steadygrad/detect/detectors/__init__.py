@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import (
-    clipped_before_unscale,
-    divergence,
-    gradient_above_limit,
-    gradient_spike,
-    loss_scale_collapse,
-    loss_scale_overflow,
-    loss_spike,
-    low_success_rate,
+from .loss_scale import clipped_before_unscale, loss_scale_collapse, loss_scale_overflow
+from .non_finite import (
     non_finite_buffer,
     non_finite_gradient,
     non_finite_input,
@@ -21,8 +14,9 @@ from . import (
     non_finite_parameter,
     non_finite_term,
     norm_overflow,
-    stalled_run,
 )
+from .progress import divergence, low_success_rate, stalled_run
+from .spikes import gradient_above_limit, gradient_spike, loss_spike
 
 OF_THE_STEP: tuple[ModuleType, ...] = (
     non_finite_loss,

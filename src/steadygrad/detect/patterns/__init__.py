@@ -2,7 +2,7 @@
 
 One pattern a file; each module has RULE, suspect, SPECIMEN and NEAR_MISS. They read `StepObservation` alone, so they
 run on whatever observed the steps; what was not observed gives no suspicion. Rules that a sampled step can judge too
-have both forms in their file under `detect/vitals`. Imports no torch.
+have both forms in their file under `detect/sampled`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from ..observed_run import ObservedRun, Suspicion
-from ..vitals import parameter_never_changes, parameter_not_in_optimizer, parameter_without_gradient
+from ..sampled.rules import parameter_never_changes, parameter_not_in_optimizer, parameter_without_gradient
 from . import (
     average_never_follows,
     gradient_changed_after_backward,
@@ -21,7 +21,7 @@ from . import (
     gradient_zeroed_by_hand,
     loss_jumps_and_stays,
     loss_replaced,
-    non_finite,
+    non_finite_steps,
     weight_changed_between_steps,
 )
 
@@ -41,13 +41,13 @@ ALL: tuple[ModuleType, ...] = (
 Pattern = Callable[[ObservedRun], Suspicion | None]
 
 EACH_STEP: tuple[Pattern, ...] = (
-    non_finite.suspect_harm_of_a_buffer,
+    non_finite_steps.suspect_harm_of_a_buffer,
     gradient_scrubbed.suspect,
     loss_replaced.suspect,
     gradient_zeroed_by_hand.suspect,
-    non_finite.suspect_loss_or_gradient,
+    non_finite_steps.suspect_loss_or_gradient,
     gradient_changed_after_backward.suspect,
-    non_finite.suspect_state,
+    non_finite_steps.suspect_state,
     weight_changed_between_steps.suspect,
     parameter_not_in_optimizer.suspect,
     parameter_without_gradient.suspect,
@@ -59,7 +59,7 @@ EACH_STEP: tuple[Pattern, ...] = (
 """In the order in which they are asked after each step: what explains more comes first."""
 
 AT_THE_END: tuple[Pattern, ...] = (
-    non_finite.suspect_buffer_in_doubt,
+    non_finite_steps.suspect_buffer_in_doubt,
     loss_jumps_and_stays.conclude,
     parameter_never_changes.conclude,
     gradient_stopped.suspect,

@@ -25,9 +25,9 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
-from ..observation import StepObservation
+from ...records.rules import Rule
 from ..observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ..step_observation import StepObservation
 
 RULE = Rule(
     "SY416", "average_never_follows", "An average kept in half precision is written at each step and never changes."

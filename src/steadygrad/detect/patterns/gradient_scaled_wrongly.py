@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import math
 
-from ...rules import Rule
-from ..observation import Gradient, StepObservation
+from ...records.rules import Rule
 from ..observed_run import NotAsked, ObservedRun, Suspicion
+from ..step_observation import Gradient, StepObservation
 
 RULE = Rule(
     "SY410",

@@ -25,9 +25,9 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
-from ..observation import Gradient, StepObservation, owner
+from ...records.rules import Rule
 from ..observed_run import NotAsked, ObservedRun, Suspicion
+from ..step_observation import Gradient, StepObservation, owner
 
 RULE = Rule("SY409", "gradient_stopped", "A module that had learned has received no gradient for a while.")
 STOPPED = 6

@@ -29,9 +29,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from ...rules import Rule
-from ..observation import StepObservation, allowed_growth
+from ...records.rules import Rule
 from ..observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ..step_observation import StepObservation, allowed_growth
 
 RULE = Rule(
     "SY205",

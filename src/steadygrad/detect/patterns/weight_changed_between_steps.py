@@ -25,9 +25,9 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
-from ..observation import StepObservation
+from ...records.rules import Rule
 from ..observed_run import NotAsked, ObservedRun, Suspicion
+from ..step_observation import StepObservation
 
 RULE = Rule(
     "SY415", "weight_changed_between_steps", "A weight that the last update left small is enormous at the next step."

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from ...records import Cause
-from ..evidence import Evidence
+from ...records.rules import rule_modules
+from .evidence import Evidence
 from .match import Match
 
 CERTAIN_ENOUGH = 0.5
@@ -18,8 +18,7 @@ CERTAIN_ENOUGH = 0.5
 @cache
 def judges() -> tuple[ModuleType, ...]:
     """Every cause's module, in the order of their codes."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("dx*.py"))
-    return tuple(import_module(f"{__name__}.{name}") for name in names)
+    return rule_modules(__name__, Path(__file__).parent, "dx*")
 
 
 def name_cause(evidence: Evidence) -> tuple[Cause | None, Match | None, tuple[tuple[str, float], ...]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from ..ward import Proposal, Ward
+from ...records.rules import rule_modules
+from .remedy_context import Proposal, RemedyContext
 
 MAX_TRIALS = 14
 WITHOUT_REPRODUCTION = frozenset({"recompute_step", "skip_batch"})
@@ -17,13 +17,12 @@ WITHOUT_REPRODUCTION = frozenset({"recompute_step", "skip_batch"})
 @cache
 def remedies() -> tuple[ModuleType, ...]:
     """Every remedy's module, in the order of their codes."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("rx*.py"))
-    return tuple(import_module(f"{__name__}.{name}") for name in names)
+    return rule_modules(__name__, Path(__file__).parent, "rx*")
 
 
-def propose(ward: Ward) -> list[Proposal]:
+def propose(context: RemedyContext) -> list[Proposal]:
     """What is worth trying for this patient."""
-    found = [proposal for remedy in remedies() for proposal in remedy.propose(ward)]
-    if ward.evidence.reproduced[0] == 0:
+    found = [proposal for remedy in remedies() for proposal in remedy.propose(context)]
+    if context.evidence.reproduced[0] == 0:
         found = [proposal for proposal in found if proposal.slug in WITHOUT_REPRODUCTION]
     return found[:MAX_TRIALS]

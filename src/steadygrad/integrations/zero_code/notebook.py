@@ -15,11 +15,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from .settings import Settings
+from ...records.errors import UsageError
+from .launch.run_options import RunOptions
 
 if TYPE_CHECKING:
-    from .watch import Watch
+    from .process_loop import ProcessLoop
 
 
 class Session:
@@ -27,13 +27,13 @@ class Session:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self.watch: Watch | None = None
+        self.watch: ProcessLoop | None = None
 
     def load(self) -> None:
         """Register the magic, listen for errors, and begin."""
         self._shell.register_magic_function(self.steady, "line", "steady")
         self._shell.events.register("post_run_cell", self._after_cell)
-        self._begin(Settings(run_dir=_free_run_dir()))
+        self._begin(RunOptions(run_dir=_free_run_dir()))
         print(
             "steadygrad guards the training loops of this session. %steady: what happened; %steady off: stop guarding."
         )
@@ -52,15 +52,15 @@ class Session:
         elif wish.word == "on":
             self._end()
             place = wish.run_dir or _free_run_dir()
-            self._begin(Settings(run_dir=place, policy=wish.policy, diagnose=wish.diagnose, notify=wish.notify))
+            self._begin(RunOptions(run_dir=place, policy=wish.policy, diagnose=wish.diagnose, notify=wish.notify))
             print(f"steadygrad is on, with the policy {wish.policy}.")
         else:
             self._tell()
 
-    def _begin(self, settings: Settings) -> None:
-        from .watch import Watch
+    def _begin(self, settings: RunOptions) -> None:
+        from .process_loop import ProcessLoop
 
-        self.watch = Watch(settings)
+        self.watch = ProcessLoop(settings)
         self.watch.start()
 
     def _end(self) -> None:
@@ -73,15 +73,15 @@ class Session:
         if self.watch is None:
             print("steadygrad is off. Switch it on with: %steady on")
             return
-        desks = self.watch.ledger.desks
-        counts = [desk.books.ledger for desk in desks]
+        loops = self.watch.ledger.loops
+        counts = [loop.log.ledger for loop in loops]
         steps, skipped = sum(each.steps for each in counts), sum(each.skipped - each.overflows for each in counts)
         if not steps:
             print("No optimizer has stepped yet in this session.")
             return
         print(f"{steps - skipped} of {steps} updates not refused, {skipped} refused.")
-        for desk in desks:
-            for incident in desk.books.incidents[-5:]:
+        for loop in loops:
+            for incident in loop.log.incidents[-5:]:
                 cause = incident.diagnosis.cause if incident.diagnosis is not None else None
                 where = f" ({cause.code} {cause.slug})" if cause is not None else ""
                 print(f"  incident {incident.number}, step {incident.first_step}: {incident.headline}{where}")

@@ -13,7 +13,7 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-class Limits(NamedTuple):
+class PolicyLimits(NamedTuple):
     low: float
     high: float
     most: float
@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
 
 def policy_tokens(
-    logp: Tensor, old_logp: Tensor, advantage: Tensor, ref_logp: Tensor | None, counts: Tensor, limits: Limits
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, ref_logp: Tensor | None, counts: Tensor, limits: PolicyLimits
 ) -> Tokens:
     """All of the shape of `logp`, in float32, and zero where a token does not count. `advantage` is one number a token
     or one a sequence."""

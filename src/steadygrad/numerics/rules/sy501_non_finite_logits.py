@@ -28,6 +28,6 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
+from ...records.rules import Rule
 
 RULE = Rule("SY501", "non_finite_logits", "The logits that generation samples from are NaN or infinite.")

@@ -24,6 +24,6 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
+from ...records.rules import Rule
 
 RULE = Rule("SY502", "every_token_forbidden", "Every token of a row is forbidden, so there is nothing to sample.")

@@ -24,6 +24,6 @@ References
 
 from __future__ import annotations
 
-from ...rules import Rule
+from ...records.rules import Rule
 
 RULE = Rule("SY503", "degenerate_input", "A stable part met an input that has no answer, and gave its fallback.")

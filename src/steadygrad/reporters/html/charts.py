@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..terminal import shown
-from ..watching.rows import RankRows
-from ..watching.sampling import mean_window, moving_mean, sampled, success_rate
-from ..watching.story import Story, one_line
-from .heat_data import heat_data
+from ..run_data.downsample import mean_window, moving_mean, sampled, success_rate
+from ..run_data.run_summary import RunSummary, one_line
+from ..run_data.step_columns import RankColumns
+from ..terminal.console import shown
+from .norm_heat_map import heat_data
 
 POINTS = 2400
 POINTS_OF_ALL_RUNS = 6000
@@ -20,7 +20,7 @@ RATE_WINDOW = 100
 SMOOTHED_FROM = 240
 
 
-def chart_data(stories: list[Story], anchors: dict[tuple[int, int], str]) -> dict[str, Any]:
+def chart_data(stories: list[RunSummary], anchors: dict[tuple[int, int], str]) -> dict[str, Any]:
     """One entry a run. `anchors[(run, incident)]` is where on the page that incident is described."""
     points = max(300, min(POINTS, POINTS_OF_ALL_RUNS // max(1, len(stories))))
     runs = []
@@ -45,7 +45,7 @@ def chart_data(stories: list[Story], anchors: dict[tuple[int, int], str]) -> dic
     return {"runs": runs}
 
 
-def _run(story: Story, points: int) -> dict[str, Any]:
+def _run(story: RunSummary, points: int) -> dict[str, Any]:
     assert story.rows is not None
     rows = story.rows
     steps = rows.final("step")
@@ -80,5 +80,5 @@ def _earlier(number: int, steps: Any, values: Any, *, limit: int) -> dict[str, A
     return {"attempt": number, "x": whole["x"], "mid": whole["mid"]}
 
 
-def _rank(rows: RankRows, points: int) -> dict[str, Any]:
+def _rank(rows: RankColumns, points: int) -> dict[str, Any]:
     return {"rank": rows.rank, "loss": sampled(rows.final("step"), rows.final("loss"), limit=points)}

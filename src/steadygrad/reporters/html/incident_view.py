@@ -6,13 +6,12 @@ import math
 import shlex
 from typing import Any
 
-from ... import rules
-from ...errors import UsageError
-from ...records import Diagnosis, Incident, Kind, TensorDigest, Trial
-from ..diagnosis import short_source, steps_of
-from ..incidents import done
-from ..watching.story import cause_in_words, place_without_module
-from .figures import figure
+from ...records import Diagnosis, Incident, Kind, TensorDigest, Trial, rules
+from ...records.errors import UsageError
+from ..run_data.run_summary import cause_in_words, place_without_module
+from ..terminal.print_diagnosis import short_source, steps_of
+from ..terminal.print_incidents import done
+from .number_text import figure
 
 MAX_SHOWN = 12
 LARGEST = {

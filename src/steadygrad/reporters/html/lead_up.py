@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...journal.columns import names_of
+from ...journal.steps.columns import names_of
 from ...records import Incident
-from ..watching.rows import RankRows, norms_of
-from .figures import figure
+from ..run_data.step_columns import RankColumns, norms_of
+from .number_text import figure
 
 STEPS_DRAWN = 60
 STEPS_LISTED = 6
@@ -49,7 +49,7 @@ class NormsBefore:
         return [entry for entry in kept if entry[2] == kept[-1][2]]
 
 
-def lead_up(incident: Incident, rows: RankRows, norms: NormsBefore) -> dict[str, Any]:
+def lead_up(incident: Incident, rows: RankColumns, norms: NormsBefore) -> dict[str, Any]:
     """What a page shows of the steps before an incident."""
     until = _rows_until(incident, rows)
     steps = rows.column("step")[until]
@@ -141,7 +141,7 @@ def _module(incident: Incident) -> str | None:
     return origin.module if origin is not None else None
 
 
-def _rows_until(incident: Incident, rows: RankRows) -> Any:
+def _rows_until(incident: Incident, rows: RankColumns) -> Any:
     """The rows that led to an incident, its own last: without later attempts at its step, and without earlier ones
     that a rollback had undone by then."""
     steps = rows.column("step")

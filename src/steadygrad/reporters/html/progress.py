@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..terminal import console, shown
+from ..terminal.console import console, shown
 
 LONG_BYTES = 4 << 20
 

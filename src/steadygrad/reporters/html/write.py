@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...errors import JournalError, UsageError
-from ...journal import files, read_run
+from ...journal import read_run, safe_files
 from ...journal.run_directory import incident_numbers
-from ..watching.follow import Follower
-from ..watching.story import name_of, tell
+from ...records.errors import JournalError, UsageError
+from ..run_data.follow_run import RunFollower
+from ..run_data.run_summary import name_of, summarise
 from .lead_up import NormsBefore
-from .page import MAX_CARDS, Other, Told, cards_of, render
+from .report_page import MAX_CARDS, ListedRun, ReportedRun, cards_of, render
 
 MAX_DRAWN = 8
 MAX_NAMED = 5000
@@ -25,15 +25,15 @@ def write_report(
     *,
     drawn: int = MAX_DRAWN,
     progress: Progress = lambda run, done, total: None,
-) -> list[Told]:
+) -> list[ReportedRun]:
     """One page about these runs at `output`, whole or not at all, and what it tells.
 
     A target is a run, or a directory of runs, of which the newest `drawn` are drawn and the others listed.
     Raises JournalError with one sentence if a run that was asked for by name cannot be read or holds no steps.
     """
     named, found, total = _runs(targets)
-    told: list[Told] = []
-    others: list[Other] = []
+    told: list[ReportedRun] = []
+    others: list[ListedRun] = []
     for path in named:
         if len(told) < drawn:
             told.append(_told(path, progress))
@@ -46,18 +46,18 @@ def write_report(
         try:
             told.append(_told(path, progress))
         except JournalError as error:
-            others.append(Other(name=name_of(path), path=str(path), why=str(error)))
+            others.append(ListedRun(name=name_of(path), path=str(path), why=str(error)))
     if not told:
         raise JournalError(others[0].why if len(others) == 1 else f"None of the {total} runs holds a step to report.")
     if total > len(told) + len(others):
         left = total - len(told) - len(others)
-        others.append(Other(name="…", path="", why=f"{left} older runs are not listed."))
+        others.append(ListedRun(name="…", path="", why=f"{left} older runs are not listed."))
     page = render(told, others)
     try:
-        files.replace_file(output, page.encode("utf-8", "backslashreplace"))
+        safe_files.replace_file(output, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise JournalError(
-            f"The report cannot be written to {output}: {files.why(error)}. Pass another place with --output."
+            f"The report cannot be written to {output}: {safe_files.why(error)}. Pass another place with --output."
         ) from error
     return told
 
@@ -96,7 +96,7 @@ def _runs_inside(directory: Path) -> list[tuple[float, Path]]:
             return []
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False))
     except OSError as error:
-        raise JournalError(f"{directory} cannot be read: {files.why(error)}.") from error
+        raise JournalError(f"{directory} cannot be read: {safe_files.why(error)}.") from error
     found = []
     for name in names:
         about = directory / name / "run.json"
@@ -107,28 +107,28 @@ def _runs_inside(directory: Path) -> list[tuple[float, Path]]:
     return found
 
 
-def _told(path: Path, progress: Progress) -> Told:
+def _told(path: Path, progress: Progress) -> ReportedRun:
     read_run(path)  # or one sentence on why it is none
-    follower = Follower(path)
+    follower = RunFollower(path)
     incidents, _ = follower.beside.look()
     norms = NormsBefore(cards_of(incidents, limit=MAX_CARDS))
     follower.on_batch = norms.look
     follower.poll(lambda done, total: progress(name_of(path), done, total))
     if follower.lead is None:
         raise JournalError(f"{path} holds no steps yet: the run was made, and nothing was settled in it.")
-    return Told(tell(path, follower), norms)
+    return ReportedRun(summarise(path, follower), norms)
 
 
-def _listed(path: Path) -> Other:
+def _listed(path: Path) -> ListedRun:
     """What is cheap to say of a run that is not drawn."""
     try:
         run = read_run(path)
         created = run.get("created")
-        return Other(
+        return ListedRun(
             name=name_of(path),
             path=str(path),
             created=float(created) if isinstance(created, int | float) else None,
             incidents=len(incident_numbers(path.resolve())),
         )
     except JournalError as error:
-        return Other(name=name_of(path), path=str(path), why=str(error))
+        return ListedRun(name=name_of(path), path=str(path), why=str(error))

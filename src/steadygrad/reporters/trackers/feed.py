@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ...journal.columns import names_of
+from ...journal.steps.columns import names_of
 from ...records import Incident
-from ..diagnosis import steps_of
-from ..terminal import shown
-from ..watching.follow import Follower
-from ..watching.heat import grouped
-from ..watching.rows import OVERFLOW, norms_of
-from ..watching.story import Story, best_remedy, cause_in_words, tell
+from ..run_data.follow_run import RunFollower
+from ..run_data.norm_matrix import grouped
+from ..run_data.run_summary import RunSummary, best_remedy, cause_in_words, summarise
+from ..run_data.step_columns import OVERFLOW, norms_of
+from ..terminal.console import shown
+from ..terminal.print_diagnosis import steps_of
 from .tracker import Tracker
 
 MAX_LAYERS = 40
@@ -31,16 +31,16 @@ class Feed:
     def __init__(self, run_dir: Path, trackers: Sequence[Tracker]) -> None:
         self.num_steps = self.num_incidents = 0
         self._run_dir, self._trackers = run_dir, list(trackers)
-        self._follower = Follower(run_dir)
+        self._follower = RunFollower(run_dir)
         self._follower.on_batch = self._send_batch
         self._rank: int | None = None
         self._refused = self._counted = 0
         self._told: set[int] = set()
 
-    def poll(self) -> Story:
+    def poll(self) -> RunSummary:
         """Sends what is new and returns the story so far."""
         self._follower.poll()
-        story = tell(self._run_dir, self._follower)
+        story = summarise(self._run_dir, self._follower)
         for incident in story.incidents:
             # Its diagnosis comes a little later; it is sent once it is there, or when the run is over.
             if incident.number not in self._told and (incident.diagnosis is not None or story.state.word != "running"):

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ...journal import read_run
-from ..terminal import labelled, print_json, shown
-from ..watching.story import name_of
+from ..run_data.run_summary import name_of
+from ..terminal.console import labelled, print_json, shown
 from . import open_tracker
 from .feed import Feed
 

@@ -1,0 +1,1 @@
+"""What the doctor reads: scripts, settings, data sets, live objects; and the facts that rules judge."""

@@ -1,0 +1,1 @@
+"""Rules PF5: rows, labels, tokens, masks."""

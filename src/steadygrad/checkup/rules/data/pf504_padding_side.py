@@ -1,0 +1,92 @@
+"""Prompts for generation are padded on the right.
+
+What it sees
+    A script that sets `padding_side="right"` and generates from padded batches; or rows meant for generation with pads
+    behind them.
+
+Why it hurts
+    A decoder continues after the last token. With pads there it continues the padding, and rewards and samples of every
+    shorter prompt in the batch are worthless.
+
+Smallest example
+    tokenizer.padding_side = "right"; model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
+    # fixed
+    tokenizer.padding_side = "left"; model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
+
+What to do
+    `padding_side="left"` for generation; right is fine for training.
+
+Safety
+    Encoder-decoder models pad on the right and are not reported; nor are batches of one prompt.
+
+References
+    https://github.com/huggingface/transformers/issues/26569
+    https://github.com/deepspeedai/DeepSpeedExamples/issues/637
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import about, at
+from ...inputs.facts import Data
+from ...inputs.script import Script, keyword, last_word
+
+RULE = Rule("PF504", "padding_side", "Prompts for generation are padded on the right.")
+HELP = 'padding_side="left" where prompts are padded for generation'
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Needs a generate call, a tokenizer call that pads, and a side that is right and never left."""
+    generates = "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
+    pads = any(script.literal(keyword(call, "padding")) in (True, "longest", "max_length") for call in script.calls)
+    if not generates or not pads or '"left"' in script.text or "'left'" in script.text:
+        return
+    for node in script.nodes:
+        if isinstance(node, ast.Assign) and last_word(node.targets[0]) == "padding_side":
+            value: ast.expr | None = node.value
+        elif isinstance(node, ast.Call):
+            value = keyword(node, "padding_side")
+        else:
+            continue
+        if script.literal(value) == "right":
+            yield at(RULE, Level.WARNING, script, node, "prompts are padded on the right and generated from", help=HELP)
+            return
+
+
+def of_data(data: Data) -> Iterator[Advice]:
+    """Only for rows that shall be generated from."""
+    if data.generates and data.num_right_padded:
+        yield about(
+            RULE, Level.WARNING, "input_ids", f"{data.num_right_padded} prompts have pads behind them", help=HELP
+        )
+
+
+SPECIMENS = [
+    """
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="right")
+batch = tokenizer(prompts, padding=True, return_tensors="pt")
+model.generate(**batch)
+""",
+    Data(generates=True, num_right_padded=3),
+]
+NEAR_MISSES = [
+    """
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="left")
+batch = tokenizer(prompts, padding=True, return_tensors="pt")
+model.generate(**batch)
+""",
+    """
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="right")
+batch = tokenizer(texts, padding=True, return_tensors="pt")
+loss = model(**batch).loss
+""",
+    Data(generates=False, num_right_padded=3),
+    Data(generates=True, num_left_padded=3),
+]

@@ -1,0 +1,1 @@
+"""Rules PF4: formulas that overflow, divide by zero or have no gradient."""

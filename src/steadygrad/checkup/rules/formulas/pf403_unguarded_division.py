@@ -1,0 +1,143 @@
+"""A division by a sum, count or norm that may be zero.
+
+What it sees
+    `x / x.sum()`, `x / x.norm()`, a scale without a floor (`x / x.abs().max()`, or that over 127), or anything divided
+    by the sum of a mask or of a comparison, with nothing that keeps the divisor from zero.
+
+Why it hurts
+    One row with an empty mask, or one zero vector, is enough: 0/0 is NaN, and the mean over the batch spreads it.
+
+Smallest example
+    loss = (per_token * mask).sum() / mask.sum()
+    # fixed
+    loss = (per_token * mask).sum() / mask.sum().clamp(min=1)
+
+What to do
+    `/ mask.sum().clamp(min=1)` for counts; `F.normalize(x, dim=-1)` for vectors.
+
+Safety
+    Exact where the divisor was not zero. Divisors that are positive by nature (exp, softmax) are not reported; norms
+    are a note, since zero vectors are rare.
+
+References
+    https://github.com/OpenRLHF/OpenRLHF/pull/583
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import at
+from ...inputs.loss_expressions import asked_before, bare, is_positive
+from ...inputs.script import Op, Script
+
+RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Only divisors that are plainly a sum or a norm; anything added to them counts as a guard."""
+    if not script.imports("torch"):
+        return
+    for node in script.nodes:
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)) or script.untracked(node):
+            continue
+        divisor = script.op(_plain(script, node.right))
+        if divisor is None or divisor.operand is None or not divisor.of_torch or asked_before(script, node, node.right):
+            continue
+        what = "" if _is_counted(script, node.left) else _kind(script, node.left, divisor)
+        if what:
+            count = what == "count"
+            yield at(
+                RULE, Level.WARNING if count else Level.NOTE, script, node,
+                f"divides by {ast.unparse(node.right)}, which may be zero",
+                help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
+            )  # fmt: skip
+
+
+def _is_counted(script: Script, node: ast.expr | None, depth: int = 4) -> bool:
+    """How often something is equal, as in an accuracy: a number that has no gradient and is in no loss."""
+    found = bare(script, node) if node is not None else None
+    if found is None or depth == 0:
+        return False
+    if isinstance(found, ast.Compare):
+        return True
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute) and found.func.attr in ("item", "eq"):
+        return True
+    op = script.op(found)
+    if op is not None and op.name in ("sum", "float", "eq", "mean") and op.operand is not None:
+        return op.name == "eq" or _is_counted(script, op.operand, depth - 1)
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute) and found.func.attr in ("float", "double"):
+        return _is_counted(script, found.func.value, depth - 1)
+    return False
+
+
+def _plain(script: Script, node: ast.expr) -> ast.expr | None:
+    """Behind names and views, and behind a division or product by a constant: `x.abs().max() / 127`."""
+    found = bare(script, node)
+    while isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult):
+        if not isinstance(script.literal(found.right), int | float):
+            break
+        found = bare(script, found.left)
+    return found
+
+
+def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
+    """What the divisor is: a count of what may be empty, the numerator's own sum or norm, or nothing known."""
+    operand = divisor.operand
+    assert operand is not None
+    if is_positive(script, operand):
+        return ""
+    text = ast.unparse(operand)
+    if divisor.name == "sum":
+        source = bare(script, operand)
+        if isinstance(source, ast.Compare) or (isinstance(operand, ast.Name) and _is_mask(operand.id)):
+            return "count"
+        if isinstance(operand, ast.Attribute) and _is_mask(operand.attr):
+            return "count"
+        inner = script.op(source)
+        if inner is not None and inner.name in ("ne", "eq", "gt", "ge", "lt"):
+            return "count"
+    if divisor.name in ("sum", "norm") and ast.unparse(numerator) == text and not isinstance(operand, ast.Constant):
+        return "norm"
+    if divisor.name in ("max", "amax") and all(isinstance(script.literal(each), int) for each in _dims(divisor)):
+        largest = script.op(operand)
+        if largest is not None and largest.name == "abs" and largest.operand is not None:
+            return "norm" if ast.unparse(largest.operand) == ast.unparse(numerator) else ""
+    return ""
+
+
+def _dims(op: Op) -> list[ast.expr]:
+    """What a reduction is given beside its operand."""
+    return list(op.call.args if op.module == "tensor" else op.call.args[1:])
+
+
+def _is_mask(name: str) -> bool:
+    return "mask" in name.lower() and "causal" not in name.lower()
+
+
+SPECIMENS = [
+    "import torch\ndef quantised(w):\n    scale = w.abs().amax(-1, keepdim=True) / 127\n    return w / scale\n",
+    "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum()\n",
+    "import torch\ndef loss_fn(t, labels):\n    n = (labels != -100).sum()\n    return t.sum() / n\n",
+    "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
+]
+NEAR_MISSES = [
+    "import torch\ndef step(p, target):\n    return p.eq(target).sum().item() / (target != -100).sum()\n",
+    "import torch\ndef step(p, y, mask):\n    hit = p == y\n    return torch.sum(hit.float()) / torch.sum(mask)\n",
+    "import torch\ndef f(t, mask):\n    n = mask.sum()\n    return 0 if mask.sum() == 0 else (t * mask).sum() / n\n",
+    "import torch\ndef quantised(w):\n    scale = w.abs().max().clamp(min=1e-5) / 127\n    return w / scale\n",
+    "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum().clamp(min=1)\n",
+    "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / (mask.sum() + 1e-8)\n",
+    "import torch\ndef f(x):\n    w = torch.exp(x)\n    return w / w.sum(-1, keepdim=True)\n",
+    """
+import torch
+def loss_fn(t, mask):
+    if mask.sum() > 0:
+        return (t * mask).sum() / mask.sum()
+    return t.sum() * 0
+""",
+    "import torch\ndef loss_fn(t, n):\n    return t.sum() / n\n",
+]

@@ -1,0 +1,171 @@
+"""A division by a standard deviation that may be zero.
+
+What it sees
+    `(x - x.mean()) / x.std()` with nothing added to the deviation and no floor under it; and, whatever is added, the
+    unbiased deviation of a tensor made from a list that grows in a loop, which may hold one element.
+
+Why it hurts
+    In a group of equal values, as rewards that are all right or all wrong, the deviation is zero and the result NaN.
+    For a group of one, torch's deviation is itself NaN.
+
+Smallest example
+    advantages = (rewards - rewards.mean()) / rewards.std()
+    # fixed
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+What to do
+    `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.
+
+Safety
+    The epsilon shifts advantages by its share of the deviation.
+
+References
+    https://github.com/huseinzol05/Stock-Prediction-Models/issues/43
+    https://github.com/Tencent-Hunyuan/UniRL/issues/330
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import at
+from ...inputs.loop_calls import innermost_loop
+from ...inputs.loss_expressions import asked_before, bare, names_in
+from ...inputs.script import Script, last_word
+
+RULE = Rule("PF405", "unguarded_std", "A division by a standard deviation that may be zero.")
+
+FROM_LISTS = {"tensor", "stack", "cat", "FloatTensor", "Tensor", "as_tensor", "from_numpy"}
+LENGTHS = {"len", "numel", "shape", "size"}
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Also under no_grad: advantages are normalised there, and go into the loss."""
+    if not script.imports("torch"):
+        return
+    for node in script.nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            left, right = node.left, node.right
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+            left, right = node.target, node.value
+        else:
+            continue
+        op = script.op(bare(script, right))
+        if one := _of_one(script, node, right):
+            yield at(
+                RULE, Level.WARNING, script, node, f"{one}.std() is NaN where {one} has a single element",
+                help="std(unbiased=False), or leave the normalisation out for fewer than two elements",
+            )  # fmt: skip
+            continue
+        if op is None or op.name != "std" or not (op.of_torch or op.module == "numpy"):
+            continue
+        if not _is_standardised(script, left):
+            continue
+        if (
+            script.untracked_for_looking(node)
+            or asked_before(script, node, right)
+            or _is_made_once(script, node, op.operand)
+        ):
+            continue
+        yield at(
+            RULE, Level.WARNING, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
+            help="add an epsilon to the deviation",
+        )  # fmt: skip
+
+
+def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
+    """Outside of loops, in the script itself or of a part of what the function has loaded (`graph.ndata["feat"]`): a
+    whole data set is normalised, not a batch."""
+    if innermost_loop(script, node) is not None:
+        return False
+    scope = script.scope(node)
+    if isinstance(scope, ast.Module):
+        return True
+    part = script.value_of(operand) if isinstance(operand, ast.Name) else operand
+    root = part
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    given = {each.arg for each in scope.args.args} if isinstance(scope, ast.FunctionDef) else {"self"}
+    return part is not root and isinstance(root, ast.Name) and root.id not in given
+
+
+def _of_one(script: Script, node: ast.AST, right: ast.expr) -> str:
+    """The tensor whose deviation is taken over all of it, if it was made from a list of unknown length."""
+    for each in [right, *([right.left, right.right] if isinstance(right, ast.BinOp) else [])]:
+        op = script.op(bare(script, each))
+        if op is None or op.name != "std" or not op.of_torch or not isinstance(op.operand, ast.Name):
+            continue
+        told = {"unbiased", "correction", "dim"} & {str(word.arg) for word in op.call.keywords}
+        if told or (op.call.args and op.module == "tensor") or _asks_length(script, node, op.operand.id):
+            continue
+        source = script.op(script.value_of(op.operand))
+        if source is None or source.name not in FROM_LISTS or not isinstance(source.operand, ast.Name):
+            continue
+        if _grows(script, source.operand) and not _asks_length(script, node, source.operand.id):
+            return op.operand.id
+    return ""
+
+
+def _grows(script: Script, name: ast.Name) -> bool:
+    """A list of the same function that is appended to, or inserted into, inside a loop."""
+    grown = [
+        call
+        for call in script.calls
+        if last_word(call.func) in ("append", "insert", "appendleft")
+        and isinstance(call.func, ast.Attribute)
+        and last_word(call.func.value) == name.id
+        and script.scope(call) is script.scope(name)
+    ]
+    return any(innermost_loop(script, call) is not None for call in grown)
+
+
+def _asks_length(script: Script, node: ast.AST, name: str) -> bool:
+    """Whether a condition of the function looks at the length."""
+    tests = [each.test for each in ast.walk(script.scope(node)) if isinstance(each, ast.If | ast.IfExp | ast.Assert)]
+    return any(name in names_in(test) and names_in(test) & LENGTHS for test in tests)
+
+
+def _is_standardised(script: Script, node: ast.expr) -> bool:
+    """Something with its mean taken off, or rewards and their kin by name: not random numbers being scaled."""
+    centred = bare(script, node)
+    if isinstance(centred, ast.BinOp) and isinstance(centred.op, ast.Sub):
+        return True
+    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return", "score"))
+
+
+_EPISODE = """
+import torch
+def normalised(rewards, gamma):
+    found, total = [], 0.0
+    for r in reversed(rewards):
+        total = r + gamma * total
+        found.insert(0, total)
+    returns = torch.tensor(found)
+    {length}
+    return (returns - returns.mean()) / (returns.{std} + 1e-8)
+"""
+SPECIMENS = [
+    "import torch\ndef loss(batch):\n    r = batch['rewards']\n    return (r - r.mean()) / r.std()\n",
+    _EPISODE.format(std="std()", length=""),
+    "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
+    "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
+]
+NEAR_MISSES = [
+    """
+import torch
+def main(args):
+    graph = load(args.name)
+    feat = graph.ndata["feat"]
+    graph.ndata["feat"] = (feat - feat.mean(0)) / feat.std(0)
+""",
+    "import torch\nmean, std = data.y.mean(0), data.y.std(0)\ndata.y = (data.y - mean) / std\n",
+    _EPISODE.format(std="std(unbiased=False)", length=""),
+    _EPISODE.format(std="std()", length="if len(returns) < 2: return returns"),
+    "import torch\ndef start(n):\n    a = torch.randn(n, n)\n    return a / a.std()\n",
+    "import torch\ndef advantages(r):\n    return (r - r.mean()) / (r.std() + 1e-4)\n",
+    "import torch\ndef normalise(x, mean, std):\n    return (x - mean) / std\n",
+    "import torch\ndef advantages(r):\n    if r.std() > 0:\n        r = (r - r.mean()) / r.std()\n    return r\n",
+]

@@ -1,0 +1,84 @@
+"""The logarithm of one plus an exponential.
+
+What it sees
+    `log1p(exp(x))` and `log(1 + exp(x))`, in one expression or through a variable.
+
+Why it hurts
+    The exponential is infinite for x above 88 in float32 and above 11 in float16, so that the value is infinite where
+    the true one is x, and the gradient is NaN.
+
+Smallest example
+    torch.log1p(torch.exp(torch.tensor(100.0)))  # inf
+    # fixed
+    F.softplus(torch.tensor(100.0))  # 100
+
+What to do
+    `torch.nn.functional.softplus(x)`, or `-F.logsigmoid(-x)`.
+
+Safety
+    Exact where the old form was finite, up to rounding.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.Softplus.html
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import at
+from ...inputs.loss_expressions import bare
+from ...inputs.script import Script
+
+RULE = Rule("PF412", "softplus_by_hand", "The logarithm of one plus an exponential.")
+BOUNDED = {"clamp", "clamp_max", "clip", "minimum", "abs", "logsigmoid", "log_softmax", "log_sigmoid"}
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """An exponent that cannot be large (a negative magnitude, a clamp, a log-probability) is left alone."""
+    for call in script.calls:
+        op = script.op(call)
+        if op is None or op.name not in ("log", "log1p") or not op.of_torch or script.untracked(call):
+            continue
+        inner = bare(script, op.operand)
+        if op.name == "log":
+            inner = _beside_one(script, inner)
+        power = script.op(bare(script, inner))
+        if power is not None and power.name == "exp" and power.of_torch and not _is_bounded(script, power.operand):
+            yield at(
+                RULE, Level.WARNING, script, call, "the exponential overflows where its argument is large",
+                help="torch.nn.functional.softplus(x)",
+            )  # fmt: skip
+
+
+def _beside_one(script: Script, node: ast.expr | None) -> ast.expr | None:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+        return None
+    pair = [(node.left, node.right), (node.right, node.left)]
+    return next((other for one, other in pair if script.literal(one) in (1, 1.0)), None)
+
+
+def _is_bounded(script: Script, node: ast.expr | None) -> bool:
+    """Also a difference of what is sorted or maximal: logaddexp written by hand subtracts the larger one first."""
+    node = bare(script, node)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = bare(script, node.operand)
+    op = script.op(node)
+    if op is not None and op.name in BOUNDED:
+        return True
+    words = ast.unparse(node).lower() if node is not None else ""
+    return any(part in words for part in ("max", "min", "abs", "clamp", "logp", "log_p"))
+
+
+SPECIMENS = [
+    "import torch\ndef loss(x):\n    return torch.log1p(torch.exp(x)).mean()\n",
+    "import torch\ndef loss(x):\n    e = x.exp()\n    return torch.log(1 + e).mean()\n",
+]
+NEAR_MISSES = [
+    "import torch\ndef loss(x):\n    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))\n",
+    "import torch\nimport torch.nn.functional as F\ndef loss(x):\n    return F.softplus(x).mean()\n",
+    "import torch\ndef f(a, b):\n    m = torch.maximum(a, b)\n    return m + torch.log1p(torch.exp(-(a - b).abs()))\n",
+]

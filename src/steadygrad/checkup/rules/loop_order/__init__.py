@@ -1,0 +1,1 @@
+"""Rules PF2: the order of backward, unscale, clip, step and zero_grad."""

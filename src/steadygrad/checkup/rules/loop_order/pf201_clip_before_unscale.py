@@ -1,0 +1,112 @@
+"""Gradients are clipped while still multiplied by the loss scale.
+
+What it sees
+    A loop with `scaler.scale(loss).backward()` that clips before `scaler.unscale_(optimizer)`, or never unscales.
+
+Why it hurts
+    The gradients are up to 65536 times too large there, so every step is clipped to the limit and then divided by the
+    scale: the true norm becomes a tiny fraction of what was asked for, and it changes whenever the scale does.
+
+Smallest example
+    scaler.scale(loss).backward(); clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer)
+    # fixed
+    scaler.scale(loss).backward(); scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0); scaler.step(optimizer)
+
+What to do
+    `scaler.unscale_(optimizer)` once a step, right before the clip.
+
+Safety
+    Exact: unscaling before the clip or inside `scaler.step` divides by the same number.
+
+References
+    https://github.com/Lightning-AI/pytorch-lightning/issues/9599
+    https://github.com/pytorch/examples/issues/1196
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import at
+from ...inputs.loop_calls import LoopCall, is_scaled, loops
+from ...inputs.script import Script
+
+RULE = Rule("PF201", "clip_before_unscale", "Gradients are clipped while still multiplied by the loss scale.")
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Judges each function's own order of calls."""
+    for found in loops(script):
+        if not any(is_scaled(event.node) for event in found if event.kind == "backward"):
+            continue
+        for place, event in enumerate(found):
+            if event.kind == "clip" and _still_scaled(found[:place]):
+                yield at(
+                    RULE, Level.ERROR, script, event.node, "clips gradients that still carry the loss scale",
+                    help="call scaler.unscale_(optimizer) before clipping",
+                )  # fmt: skip
+
+
+def _still_scaled(before: list[LoopCall]) -> bool:
+    """The nearest event above that settles it is a scaled backward."""
+    for event in reversed(before):
+        if event.kind in ("unscale", "scaler_step", "step"):
+            return False
+        if event.kind == "backward":
+            return is_scaled(event.node)
+    return False
+
+
+SPECIMENS = [
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    loss = model(x)
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(x)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+]
+NEAR_MISSES = [
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    loss = model(x)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    if amp:
+        scaler.scale(model(x)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        model(x).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+""",
+]

@@ -1,0 +1,88 @@
+"""The loss is scaled, and the step ignores the scaler.
+
+What it sees
+    `scaler.scale(loss).backward()` with `optimizer.step()` and no `scaler.step` in the file, or with no
+    `scaler.update`.
+
+Why it hurts
+    `optimizer.step()` takes gradients that are up to 65536 times too large, and steps on infinite ones as well.
+    Without `update` the scale never falls after an overflow, so that no step gets through any more.
+
+Smallest example
+    scaler.scale(loss).backward(); optimizer.step()
+    # fixed
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+
+What to do
+    `scaler.step(optimizer)`, then `scaler.update()`.
+
+Safety
+    A file with both branches, with and without scaler, is fine.
+
+References
+    https://github.com/IAHispano/Applio/pull/860
+    https://github.com/Azure/MS-AMP/pull/45
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....records.checks.checkup import Advice, Level
+from ....records.rules import Rule
+from ...advice import at
+from ...inputs.loop_calls import SCALER, hands_over, is_scaled, loops, owner_of
+from ...inputs.script import Script, last_word
+
+RULE = Rule("PF207", "scaler_bypassed", "The loss is scaled, and the step ignores the scaler.")
+
+
+def of_script(script: Script) -> Iterator[Advice]:
+    """Looks for `scaler.step` and `scaler.update` in the whole file before it speaks."""
+    found = [events for events in loops(script) if any(is_scaled(e.node) for e in events if e.kind == "backward")]
+    if not found or hands_over(script):
+        return
+    of_scaler = {last_word(call.func) for call in script.calls if SCALER.search(owner_of(call))}
+    step = next(event for event in found[0] if event.kind in ("step", "scaler_step"))
+    if "step" not in of_scaler:
+        yield at(
+            RULE, Level.ERROR, script, step.node, "steps on gradients that still carry the loss scale",
+            help="scaler.step(optimizer); scaler.update()",
+        )  # fmt: skip
+    elif "update" not in of_scaler:
+        yield at(
+            RULE, Level.ERROR, script, step.node, "the loss scale is never updated, so one overflow stops every step",
+            help="call scaler.update() after scaler.step(optimizer)",
+        )  # fmt: skip
+
+
+SPECIMENS = [
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(x)).backward()
+    optimizer.step()
+""",
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(x)).backward()
+    scaler.step(optimizer)
+""",
+]
+NEAR_MISSES = [
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    if amp:
+        scaler.scale(model(x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        model(x).backward()
+        optimizer.step()
+""",
+]

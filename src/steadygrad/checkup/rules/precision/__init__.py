@@ -1,0 +1,1 @@
+"""Rules PF1: dtypes, autocast, loss scaling."""

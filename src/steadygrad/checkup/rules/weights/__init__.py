@@ -1,0 +1,1 @@
+"""Rules PF4: weights that hold no values or bad ones."""

@@ -1,0 +1,1 @@
+"""Symptoms of the loss scale."""

@@ -1,0 +1,1 @@
+"""Symptoms: NaN, Inf or an overflowed norm in the numbers of a step."""

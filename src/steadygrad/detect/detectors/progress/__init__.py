@@ -1,0 +1,1 @@
+"""Symptoms of a run that makes no progress."""

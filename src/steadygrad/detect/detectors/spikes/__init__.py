@@ -1,0 +1,1 @@
+"""Symptoms: finite and far above what is usual or allowed."""

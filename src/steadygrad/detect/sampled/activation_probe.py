@@ -1,0 +1,134 @@
+"""How large the modules' outputs are at a sampled step, through hooks that are there for that step only.
+
+Measures, never judges. A hook adds one reduction over the output and changes nothing about it. Compiled models are
+left alone: a hook would force a new compilation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..tensors.readable_tensors import has_values
+from .parameter_measurement import absmax
+from .sample_helpers import ActivationNumbers
+
+
+@dataclass(slots=True)
+class SeenActivation:
+    """What the hooks of one forward saw: the modules that were called, and the largest magnitude of each output."""
+
+    ran: set[str] = field(default_factory=set)
+    absmax: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def vitals(self, absmax: Sequence[Sequence[float]]) -> tuple[ActivationNumbers, ...]:
+        """As plain numbers, from what `absmax` came back as, in its order."""
+        return tuple(
+            ActivationNumbers(module=name, dtype=str(dtype).removeprefix("torch."), absmax=value)
+            for (name, dtype), (value,) in zip(self.absmax, absmax, strict=True)
+        )
+
+
+class ActivationProbe:
+    """Hooks on every module of `model` between `attach` and `detach`. Nothing waits for the device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._handles: list[RemovableHandle] = []
+        self._seen: SeenActivation | None = None
+        self._fault: Exception | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether any hook is on the model."""
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Put the hooks on and start anew; does nothing if the model or a part of it is compiled."""
+        model = self._model()
+        if model is None or _is_compiled(model):
+            return
+        self._seen = SeenActivation()
+        if not self._handles:
+            for name, module in model.named_modules():
+                self._handles.append(module.register_forward_hook(_Hook(self, name)))
+
+    def detach(self) -> None:
+        """Take the hooks off; what they saw is kept until `take`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self) -> SeenActivation | None:
+        """What was seen since `attach`, given away; None if no hook was on. Raises what failed in a hook."""
+        seen, self._seen = self._seen, None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        return seen
+
+    def measure(self, name: str, output: Any) -> None:
+        """What a hook calls."""
+        if (seen := self._seen) is None:
+            return
+        seen.ran.add(name)
+        with torch.no_grad():
+            for tensor in _tensors(output):
+                _note(seen, (name, tensor.dtype), tensor)
+
+    def failed(self, fault: Exception) -> None:
+        """Keep what broke in a hook for `take`; nothing more is measured in this forward."""
+        self._fault, self._seen = fault, None
+
+
+class _Hook:
+    """A forward hook. No failure of it reaches the program's own forward.
+
+    A model that is copied or saved while it is on carries one that does nothing.
+    """
+
+    def __init__(self, probe: ActivationProbe | None = None, name: str = "") -> None:
+        self._probe, self._name = probe, name
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if (probe := self._probe) is not None:
+            try:
+                probe.measure(self._name, output)
+            except Exception as fault:
+                probe.failed(fault)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+def _note(seen: SeenActivation, key: tuple[str, torch.dtype], tensor: Tensor) -> None:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not has_values(local) or not local.is_floating_point():
+        return
+    largest = absmax(local.detach())
+    known = seen.absmax.get(key)
+    seen.absmax[key] = largest if known is None else torch.maximum(known.to(largest.device), largest)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)

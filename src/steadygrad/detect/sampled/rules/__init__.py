@@ -1,0 +1,1 @@
+"""The rules over sampled steps, one symptom a file. They import no torch."""

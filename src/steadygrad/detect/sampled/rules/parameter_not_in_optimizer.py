@@ -1,0 +1,87 @@
+"""A trainable parameter is in no optimizer.
+
+What it sees
+    It requires a gradient, but no optimizer the guard was given holds it.
+
+Why it hurts
+    Backward computes its gradient every step and nothing uses it. The usual cause is a layer added or replaced after
+    the optimizer was built.
+
+Smallest example
+    optimizer = torch.optim.AdamW(model.parameters()); model.head = torch.nn.Linear(64, 10)
+    # fixed
+    model.head = torch.nn.Linear(64, 10); optimizer = torch.optim.AdamW(model.parameters())
+
+What to do
+    Build the optimizer last, or add the parameter with `add_param_group`. If it is not meant to be trained, freeze
+    it: that saves its gradient, too. If another optimizer trains it, give the guard both.
+
+Safety
+    It changes nothing; it is known before the first step.
+
+References
+    https://docs.pytorch.org/docs/stable/optim.html#constructing-it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....policy import Policy
+from ....records import Finding, Severity
+from ....records.rules import Rule
+from ...observed_run import ObservedRun, Suspicion
+from ..sample_helpers import StepObservation, TensorNumbers, about
+
+RULE = Rule("SY405", "parameter_not_in_optimizer", "A trainable parameter is in no optimizer.")
+
+
+def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
+    """Pure; looks at the last sampling only, measured or not."""
+    orphans = _orphans(samplings[-1])
+    if not orphans:
+        return None
+    return about(
+        RULE,
+        samplings[-1],
+        Severity.WARNING,
+        [tensor.name for tensor in orphans],
+        f"require a gradient but are in no optimizer ({len(orphans)} of {len(samplings[-1].tensors)} tensors)",
+        num_elements=sum(tensor.numel for tensor in orphans),
+    )
+
+
+def suspect(run: ObservedRun) -> Suspicion | None:
+    """Over steps in a row: it had a gradient in each of the last three, and nothing else moves it."""
+    last = run.recent()
+    if not last or not run.last.has_optimizer:
+        return None
+    outside = sorted(set(run.last.trainable) - run.last.held)
+    starved = [name for name in outside if all(observed.gradient_norm(name) > 0 for observed in last)]
+    # One that moves between the steps is trained by another: a second optimizer, an average.
+    starved = [name for name in starved if not any(name in observed.written for observed in run.steps)]
+    starved += run.last.strays
+    if not starved:
+        return None
+    return Suspicion(
+        symptom="silent", step=last[0].step, kind="outside_optimizer", names=tuple(starved), code=RULE.code
+    )
+
+
+def _orphans(sampling: StepObservation) -> list[TensorNumbers]:
+    return [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
+
+
+def _setup(trainable: bool) -> list[StepObservation]:
+    head = TensorNumbers(name="head")
+    backbone = TensorNumbers(name="backbone", trainable=trainable, in_optimizer=False)
+    return [StepObservation(step=0, tensors=(head, backbone), measured=False)]
+
+
+def SPECIMEN() -> list[StepObservation]:
+    return _setup(trainable=True)
+
+
+def NEAR_MISS() -> list[StepObservation]:
+    """Frozen, and left out of the optimizer, as it should be."""
+    return _setup(trainable=False)

@@ -1,0 +1,54 @@
+"""What the judges of sampled steps share. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...policy import Policy
+from ...records import Finding, Severity
+from ...records.rules import Rule
+from ..make_finding import listed
+from ..step_observation import ActivationNumbers as ActivationNumbers
+from ..step_observation import StepObservation as StepObservation
+from ..step_observation import TensorNumbers as TensorNumbers
+
+HALF = ("float16", "bfloat16")
+_NAMED = 16
+
+
+Judge = Callable[[Sequence[StepObservation], Policy], Finding | None]
+
+
+def warming_up(samplings: Sequence[StepObservation], count: int) -> bool:
+    """Whether the learning rate has grown over the last `count` samplings: what does not move yet may do so soon."""
+    last = [sampling for sampling in samplings if sampling.measured][-count:]
+    rates = [max((tensor.lr for tensor in sampling.tensors), default=0.0) for sampling in last]
+    return len(rates) > 1 and rates[-1] > 1.01 * rates[0]
+
+
+def in_all(
+    samplings: Sequence[StepObservation], count: int, holds: Callable[[TensorNumbers, StepObservation], bool]
+) -> list[TensorNumbers]:
+    """The tensors for which it held in each of the last `count` measured samplings, as they are in the last one."""
+    last = [sampling for sampling in samplings if sampling.measured][-count:]
+    if len(last) < count:
+        return []
+    names = set.intersection(*({t.name for t in sampling.tensors if holds(t, sampling)} for sampling in last))
+    return [tensor for tensor in last[-1].tensors if tensor.name in names]
+
+
+def about(
+    rule: Rule, sampling: StepObservation, severity: Severity, names: Iterable[str], detail: str, **evidence: Any
+) -> Finding:
+    """A finding of `rule` on these tensors or modules; `detail` goes on after their names."""
+    named = list(names)
+    return Finding(
+        code=rule.code,
+        slug=rule.slug,
+        severity=severity,
+        step=sampling.step,
+        subject=named[0] if named else "",
+        detail=f"{listed(named)} {detail}",
+        evidence={"names": named[:_NAMED], "num_names": len(named), **evidence},
+    )

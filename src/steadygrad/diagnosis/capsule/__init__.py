@@ -1,0 +1,1 @@
+"""A failing step in a file, and `steady replay`, which runs it again."""

@@ -1,0 +1,1 @@
+"""Causes DX2: a formula outside of its domain."""

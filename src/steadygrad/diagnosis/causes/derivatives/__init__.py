@@ -1,0 +1,1 @@
+"""Causes DX3: finite in forward, not in backward."""

@@ -1,0 +1,1 @@
+"""Causes DX4: bad before the step began."""

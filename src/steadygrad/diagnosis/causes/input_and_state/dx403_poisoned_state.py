@@ -1,0 +1,40 @@
+"""A moment, a stale gradient or a buffer was bad before the step began.
+
+What it sees
+    The slice ends in optimizer state, a leftover .grad or a buffer that this step did not make.
+
+Why it hurts
+    The batch is innocent and skipping it does not help: the poison is still there for the next one.
+
+Smallest example
+    optimizer.load_state_dict(checkpoint["optimizer"])  # exp_avg_sq holds a NaN
+    # fixed
+    optimizer.load_state_dict(last_good["optimizer"])  # the newest that `steady scan` calls clean
+
+What to do
+    Reset that state, restore it from the last good snapshot, clear stale gradients.
+
+Safety
+    Resetting a moment costs a few steps of adaptation; restoring costs nothing.
+
+References
+    https://github.com/NVIDIA-NeMo/RL/issues/3544
+"""
+
+from __future__ import annotations
+
+from ....records.rules import Rule
+from ..evidence import Evidence
+from ..match import Match
+
+RULE = Rule("DX403", "poisoned_state", "A moment, a stale gradient or a buffer was bad before the step began.")
+
+
+def match(e: Evidence) -> Match | None:
+    if e.phase != "state":
+        return None
+    if e.leaf is not None and e.leaf[0] in ("buffer", "optimizer", "grad"):
+        return Match(0.92, f"{e.leaf[0]} {e.leaf[1]} was bad before the step")
+    if e.leaf is not None and e.leaf[0] == "parameter":
+        return Match(0.8, f"{e.leaf[1]} was bad before the step")
+    return None

@@ -1,0 +1,1 @@
+"""Causes DX6: a library, a compiler, a device."""

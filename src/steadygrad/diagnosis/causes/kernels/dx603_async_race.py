@@ -1,0 +1,37 @@
+"""The device computed with other bytes than the host gave it.
+
+What it sees
+    A failing step that is finite when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
+    copies.
+
+Why it hurts
+    A pinned buffer that is refilled before its copy has finished feeds the device a mixture of two batches.
+
+Smallest example
+    buffer.copy_(batch); x = buffer.to("cuda", non_blocking=True); buffer.copy_(next_batch)
+    # fixed
+    x = buffer.to("cuda", non_blocking=True); torch.cuda.current_stream().synchronize(); buffer.copy_(next_batch)
+
+What to do
+    Wait for the copy (an event), or use a buffer for each copy in flight.
+
+Safety
+    Exact.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
+"""
+
+from __future__ import annotations
+
+from ....records.rules import Rule
+from ..evidence import Evidence
+from ..match import Match
+
+RULE = Rule("DX603", "async_race", "The device computed with other bytes than the host gave it.")
+
+
+def match(e: Evidence) -> Match | None:
+    if e.batch_changed and e.reproduced[1] and e.reproduced[0] == 0:
+        return Match(0.92, "the batch on the device differs from the batch on the host")
+    return None

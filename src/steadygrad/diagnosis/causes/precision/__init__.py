@@ -1,0 +1,1 @@
+"""Causes DX1: the range and the resolution of a dtype."""

@@ -1,0 +1,1 @@
+"""A diagnosis of one step by several ranks."""

@@ -1,0 +1,1 @@
+"""What keeps a diagnosis from harming the training process."""

@@ -1,0 +1,1 @@
+"""Find the op, the rows and the line where the first bad value was made."""

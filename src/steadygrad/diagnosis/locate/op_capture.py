@@ -1,0 +1,173 @@
+"""The origin's op with its very inputs and outputs, taken in a second replay, and the numbers read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ...detect.tensors.readable_tensors import describable, has_values, once
+from ...records import TensorDigest
+from ..isolation.resource_limits import limits
+from ..trace.trace_log import OpRecord
+from ..trace.tracer import Watcher
+
+MAX_ELEMENTS = 1 << 24
+MAX_ELEMENTS_NEARBY = 1 << 20
+"""Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
+MAX_ELEMENTS_LEAN = 1 << 16
+PIECE = 1 << 22
+"""Entries that are digested at a time: what the digest needs beside the tensor itself."""
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """An 8-bit float as float32, for hardly any function takes it as it is; every other tensor unchanged."""
+    return tensor.to(torch.float32) if tensor.dtype.itemsize == 1 and has_values(tensor) else tensor
+
+
+def digest(tensor: torch.Tensor, name: str = "") -> TensorDigest:
+    """A describable tensor in a line, read piece by piece. Syncs with the host; magnitudes are over finite entries."""
+    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if not has_values(tensor) or tensor.is_complex():
+        return TensorDigest(name=name, shape=shape, dtype=kind, num_zero=_num_zero(tensor))
+    few, times = once(tensor.detach())
+    nan = inf = zero = 0
+    largest, smallest = 0.0, float("inf")
+    for piece in _pieces(few):
+        part = widened(piece)
+        finite = torch.isfinite(part)
+        size = part.abs().to(torch.float32 if part.dtype.itemsize < 4 else part.dtype)
+        largest = max(largest, float(torch.where(finite, size, 0.0).max()))
+        smallest = min(smallest, float(torch.where(finite, size, float("inf")).min()))
+        nan += int(torch.isnan(part).sum())
+        inf += int(torch.isinf(part).sum())
+        zero += int((part == 0).sum())
+    return TensorDigest(
+        name=name,
+        shape=shape,
+        dtype=kind,
+        absmax=largest,
+        absmin=smallest if smallest != float("inf") else 0.0,
+        num_nan=nan * times,
+        num_inf=inf * times,
+        num_zero=zero * times,
+    )
+
+
+def _num_zero(tensor: torch.Tensor) -> int:
+    if not tensor.numel() or tensor.is_floating_point() or tensor.is_complex():
+        return 0
+    few, times = once(tensor)
+    return times * sum(int((piece == 0).sum()) for piece in _pieces(few))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor in parts of at most PIECE entries, without copying it."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+        return
+    dim = max(range(tensor.dim()), key=lambda d: tensor.shape[d])
+    for half in tensor.tensor_split(2, dim):
+        yield from _pieces(half)
+
+
+@dataclass(slots=True)
+class CapturedOp:
+    """One op caught in the act. `args` hold copies (None where a tensor was too large to copy)."""
+
+    record: OpRecord | None = None
+    func: Any = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[TensorDigest, ...] = ()
+    outputs: tuple[TensorDigest, ...] = ()
+    output_tensors: tuple[torch.Tensor, ...] = ()
+    light: bool = False
+    bad_leading: tuple[bool, ...] = ()
+    """For each index of dimension 0 of the first bad output: does it hold a bad value?"""
+    _before: list[torch.Tensor] | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return _described((self.args, dict(self.kwargs)))
+
+    def watcher(self) -> Watcher:
+        """Called by the tracer before the op (out is None) and after it. A light one copies little, reads nothing."""
+        limit = MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
+        if limits().lean:
+            limit = min(limit, MAX_ELEMENTS_LEAN)
+
+        def copy(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            small = item.numel() <= limit
+            return widened(item.detach().clone()) if small and describable(item) else None
+
+        def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+            if args and type(args[0]) in (list, tuple) and "foreach" in str(func):
+                self._watch_list(record, args, out)
+            elif out is None:
+                self.record, self.func = record, func
+                self.args, self.kwargs = tree_map(copy, tuple(args)), tree_map(copy, dict(kwargs))
+                if self.light:
+                    return
+                self.inputs = tuple(digest(tensor) for tensor in _described((args, kwargs)))
+            else:
+                outputs = _described(out)
+                self.output_tensors = tuple(item for item in map(copy, outputs) if item is not None)
+                if self.light:
+                    return
+                self.outputs = tuple(digest(tensor) for tensor in outputs)
+                self.bad_leading = _bad_leading(outputs)
+
+        return watch
+
+    def digest_copies(self) -> None:
+        """What a light specimen left for later: its copies in lines. Syncs with the host."""
+        if not self.inputs and not self.outputs:
+            self.inputs = tuple(digest(tensor) for tensor in self.tensors)
+            self.outputs = tuple(digest(tensor) for tensor in self.output_tensors)
+            self.bad_leading = _bad_leading(list(self.output_tensors))
+
+    def _watch_list(self, record: OpRecord, args: Sequence[Any], out: Any) -> None:
+        """An op over lists of tensors, as the one op among them that went wrong. Called before it and after it.
+
+        Only what the op may write over is copied beforehand, and only if that is little.
+        """
+        if not all(map(describable, args[0])):
+            return
+        if self.record is None:
+            self.record = record
+            small = sum(tensor.numel() for tensor in args[0]) <= MAX_ELEMENTS_NEARBY
+            self._before = [tensor.detach().clone() for tensor in args[0]] if small else None
+            return
+        made = list(out) if type(out) in (list, tuple) and out else list(args[0])
+        sizes = torch.stack([size.to(torch.float64) for size in torch._foreach_norm(made, float("inf"))])
+        bad = (~torch.isfinite(sizes)).nonzero().flatten().tolist()
+        at = bad[0] if bad else 0
+        picked = [arg[at] if type(arg) in (list, tuple) and len(arg) == len(made) else arg for arg in args]
+        if self._before is not None:
+            picked[0] = self._before[at]
+        self.args = tuple(item.detach().clone() if isinstance(item, torch.Tensor) else item for item in picked)
+        self.inputs = tuple(digest(item) for item in self.args if isinstance(item, torch.Tensor))
+        self.outputs, self.output_tensors = (digest(made[at]),), (widened(made[at].detach().clone()),)
+        self._before = None
+
+
+def _described(tree: Any) -> list[torch.Tensor]:
+    """The tensors among these arguments that can be looked at."""
+    return [item for item in tree_flatten(tree)[0] if isinstance(item, torch.Tensor) and describable(item)]
+
+
+def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
+    for out in map(widened, outputs):
+        if has_values(out) and out.is_floating_point() and out.dim():
+            bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
+            if not bad:
+                bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1).tolist()
+            if any(bad):
+                return tuple(bad)
+    return ()

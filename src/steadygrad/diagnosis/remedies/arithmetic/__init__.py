@@ -1,0 +1,1 @@
+"""Remedies RX13: change the formula."""

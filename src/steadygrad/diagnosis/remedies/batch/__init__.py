@@ -1,0 +1,1 @@
+"""Remedies RX11: leave out a batch or rows of it."""

@@ -1,0 +1,1 @@
+"""Remedies RX12: change the gradient before the update."""

@@ -1,0 +1,1 @@
+"""Remedies RX16: let gradients through where they are stopped."""

@@ -1,0 +1,1 @@
+"""Remedies RX10: another precision or loss scale."""

@@ -1,0 +1,1 @@
+"""Remedies RX15: reset or restore state."""

@@ -1,0 +1,1 @@
+"""Run a failing step again, part by part, and observe it."""

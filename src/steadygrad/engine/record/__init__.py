@@ -1,0 +1,1 @@
+"""What is logged, shown and sent about a run."""

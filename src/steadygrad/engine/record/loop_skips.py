@@ -1,0 +1,114 @@
+"""Batches that the program leaves out by itself: where a non-finite value is the reason, that is an incident.
+
+`loss_fn` returns None, or a loop goes on without a backward. No update comes of it, so nothing is there to be refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ...detect.tensors.readable_tensors import describable
+from ...records import Decision, Outcome, Reading
+from ...records.rerun_flag import rerun
+from ..engine import Step
+from ..fault_barrier import UserCodeError
+from ..state.batch_buffer import named_tensors_in
+from ..state.rng import put_rng, take_rng
+from ..state.training_state import non_finite
+from ..step.external_findings import muted
+from ..step.window import Window
+
+if TYPE_CHECKING:
+    from ..owned_loop import OwnedLoop
+    from ..state.forward_state import Entry
+
+_MOST_LOOKS = 100
+
+
+class LoopSkips:
+    """What one loop left out. Looks at the first hundred such batches; reads the device then."""
+
+    def __init__(self, loop: OwnedLoop) -> None:
+        self._loop, self._looks = loop, 0
+
+    def by_loss_fn(self, batch: Any, key: str, entry: Entry) -> Outcome:
+        """`loss_fn` returned None for this batch: leave no trace of it, and see what the model made of it."""
+        loop = self._loop
+        loop.forward.notice()
+        loop.parts.checker.after_forward(loop.step, loop.forward)
+        loop.forward.restore(entry)
+        self.note(self.run_again(batch, entry, entry), key, batch)
+        outcome = Outcome(step=loop.step)
+        decision = Decision(step=loop.step, reason="loss_fn returned None")
+        outcome.resolve(decision=decision, reading=None, applied=False)
+        return outcome
+
+    def run_again(self, batch: Any, before: Entry, after: Entry) -> list[Tensor]:
+        """What the outermost modules make of this batch, each as a number that is finite if all of it is.
+
+        Begins with the random state of `before` and ends in the state `after`.
+        """
+        loop, seen = self._loop, _Outermost()
+        if self._looks >= _MOST_LOOKS:
+            return []
+        with loop.barrier("own_skips", None):
+            now = take_rng()
+            hooks = [register_module_forward_pre_hook(seen.enter), register_module_forward_hook(seen.leave)]
+            try:
+                put_rng(before.rng)
+                with contextlib.suppress(UserCodeError), muted(), rerun(), torch.no_grad():
+                    loop.program.forward(batch)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                put_rng(now)
+                loop.forward.restore(after)
+        return seen.made
+
+    def note(self, made: Any, key: str, batch: Any = None) -> None:
+        """A batch was left out; `made` is its loss, or what the model made of it."""
+        loop, self._looks = self._loop, self._looks + 1
+        if self._looks > _MOST_LOOKS:
+            return
+        with loop.barrier("own_skips", None):
+            if not is_bad(made):
+                return
+            bad_inputs = tuple(name or "batch" for name in non_finite(_readable(batch)))
+            loss = float(made) if isinstance(made, Tensor) and made.numel() == 1 else math.nan
+            reading = Reading(
+                step=loop.step, loss=loss, grad_norm=math.nan, batch_key=key, refused=True, bad_inputs=bad_inputs
+            )
+            what = "its loss" if isinstance(made, Tensor) and made.numel() == 1 else "what the model made of it"
+            step = Step(loop.step, Window(), Outcome(step=loop.step))
+            loop.engine.record_skip(step, reading, f"batch skipped by the program: {what} is not finite")
+
+
+def is_bad(made: Any) -> bool:
+    """Whether any number of what a model made is not finite. One host read."""
+    return bool(non_finite(_readable(made)))
+
+
+class _Outermost:
+    """Hooks on every module: what a call that no other module makes returns."""
+
+    def __init__(self) -> None:
+        self.made: list[Tensor] = []
+        self._depth = 0
+
+    def enter(self, *_: Any) -> None:
+        self._depth += 1
+
+    def leave(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.made += [(tensor * 0).sum() for _, tensor in _readable(output)]
+
+
+def _readable(value: Any) -> list[tuple[str, Tensor]]:
+    return [(name, t.detach()) for name, t in named_tensors_in(value) if describable(t) and t.is_floating_point()]

@@ -1,0 +1,1 @@
+"""What follows a refused or harmful update: its analysis, retries, rollback."""

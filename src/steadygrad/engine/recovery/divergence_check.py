@@ -1,0 +1,141 @@
+"""Whether a suspected divergence is one: batches are evaluated again, under the weights of now and of a good snapshot.
+
+A loss may rise because the weights ran away, or because the data changed: longer sequences, another phase of a
+curriculum, classes that come one after another. Data that changed leaves the training useful: on the newest batches
+the weights of now do better than those of the snapshot, even where older batches are forgotten. Weights that ran away
+do worse on both. Only that, seen twice with a pause in between and no recovery meanwhile, demonstrates a divergence.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...detect.detectors.progress import divergence
+from ...journal import Journal
+from ...records import Finding, Reading, Severity
+from ...records.rerun_flag import rerun
+from ..fault_barrier import UserCodeError
+from ..state.batch_buffer import BufferedBatch
+from ..state.forward_state import ForwardState
+from ..state.snapshot_ring import Snapshot
+from ..state.training_state import TrainingState, copy_tree
+from ..step.user_step import UserStep
+from ..step.window import out_of_memory
+
+ASKED = 3
+"""Older batches, and as many of the newest, that are evaluated."""
+CONFIRM_AFTER = 32
+"""Steps between the first evaluation that shows harm and the one that confirms it."""
+PAUSE = 64
+"""Steps after an evaluation that shows none before the next suspicion is looked into."""
+_NO_WORSE = "batches evaluated again are no worse under the current weights than under the last good snapshot"
+RECOVERING = 0.8
+"""A loss that has fallen to this share since the first evaluation is recovering by itself."""
+
+
+class DivergenceCheck:
+    """Gets every applied step (`note`); runs a few forward passes between two steps where one is `due`."""
+
+    def __init__(self, program: UserStep, forward: ForwardState, state: TrainingState, journal: Journal) -> None:
+        self._program, self._forward, self._state, self._journal = program, forward, state, journal
+        self._suspicion: Finding | None = None
+        self._reading: Reading | None = None
+        self._look_at = 0
+        self.watching = False
+        """Whether a divergence is suspected, or was lately: then every applied step is noted."""
+        self._level_at_first: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a first evaluation showed harm and waits to be confirmed; snapshots from before must be kept."""
+        return self._level_at_first is not None
+
+    def note(self, reading: Reading, findings: Sequence[Finding]) -> None:
+        """An applied step and what was found. Host only."""
+        self._reading = reading
+        self._suspicion = next((found for found in findings if found.code == divergence.RULE.code), None)
+        self.watching = self._suspicion is not None or self.open
+        if not self.watching:
+            self._look_at = min(self._look_at, reading.step + 1)
+
+    def due(self, step: int) -> bool:
+        if self.open:
+            return step >= self._look_at
+        return self._suspicion is not None and step >= self._look_at
+
+    def look(
+        self, step: int, snapshot: Snapshot | None, buffered: Sequence[BufferedBatch], losses: Sequence[float]
+    ) -> tuple[Reading, Finding] | None:
+        """Evaluate; the divergence and its step if it is demonstrated now, else None. `losses` are the newest ones.
+        Ends with state bit for bit as it was. Costs a dozen forward passes."""
+        suspicion, reading = self._suspicion, self._reading
+        level = statistics.median(losses) if losses else math.nan
+        self._look_at = step + PAUSE
+        if suspicion is None or reading is None or snapshot is None:
+            self._level_at_first = None
+            return None
+        harmed = self._harmed(snapshot, [t for t in buffered if not t.changed()])
+        if not harmed:
+            why = "it could not be checked" if harmed is None else _NO_WORSE
+            self._journal.event("divergence_not_confirmed", step=step, detail=f"{suspicion.detail}; {why}")
+            self._level_at_first = None
+            return None
+        first, self._level_at_first = self._level_at_first, None
+        if first is None:
+            self._level_at_first, self._look_at = level, step + CONFIRM_AFTER
+            return None
+        if level <= RECOVERING * first:
+            return None
+        return reading, replace(
+            suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True},
+            detail=f"{suspicion.detail}; older and newest batches evaluated again have at least twice the loss they "
+            f"have with the weights of step {snapshot.step}",
+        )  # fmt: skip
+
+    def _harmed(self, snapshot: Snapshot, buffered: Sequence[BufferedBatch]) -> bool | None:
+        """Whether most of the older and most of the newest batches do worse now; None if it cannot be known."""
+        older = [t for t in buffered if t.step <= snapshot.step + ASKED][:ASKED]
+        newest = [t for t in buffered if t not in older][-ASKED:]
+        if len(older) < ASKED or len(newest) < ASKED:
+            return None
+        entry = self._forward.take()
+        try:
+            now = [self._loss(t) for t in (*older, *newest)]
+            then = self._under(snapshot, [*older, *newest])
+        except UserCodeError:
+            return None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return None
+        finally:
+            self._forward.restore(entry)
+        worse = [_worse(a, b) for a, b in zip(now, then, strict=True)]
+        return 2 * sum(worse[:ASKED]) > ASKED and 2 * sum(worse[ASKED:]) > ASKED
+
+    def _under(self, snapshot: Snapshot, buffered: Sequence[BufferedBatch]) -> list[float | None]:
+        """Their losses with the weights of the snapshot."""
+        here = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
+        try:
+            self._state.restore(snapshot.tree)
+            return [self._loss(t) for t in buffered]
+        finally:
+            self._state.restore(here)
+
+    def _loss(self, buffered: BufferedBatch) -> float | None:
+        with rerun(), torch.enable_grad():
+            terms = self._program.forward(buffered.fetch())
+        return None if terms is None else float(terms["loss"].detach())
+
+
+def _worse(now: Any, then: Any) -> bool:
+    """Whether a loss has grown by at least its own size."""
+    if now is None or then is None or not math.isfinite(then):
+        return False
+    return not math.isfinite(now) or now - then > max(abs(then), 1e-12)

@@ -1,0 +1,216 @@
+"""Whether an update made something bad out of finite gradients: before, during and after it.
+
+An update goes wrong by itself where something is new to it: state that was loaded or written from outside, parameters
+that get a gradient for the first time, a learning rate that jumped or is no number, weights in half precision, an
+optimizer that torch does not bring along. Then everything is copied to host memory first, the update is made, looked
+at, and undone if it made a weight bad. All other updates cost a few comparisons and, on a CPU, a look at a share of the
+weights, so that all of them are looked at every `COVERAGE` updates. Nothing here syncs with a device in those.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...records import Reading
+from ..distributed.consensus import SingleRank
+from ..state.training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
+from ..state.weak_sequence import WeakSequence
+
+MOST_TENSORS = 2048
+"""Past so many tensors of state, looking at the version of each takes too long to be done in every step."""
+FEW_TENSORS, MARK_EVERY = 32, 8
+"""With more than so many tensors of state their versions are looked at after every eighth update only."""
+EVERY, COVERAGE = 4, 16
+"""On a CPU a share of the weights is looked at every fourth update, and so every weight once in sixteen."""
+OPTIONS = ("lr", "weight_decay", "momentum", "eps", "betas")
+"""Options of a parameter group that must be numbers."""
+JUMP = 3.0
+"""A learning rate so many times the last one is new to the update."""
+FIRST, SMALL = 2, 16 << 20
+"""Updates of an optimizer that torch does not bring along, or of half-precision weights, that are copied first; all of
+them where the weights are on a CPU and take no more bytes than this."""
+
+_version = operator.attrgetter("_version")
+
+
+class UpdateCheck:
+    """Asked before an update (`before`) and after it (`after`). One per training."""
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], state: TrainingState, consensus: SingleRank | None = None
+    ) -> None:
+        self._optimizers, self._state, self._consensus = WeakSequence(optimizers), state, consensus or SingleRank()
+        tensors = state.parameters()
+        self._on_host = all(t.device.type == "cpu" for t in tensors)
+        self._half = any(t.dtype is torch.float16 for t in tensors)
+        self._foreign = any(not type(o).__module__.startswith("torch.optim") for o in optimizers)
+        self._small = self._on_host and sum(t.numel() * t.element_size() for t in tensors) <= SMALL
+        self._versions = self._on_host
+        self._loaded = self._many = False
+        self._with_gradient: frozenset[int] | None = None
+        self._mark: tuple[int, ...] | None = None
+        self._rates: list[float] = []
+        self._during: list[Optimizer] | None = None
+        self._options: list[Any] = []
+        """The options of all groups when they were last looked at, and found to be numbers."""
+        self._updates = self._careful_left = 0
+        self._bad_before: dict[str, Any] = {}
+        self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
+        self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
+
+    def release(self) -> None:
+        """Leave no hook on the optimizers."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _note_load(self, _optimizer: Optimizer) -> None:
+        self._loaded = True
+
+    # -- before
+
+    @property
+    def careful(self) -> bool:
+        """Whether every update is copied first and looked at, as after a rollback from poisoned weights."""
+        return self._careful_left > 0
+
+    def be_careful(self, steps: int) -> None:
+        self._careful_left = steps
+
+    @property
+    def wants_host(self) -> bool:
+        """Whether the host must be there when the next update is made, also where it could be settled late."""
+        return self._loaded or not self._are_numbers(self._options_now())
+
+    def forget(self) -> None:
+        """The trained parameters have changed: the next update is new."""
+        self._with_gradient = None
+
+    def before(self, with_gradient: Sequence[int], *, may_copy: bool) -> Tree | None:
+        """A copy of everything, in host memory, where the coming update may have to be undone; else None.
+
+        `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
+        """
+        self._bad_before = {}
+        self._during = list(self._optimizers)
+        if self._careful_left:
+            self._careful_left -= 1
+        elif may_copy and self._is_new(with_gradient):
+            self._bad_before = bad_state(self._state)
+        else:
+            return None
+        copied: Tree = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
+        return copied
+
+    def _is_new(self, with_gradient: Sequence[int]) -> bool:
+        if self._with_gradient is None or self._loaded or not self._with_gradient.issuperset(with_gradient):
+            return True
+        options = self._options_now()
+        if not self._are_numbers(options):
+            return True
+        if (self._half or self._foreign) and (self._updates < FIRST or self._small):
+            return True
+        rates = _rates(options)
+        if rates != self._rates and any(
+            now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0
+        ):
+            return True
+        return self._mark is not None and self._mark != self._marked()
+
+    # -- after
+
+    def after(self, with_gradient: Sequence[int], undo: Tree | None) -> dict[str, Any] | None:
+        """What the update made non-finite, as fields of a Reading; None if nothing, or nothing that was looked at.
+
+        Where there is a copy from before, the caller restores it: then the update is undone to the bit.
+        """
+        self._note(with_gradient)
+        if undo is None:
+            return self._sampled()
+        bad = self._consensus.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
+        before = self._bad_before
+        if not set(bad["bad_parameters"]) - self._bad_at_start - set(before.get("bad_parameters", ())) and (
+            before or not bad["bad_state"]
+        ):
+            return None  # what is bad was so before, or is no weight: it is reported elsewhere
+        if not any(bad.values()):
+            return None
+        if before and before["bad_state"]:
+            return before  # the update only passed on what had been put into its moments
+        return {**bad, "undone": True}
+
+    def _note(self, with_gradient: Sequence[int]) -> None:
+        self._updates += 1
+        self._loaded = False
+        if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
+            self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
+        self._mark = self._marked()
+        self._rates = _rates(self._options_now())
+        self._during = None
+
+    def _sampled(self) -> dict[str, Any] | None:
+        """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""
+        if not self._on_host or self._consensus.size > 1:
+            return None
+        if not self._half and self._updates % EVERY:
+            return None
+        tensors = self._state.parameters()
+        share = len(tensors) if self._half else -(-len(tensors) * EVERY // COVERAGE)
+        first = (self._updates // EVERY * share) % max(1, len(tensors))
+        chosen = (tensors[(first + place) % len(tensors)] for place in range(share))
+        looked = [t for t in chosen if can_be_scanned(t)]
+        if not looked or all(map(math.isfinite, largest_magnitudes(looked).tolist())):
+            return None
+        bad = bad_state(self._state)
+        return bad if set(bad["bad_parameters"]) - self._bad_at_start else None
+
+    # -- what can be known without reading a tensor
+
+    def _options_now(self) -> list[Any]:
+        return [group.get(key) for optimizer in self._live() for group in optimizer.param_groups for key in OPTIONS]
+
+    def _live(self) -> Sequence[Optimizer]:
+        """The optimizers; while an update is under way, as they were found when it began."""
+        return self._during if self._during is not None else self._optimizers
+
+    def _are_numbers(self, options: list[Any]) -> bool:
+        """Whether all of them are finite. A tensor on a device is not read. Where none was set anew, one comparison."""
+        if len(options) == len(self._options) and all(map(operator.is_, options, self._options)):
+            return True
+        for value in options:
+            items = value if isinstance(value, tuple) else (value,)
+            if not all(math.isfinite(item) for item in items if isinstance(item, float)):
+                return False
+        self._options = options
+        return True
+
+    def _marked(self) -> tuple[int, ...] | None:
+        """Which tensors of state there are and how often they were written."""
+        if not self._versions or (self._many and self._updates % MARK_EVERY):
+            return None
+        tensors = [
+            value
+            for optimizer in self._live()
+            for state in optimizer.state.values()
+            if isinstance(state, dict)
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        which = sum(map(id, tensors))
+        if self._mark is None or which != self._mark[0]:
+            if len(tensors) > MOST_TENSORS or any(tensor.is_inference() for tensor in tensors):
+                self._versions = False
+                return None
+            self._many = len(tensors) > FEW_TENSORS
+        return which, len(tensors), sum(map(_version, tensors))
+
+
+def _rates(options: list[Any]) -> list[float]:
+    """The learning rates among the options of all groups; 0 for one that is no plain number."""
+    return [rate if isinstance(rate, float | int) else 0.0 for rate in options[:: len(OPTIONS)]]

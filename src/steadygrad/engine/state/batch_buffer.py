@@ -1,0 +1,215 @@
+"""The batches since the oldest snapshot, so that a rollback can run the good ones again.
+
+Batches on the host are kept by reference; batches on a GPU are copied to pinned host memory beside compute, so the
+tape takes no device memory. The tape has a size limit: past it the oldest batches go, and a rollback across the gap
+says that it could not re-run them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .pinned_memory import PinnedPool
+from .rng import RngState
+
+NOT_AGAIN = object()
+"""Stands for a micro-batch of someone else's loop that only that loop could run."""
+
+
+@dataclass(slots=True)
+class BufferedBatch:
+    """One micro-batch, kept for a re-run."""
+
+    step: int
+    key: str
+    batch: Any
+    size: int
+    versions: tuple[int, ...]
+    offloaded: bool
+    device: torch.device | None = None
+    chunks: Sequence[Tensor] = ()
+    """The pinned memory its copies lie in, to be given back when it is forgotten."""
+    rng: RngState | None = None
+    """The random states its forward began with."""
+
+    def fetch(self) -> Any:
+        """The batch as it was, on its device."""
+        if not self.offloaded:
+            return self.batch
+        device = self.device
+        return _map_tensors(self.batch, lambda t: t.to(device, non_blocking=True) if t.is_pinned() else t)
+
+    def changed(self) -> bool:
+        """Whether it cannot be re-run: only its loop could, or someone wrote into the kept tensors since."""
+        if self.batch is NOT_AGAIN:
+            return True
+        return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
+
+
+class BatchBuffer:
+    """A bounded queue of taped batches."""
+
+    def __init__(self, *, limit_bytes: int = 1 << 30) -> None:
+        self._limit = limit_bytes
+        self._bytes = 0
+        self._batches: deque[BufferedBatch] = deque()
+        self.lost_before = 0
+        self._pinned = PinnedPool()
+
+    def put(
+        self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
+    ) -> None:
+        """Keep a batch. `tensors` are those in it, if they are known. On a GPU it starts an asynchronous copy; never
+        syncs."""
+        tensors = tensors_in(batch) if tensors is None else tensors
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        device = next((t.device for t in tensors if t.device.type == "cuda"), None)
+        kept, chunks = batch, list[Tensor]()
+        if device is not None:
+            kept = _map_tensors(batch, lambda tensor: self._to_pinned(tensor, chunks))
+        versions = tuple(t._version for t in tensors)
+        buffered = BufferedBatch(step, key, kept, size, versions, device is not None, device, chunks, rng)
+        self._batches.append(buffered)
+        self._bytes += size
+        while self._bytes > self._limit and self._batches:
+            self._pop()
+
+    def trim(self, before: int) -> None:
+        """Forget batches of steps before this one: no snapshot can use them any more."""
+        while self._batches and self._batches[0].step < before:
+            self._pop()
+
+    def since(self, step: int) -> list[BufferedBatch] | None:
+        """All batches from this step on, or None if some of them are lost or were changed."""
+        wanted = [buffered for buffered in self._batches if buffered.step >= step]
+        if step < self.lost_before or any(buffered.changed() for buffered in wanted):
+            return None
+        return wanted
+
+    def drop(self, keys: set[str]) -> None:
+        """Forget the batches called so, wherever they are: they are never to be run again."""
+        if any(buffered.key in keys for buffered in self._batches):
+            for buffered in self._batches:
+                if buffered.key in keys:
+                    self._pinned.give_back(buffered.chunks)
+            self._batches = deque(buffered for buffered in self._batches if buffered.key not in keys)
+            self._bytes = sum(buffered.size for buffered in self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def newest(self, count: int) -> list[BufferedBatch]:
+        """The last so many batches, oldest first."""
+        return list(itertools.islice(self._batches, max(0, len(self._batches) - count), None))
+
+    def forget_from(self, step: int) -> None:
+        """Drop the batches of this step and later ones; a re-run will tape them again."""
+        while self._batches and self._batches[-1].step >= step:
+            buffered = self._batches.pop()
+            self._bytes -= buffered.size
+            self._pinned.give_back(buffered.chunks)
+
+    def _pop(self) -> None:
+        buffered = self._batches.popleft()
+        self._bytes -= buffered.size
+        self.lost_before = buffered.step + 1
+        self._pinned.give_back(buffered.chunks)
+
+    def _to_pinned(self, tensor: Tensor, chunks: list[Tensor]) -> Tensor:
+        """An asynchronous copy in pinned memory, laid out as the tensor is."""
+        if tensor.device.type != "cuda":
+            return tensor
+        chunk, target = self._pinned.like(tensor)
+        chunks.append(chunk)
+        return target.copy_(tensor.detach(), non_blocking=True)
+
+
+def by_step(buffered: list[BufferedBatch]) -> list[list[BufferedBatch]]:
+    """Micro-batches that made one update together."""
+    return [list(group) for _, group in itertools.groupby(buffered, key=lambda batch: batch.step)]
+
+
+def pristine(value: Any, *, clone: bool = False) -> Any:
+    """The batch in its own containers, so that `batch.pop("labels")` in a loss_fn does not take it from a re-run.
+
+    Tensors are the same ones, or with `clone` copies. What is no mapping, sequence or tensor is passed on as it is.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad) if clone else value
+    if type(value) is dict:
+        return {key: pristine(item, clone=clone) for key, item in value.items()}
+    if isinstance(value, dict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = pristine(item, clone=clone)
+        return own
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
+        encoding: Any = copy.copy(value)
+        encoding.data = {key: pristine(item, clone=clone) for key, item in value.data.items()}
+        return encoding
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pristine(item, clone=clone) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(pristine(item, clone=clone) for item in value)
+    return value
+
+
+def versions_of(batch: Any) -> tuple[int, ...]:
+    """How often each tensor of a batch has been written into."""
+    return tuple(tensor._version for tensor in tensors_in(batch))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a batch made of tensors, mappings and sequences."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict) or callable(getattr(value, "values", None)):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    found: list[Tensor] = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        else:
+            found += tensors_in(item)
+    return found
+
+
+def first_tensor_in(value: Any) -> Tensor | None:
+    """The first of them, without looking further."""
+    return next((tensor for _, tensor in named_tensors_in(value)), None)
+
+
+def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict) or callable(getattr(value, "items", None)):
+        for key, item in value.items():
+            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from named_tensors_in(item, f"{path}.{index}" if path else str(index))
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
+        return type(value)({key: _map_tensors(item, change) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return value

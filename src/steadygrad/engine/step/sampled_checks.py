@@ -1,0 +1,150 @@
+"""Runs the sampled checks around the step: vitals on a schedule, and the audit of what a model changes by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...detect.sampled import StepSampler
+from ...records import Finding, Reading, Severity
+from ..fault_barrier import FaultBarrier
+from ..record.run_log import RunLog
+from ..state.forward_state import ForwardState
+
+EARLY_FORWARDS = 3
+AUDIT_EVERY = 100
+_PATIENCE = 100
+"""Steps that a provisional finding waits: then it is told if the loss has not come back to where it began."""
+_LAST = 8
+
+
+class SampledChecker:
+    """Costs a few comparisons on steps where nothing is due. A fault in the vitals switches them off."""
+
+    def __init__(self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._log = log
+        self._barrier = barrier
+        self._vitals: StepSampler | None = None
+        self.sampling: int | None = None
+        """The step under way, where it is sampled."""
+        self.forwards = 0
+        """The first forwards, counted and not read off the step: a resumed run begins anew."""
+        self._waiting: list[int] = []
+        self.expects = True
+        """Whether `after_step` has something to do: a sampled step or a provisional finding waits for it."""
+        self.suspects: list[Finding] = []
+        """Warnings that no one has looked into yet."""
+        self._provisional: list[Finding] = []
+        self._first_loss: float | None = None
+        with barrier("vitals", None):
+            self._vitals = StepSampler(model, optimizers, log.policy)
+
+    def model(self) -> nn.Module | None:
+        """The model that is sampled, as long as it is there."""
+        return self._vitals.model() if self._vitals is not None else None
+
+    def inspect_setup(self) -> None:
+        """Look once at model and optimizers before the first step."""
+        with self._barrier("vitals", None):
+            if self._vitals is not None:
+                self._tell(self._vitals.inspect_setup())
+
+    def before_forward(self, step: int) -> None:
+        """Attach what measures activations, on a step that is due. Does not sync."""
+        if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
+            return
+        with self._vitals_barrier():
+            self.sampling, self.expects = step, True
+            self._vitals.before_forward()
+
+    def after_forward(self, step: int, forward: ForwardState) -> None:
+        """The audit, where due: at once after a forward, so that what it moved is known before the next one.
+
+        Compares values (a host read) on the first steps only.
+        """
+        early = self.forwards < EARLY_FORWARDS
+        self.forwards += early
+        if early or step % AUDIT_EVERY == 0:
+            with self._barrier("audit", None):
+                forward.audit(values=early)
+
+    def before_update(self) -> None:
+        if self._vitals is not None and self.sampling is not None:
+            with self._vitals_barrier():
+                self._vitals.before_update()
+
+    def after_update(self) -> None:
+        if self._vitals is not None and self.sampling is not None:
+            with self._vitals_barrier():
+                self._vitals.after_update()
+                self._waiting.append(self.sampling)
+                self.expects = True
+            self.sampling = None
+
+    def after_step(self, reading: Reading, step: int | None = None) -> None:
+        """After an applied step: the findings of a sampled one. One host read there, none elsewhere. `step` is what the
+        sampling was begun with, where that is not the reading's."""
+        if self._first_loss is None:
+            self._first_loss = abs(reading.loss)
+        if self._provisional and reading.step - self._provisional[0].step >= _PATIENCE:
+            self.decide_provisional()
+        if self._vitals is not None and self._waiting and self._waiting[0] == (reading.step if step is None else step):
+            with self._vitals_barrier():
+                self._waiting.pop(0)
+                self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))
+        self.expects = bool(self._provisional or self._waiting)
+
+    def after_refusal(self) -> None:
+        """A refused step was no sample of anything; take the hooks off."""
+        self.sampling = None
+        self._waiting.clear()
+        if self._vitals is not None:
+            with self._vitals_barrier():
+                self._vitals.discard()
+
+    def decide_provisional(self) -> None:
+        """Tell what was found provisionally if the loss is still above where it began, and forget it if not. At the end
+        of a run, too."""
+        waiting, self._provisional = self._provisional, []
+        losses = [abs(each.loss) for each in self._log.recent[-_LAST:] if each.applied and math.isfinite(each.loss)]
+        if waiting and losses and self._first_loss is not None and median(losses) > self._first_loss:
+            self._say(waiting)
+
+    def _vitals_barrier(self) -> _SwitchingOff:
+        return _SwitchingOff(self)
+
+    def _switch_off(self, fault: BaseException) -> None:
+        self._vitals = None
+        self.sampling = None
+        self._waiting.clear()
+        self._barrier.note("vitals", fault)
+
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        self._provisional += [found for found in findings if found.evidence.get("provisional")]
+        self._say([found for found in findings if not found.evidence.get("provisional")])
+
+    def _say(self, findings: Sequence[Finding]) -> None:
+        for found in findings:
+            self._log.tell_vital(found)
+            if found.severity is not Severity.NOTE:
+                self.suspects.append(found)
+                self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+
+
+class _SwitchingOff:
+    """Around a call into the vitals: what breaks once would break at every sample, so it is switched off."""
+
+    def __init__(self, checker: SampledChecker) -> None:
+        self._checker = checker
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, tb: object) -> bool:
+        if fault is None or not isinstance(fault, Exception):
+            return False
+        self._checker._switch_off(fault)
+        return True

@@ -1,0 +1,101 @@
+"""The parameters that are trained, with a name each, looked at anew each step.
+
+A layer unfrozen, or a group added, in the middle of a run is guarded from that step on. Where nothing changed, looking
+costs a comparison for each parameter group and for each frozen parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...records.errors import UsageError
+
+
+class TrainedParameters:
+    """Names and parameters in the order in which `clip_grad_norm_(model.parameters(), ...)` would sum them."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, optimizers: Sequence[Optimizer]) -> None:
+        self._roots = [("", model)] + ([("loss_fn.", loss_fn)] if isinstance(loss_fn, nn.Module) else [])
+        self._optimizers = optimizers
+        self._followers: list[Callable[[], None]] = []
+        self.names: list[str] = []
+        self.parameters: list[Tensor] = []
+        self._place: dict[int, int] = {}
+        self._collect()
+        owned = {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
+        if not any(id(p) in owned for _, root in self._roots for p in root.parameters()):
+            raise UsageError(
+                "None of the optimizer's parameters belong to the model, so training would change nothing in it. Was "
+                "the optimizer made before the model was moved, wrapped or re-created? Make it from model.parameters()."
+            )
+
+    def tell(self, follower: Callable[[], None]) -> None:
+        """`follower()` is called when names and parameters have changed."""
+        self._followers.append(follower)
+
+    def refresh(self) -> bool:
+        """Look for parameters that were unfrozen or added. True if there are some: the followers have been told."""
+        if self._groups == self._group_sizes() and not any(p.requires_grad for p in self._frozen):
+            return False
+        known = set(map(id, self.parameters))
+        self._collect()
+        if known >= set(map(id, self.parameters)):
+            return False
+        for follower in self._followers:
+            follower()
+        return True
+
+    def _collect(self) -> None:
+        named: dict[int, tuple[str, Tensor]] = {}
+        frozen: dict[int, Tensor] = {}
+        for prefix, root in self._roots:
+            for name, found in root.named_parameters():
+                if found.requires_grad:
+                    named.setdefault(id(found), (prefix + clean_name(name), found))
+                else:
+                    frozen[id(found)] = found
+        owned = [p for optimizer in self._optimizers for p in parameters_of(optimizer)]
+        for index, parameter in enumerate(owned):
+            if parameter.requires_grad:
+                named.setdefault(id(parameter), (f"optimizer_only.{index}", parameter))
+            else:
+                frozen[id(parameter)] = parameter
+        for key, parameter in zip(list(map(id, self.parameters)), self.parameters, strict=True):
+            frozen.pop(key, None)  # guarded before and frozen since: it stays among the guarded ones
+            if key not in named:
+                named[key] = (self.names[self._place[key]], parameter)
+        self.names = [name for name, _ in named.values()]
+        self.parameters = [parameter for _, parameter in named.values()]
+        self._place = {id(p): i for i, p in enumerate(self.parameters)}
+        self._frozen = list(frozen.values())
+        self._groups = self._group_sizes()
+
+    def _group_sizes(self) -> list[int]:
+        return [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters of all groups, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def states_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """The optimizer's state of each parameter. `own_state` is the rest: torch allows other keys, such as a step count
+    for all parameters."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, Tensor) and isinstance(state, dict):
+            yield parameter, state
+
+
+def own_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """What the optimizer keeps in its state under keys that are not parameters."""
+    return {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the prefixes that compile and DDP put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")

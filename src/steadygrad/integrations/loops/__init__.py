@@ -1,0 +1,1 @@
+"""What the integrations share: loops that others own, run again, observed or patched."""

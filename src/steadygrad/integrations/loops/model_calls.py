@@ -1,0 +1,139 @@
+"""What a loop asked its model, kept so that it can be asked again.
+
+Many loops train on a loss that the model itself computes (`model(**batch).loss`). If the tensor that backward is
+called on came out of one call of the model, as it is or multiplied and divided by constants, that call is all there is
+to the step's forward, and it can be run again. If the loss was computed outside, only the loop could do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...engine.fault_barrier import listener
+
+
+class ModelCalls:
+    """Listens to a model's training calls between two backwards."""
+
+    def __init__(
+        self, model: nn.Module, before: Callable[[], Any], looks_away: Callable[[], bool],
+        left_out: Callable[[Any, Any], bool], failed: Callable[[Exception], Any],
+    ) -> None:  # fmt: skip
+        """`before` is called ahead of the first call; while `looks_away()` is true nothing is noted. A fault of ours
+        goes to `failed`. `left_out(given, output)` says whether a call that no backward followed was left out."""
+        self._left_out = left_out
+        self._before = before
+        self._looks_away = looks_away
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+        self._begun = False
+        # First and last among the model's hooks, so that what other hooks move is seen to move.
+        self._handles = [
+            model.register_forward_pre_hook(listener(self._entering, failed), with_kwargs=True, prepend=True),
+            model.register_forward_hook(listener(self._left, failed), with_kwargs=True),
+        ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def taken(self, loss: Any) -> tuple[dict[str, Any] | None, Any]:
+        """What `run_call` needs to make `loss` again, or None, and what the model was given first; and begins anew.
+
+        Call it before backward frees the graph. Host work only."""
+        calls, self._calls, self._begun = self._calls, [], False
+        given = (calls[0][0], calls[0][1]) if calls else None
+        if len(calls) != 1:
+            return None, given
+        args, kwargs, output = calls[0]
+        place, factor = _place_of(loss, output), None
+        if place is None:
+            place, factor = _scaled_place_of(loss, output)
+        if place is None:
+            return None, given
+        call = {"args": list(args), "kwargs": dict(kwargs), "loss": place}
+        return (call if factor is None else {**call, "factor": factor}), given
+
+    def _entering(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if not model.training or not torch.is_grad_enabled() or self._looks_away():
+            return
+        self.went_on()
+        if not self._begun:
+            self._begun = True
+            self._before()
+
+    def went_on(self) -> None:
+        """The model is called again, or the loop is over, with no backward in between: a loop may need several calls
+        for one loss, but what is not finite it has left out. Reads the device."""
+        if len(self._calls) == 1 and self._left_out(self._calls[0][:2], self._calls[0][2]):
+            self._calls, self._begun = [], False
+
+    def _left(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if model.training and torch.is_grad_enabled() and not self._looks_away():
+            self._calls.append((args, kwargs, output))
+
+
+def run_call(model: nn.Module, call: Mapping[str, Any]) -> Tensor:
+    """The loss of a call that was taken, computed again."""
+    output = model(*call["args"], **call["kwargs"])
+    for step in call["loss"]:
+        output = getattr(output, step[1:]) if step.startswith(".") else output[_index(step)]
+    loss: Tensor = output
+    return loss if call.get("factor") is None else loss * call["factor"].to(loss)
+
+
+def _scaled_place_of(loss: Any, output: Any) -> tuple[list[str] | None, Tensor | None]:
+    """Where in a model's output the number is that `loss` was made of by constants alone, and by which factor."""
+    for place, value in _numbers_in(output):
+        if isinstance(loss, Tensor) and value.grad_fn is not None and only_through(loss.grad_fn, value.grad_fn):
+            (factor,) = torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)
+            return (place, factor.detach()) if factor is not None else (None, None)
+    return None, None
+
+
+def _numbers_in(output: Any) -> list[tuple[list[str], Tensor]]:
+    """The single numbers with a graph that a model returned, with the way to each."""
+    if isinstance(output, Mapping):
+        found = [([f"={name}"], value) for name, value in output.items() if isinstance(name, str)]
+    elif isinstance(output, list | tuple):
+        found = [([str(number)], value) for number, value in enumerate(output)]
+    else:
+        found = [([], output), ([".loss"], getattr(output, "loss", None))]
+    return [(place, value) for place, value in found if isinstance(value, Tensor) and value.numel() == 1]
+
+
+def only_through(start: Any, wanted: Any, most: int = 16) -> bool:
+    """Whether everything that feeds a node of a graph comes through one other node, a few nodes away."""
+    pending, reached = [start], False
+    for _ in range(most):
+        if not pending:
+            return reached
+        node = pending.pop()
+        if node is wanted:
+            reached = True
+            continue
+        above = [each for each, _ in node.next_functions if each is not None] if node is not None else []
+        if not above:
+            return False
+        pending += above
+    return False
+
+
+def _index(step: str) -> Any:
+    return int(step) if step.isdigit() else step.removeprefix("=")
+
+
+def _place_of(loss: Any, output: Any) -> list[str] | None:
+    """The way from a model's output to this tensor, as names; None if it is not in there."""
+    if loss is output:
+        return []
+    if isinstance(output, Mapping):
+        found = next((name for name, value in output.items() if value is loss), None)
+        return None if not isinstance(found, str) else [f"={found}"]
+    if isinstance(output, list | tuple):
+        number = next((n for n, value in enumerate(output) if value is loss), None)
+        return None if number is None else [str(number)]
+    return [".loss"] if getattr(output, "loss", None) is loss else None

@@ -1,0 +1,1 @@
+"""`sg.attach(optimizer)`: a loop that is seen at `optimizer.step()` only."""

@@ -1,0 +1,435 @@
+"""A loop that stays as it is, guarded at `optimizer.step()`: `sg.attach(optimizer, model=model)`.
+
+A withheld update is not made at all: the optimizer's own `step` is not called, whatever optimizer it is. With the
+model given, what its forward passes moved since the last update (running statistics, random numbers, counters) is
+restored too. One host read a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MethodType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...detect.gradient_norms import Gradients
+from ...engine import validate
+from ...engine.config import GuardConfig
+from ...engine.distributed.consensus import make_consensus
+from ...engine.fault_barrier import FaultBarrier
+from ...engine.record.notify import Notifier
+from ...engine.state.forward_state import Entry, ForwardState
+from ...engine.state.rng import put_rng
+from ...engine.state.training_state import TrainingState, bad_state
+from ...engine.step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS, SampledChecker
+from ...engine.step.trained_parameters import parameters_of
+from ...journal import Journal
+from ...policy import Capabilities, Policy
+from ...records import Action, Decision, Finding, Incident, Reading
+from ...records.errors import SteadyError
+from ..build import report_checkup
+from ..loops.patch_barrier import barred, undo_all
+from ..loops.patching import outside_of_compile, wrap_method
+from .optimizer_loop import OptimizerLoop, names_of
+from .snapshot_schedule import SnapshotSchedule
+
+_LIMITS = (
+    "attached to an optimizer: the loss is not seen, so a divergence with finite values is not reported, incidents are "
+    "not diagnosed, batches that the loop skips itself are not seen, and a moving average that the loop updates is not "
+    "held back"
+)
+_NO_MODEL = "without model= running statistics and random numbers are not restored"
+
+
+class OptimizerGuard:
+    """What `sg.attach(optimizer, ...)` returns.
+
+    Args:
+        optimizers: one or several; each one's steps are judged on their own.
+        model: lets the guard name parameters, restore what forward moved, and roll back poisoned weights.
+        scheduler: held for one call after a refused step.
+        scaler: your GradScaler, so that the steps it drops are seen.
+        run_dir, policy, notify: as for Guard.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        *,
+        model: nn.Module | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        run_dir: Any = None,
+        policy: str | Policy = "balanced",
+        notify: Any = None,
+    ) -> None:
+        self.policy = Policy.named(policy)
+        self._barrier = FaultBarrier()
+        self._optimizers = validate.as_optimizers(list(optimizers), monitor=True)
+        self._model = model
+        self._forward = ForwardState([model] if model is not None else [])
+        names = names_of(model, self._optimizers)
+        config = validate.run_config(self.policy.name, "the loop's own", 1, self._optimizers)
+        parameters = [p for o in self._optimizers for p in parameters_of(o)]
+        facts = {"policy": self.policy, "parameters": list(names.values()), "model": model is not None}
+        self.ranks = make_consensus(model or nn.Module(), parameters, facts, outside=False, num_micro=1)
+        self._journal = Journal(run_dir, names=list(names.values()), run_config=config, rank=self.ranks.rank)
+        if self.ranks.size > 1:
+            self._journal.number_incidents_from(max(self.ranks.exchange("journal", self._journal.last_incident)))
+        self._barrier.report_to(self._journal.event)
+        self._scheduler, self._scaler = scheduler, scaler
+        self._state = self._whole_state()
+        device = parameters_of(self._optimizers[0])[0].device
+        ring = validate.make_ring("auto", self._state, device, self.policy) if model is not None else None
+        self._ring = ring if self.ranks.all("ring", ring is not None) else None
+        self._snapshot_schedule = (
+            SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
+        )
+        self._loops = [
+            OptimizerLoop(o, names, self.policy, self._journal, self._barrier, self) for o in self._optimizers
+        ]
+        self._notifier = Notifier(notify, run=str(self._journal.path or ""))
+        for loop in self._loops if self.ranks.rank == 0 else ():
+            loop.log.on_incident = self._notifier
+        self._checker = (
+            SampledChecker(self._loops[0].log, self._barrier, model, self._optimizers) if model is not None else None
+        )
+        self._entry: Entry | None = None
+        self._refused: set[int] = set()
+        self._loss: Tensor | None = None
+        self._step = 0
+        self._closed = False
+        self._final_state = "not checked"
+        self._undo: list[Callable[[], Any]] = []
+        validate.claim(self._optimizers, weakref.ref(self))
+        self._listen(model, scheduler, scaler)
+        if model is not None and self.ranks.rank == 0:
+            with self._barrier("checkup", None):
+                chosen = GuardConfig(scaler=scaler, scheduler=scheduler, outside=True)
+                report_checkup(self._loops[0].log, model, self._optimizers, chosen)
+        if self._checker is not None:
+            self._checker.inspect_setup()
+        self._loops[0].log.show_once(_LIMITS if model is not None else f"{_LIMITS}; {_NO_MODEL}")
+
+    # -- what a user calls
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What went wrong so far, newest last."""
+        return [incident for loop in self._loops for incident in loop.log.incidents]
+
+    @property
+    def vitals(self) -> list[Finding]:
+        """Silent problems found by the sampled checks."""
+        return [found for loop in self._loops for found in loop.log.vitals]
+
+    def settle(self) -> None:
+        """Every step was judged before it was applied, so there is nothing to wait for."""
+
+    def summary(self) -> dict[str, Any]:
+        """Steps, skipped, success rate, first and last bad step, over all attached optimizers."""
+        ledgers = [loop.log.ledger for loop in self._loops]
+        steps, applied = sum(x.steps for x in ledgers), sum(x.applied for x in ledgers)
+        overflows = sum(x.overflows for x in ledgers)
+        first = [x.first_bad_step for x in ledgers if x.first_bad_step is not None]
+        last = [x.last_bad_step for x in ledgers if x.last_bad_step is not None]
+        return {
+            "steps": steps,
+            "applied": applied,
+            "skipped": sum(x.skipped for x in ledgers),
+            "overflows": overflows,
+            "rolled_back": sum(x.rollbacks_total for x in ledgers),
+            "success_rate": applied / (steps - overflows) if steps > overflows else 1.0,
+            "first_bad_step": min(first, default=None),
+            "last_bad_step": max(last, default=None),
+            "incidents": len(self.incidents),
+            "lr_factor": min(x.lr_factor for x in ledgers),
+            "clip_factor": min(x.clip_factor for x in ledgers),
+            "halted": any(loop.engine.halt is not None for loop in self._loops),
+            "final_state": self._final_state,
+            "guard_faults": dict(self._barrier.faults),
+            "journal_degraded": self._journal.degraded,
+        }
+
+    def close(self) -> None:
+        """Take every hook off and close the journal. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        undo_all(self._undo, self._failed)
+        with self._barrier("vitals", None):
+            if self._checker is not None:
+                self._checker.decide_provisional()
+        with self._barrier("final_state", None):
+            bad = [name for found in bad_state(self._state).values() for name in found]
+            self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
+            self._journal.event("final_state", state=self._final_state)
+        validate.release(self._optimizers)
+        for loop in self._loops:
+            loop.release()
+        with self._barrier("notify", None):
+            self._notifier.close()
+        with self._barrier("journal", None):
+            self._journal.close()
+
+    def __enter__(self) -> OptimizerGuard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- listening
+
+    def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
+        for loop in self._loops:
+            around = barred(functools.partial(self._around_step, loop), self._failed, functools.partial(_may, loop))
+            self._undo.append(wrap_step(loop.optimizer, around))
+        if model is not None:
+            self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
+            self._undo.append(model.register_forward_hook(self._after_forward).remove)
+        if scheduler is not None:
+            self._undo.append(wrap_method(scheduler, "step", self._hold_schedule, self._failed))
+        if scaler is not None:
+            self._undo.append(wrap_method(scaler, "step", self._watch_scaler, self._failed))
+
+    def _failed(self, fault: Exception) -> None:
+        """A fault of ours around a call of the program: what is known of the step under way is forgotten."""
+        self._barrier.note("guard", fault)
+        self._entry = self._loss = None
+        for loop in self._loops:
+            loop.end_update()
+
+    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+        """The first training forward since the last update: take what it may move. Does not sync."""
+        if not model.training or not torch.is_grad_enabled():
+            return
+        try:  # not `with self._barrier`: this is every step's path
+            if self._entry is None:
+                self._follow_parameters()
+                snapshot_schedule = self._snapshot_schedule
+                if (
+                    snapshot_schedule is not None
+                    and snapshot_schedule.due(self._step)
+                    and self.ranks.all("snapshot", snapshot_schedule.cheap())
+                ):
+                    snapshot_schedule.take(self._step)
+                self._entry = self._forward.take()
+                if self._checker is not None:
+                    self._checker.before_forward(self._step)
+            else:
+                self._forward.took_again()
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("forward_state", fault)
+
+    def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
+        if not model.training or not torch.is_grad_enabled():
+            return
+        try:
+            self._forward.notice()
+            self._forward.left()
+            checker = self._checker
+            if checker is not None and (checker.forwards < EARLY_FORWARDS or self._step % AUDIT_EVERY == 0):
+                checker.after_forward(self._step, self._forward)
+            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+            if isinstance(loss, Tensor) and loss.numel() == 1:
+                self._loss = loss.detach()
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("forward_state", fault)
+
+    def _follow_parameters(self) -> None:
+        """Parameters may have been added to an optimizer since: guard them too, and forget snapshots without them."""
+        sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        if sizes == getattr(self, "_sizes", sizes):
+            self._sizes = sizes
+            return
+        self._sizes = sizes
+        names = names_of(self._model, self._optimizers)
+        followed = [loop.follow(names) for loop in self._loops]
+        if any(followed):
+            self._state = self._whole_state()
+            self._journal.set_names(list(names.values()))
+            if self._ring is not None:
+                self._ring = validate.make_ring("auto", self._state, self._loops[0].parameters[0].device, self.policy)
+                self._snapshot_schedule = (
+                    SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
+                )
+
+    def _around_step(self, loop: OptimizerLoop, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._closed:  # a schedule that was made meanwhile still calls through here
+            return original(*args, **kwargs)
+        closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
+        rest = args[1:]
+        self._refused.discard(id(loop))
+        number, self._step = self._step, self._step + 1
+        try:
+            self._follow_parameters()
+            if self._ring is not None and self._ring.copying:
+                self._ring.wait_for_copies()  # of what this update is about to change
+        except Exception as fault:
+            self._barrier.note("snapshots", fault)
+        if self._checker is not None and self._checker.sampling is not None:
+            self._checker.before_update()
+        try:
+            if closure is not None:
+                return loop.update_with_closure(
+                    lambda run: original(run, *rest, **kwargs), closure, number, self._loss_of_closure
+                )
+            return loop.update(lambda: original(*args, **kwargs), number, self._loss, None)
+        finally:
+            self._after_step(loop)
+
+    def _loss_of_closure(self, loss: Any) -> tuple[Tensor | None, Gradients | None]:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._loss = loss.detach().reshape(())
+        return self._loss, None
+
+    def _after_step(self, loop: OptimizerLoop) -> None:
+        if id(loop) not in self._refused:
+            self._entry = None
+            checker = self._checker
+            if checker is not None and loop.log.recent:
+                if checker.sampling is not None:
+                    checker.after_update()
+                if checker.expects:
+                    checker.after_step(_reading_of(loop))
+        self._loss = None
+
+    # -- what the desks ask
+
+    def _whole_state(self) -> TrainingState:
+        names = names_of(self._model, self._optimizers)
+        return TrainingState(
+            parameters={names[id(p)]: p for o in self._optimizers for p in parameters_of(o)},
+            optimizers=self._optimizers, forward=self._forward, scheduler=self._scheduler, scaler=self._scaler,
+        )  # fmt: skip
+
+    @property
+    def alone(self) -> bool:
+        return self.ranks.size == 1
+
+    def state_of(self, loop: OptimizerLoop) -> TrainingState:
+        return self._state
+
+    def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        return reading if self.ranks.size == 1 else self.ranks.agree_on_loss(reading, reading.step)
+
+    def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        return reading
+
+    def capabilities(self, loop: OptimizerLoop, reading: Reading) -> Capabilities:
+        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps), rerun=False)
+
+    def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        if reading.scale_to_blame:
+            return reading
+        if self._checker is not None:
+            self._checker.after_refusal()
+        self._undo_forward(loop)
+        if reading.undone:
+            return self.ranks.name_rank(reading)
+        looked = self.ranks.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
+        return self.ranks.name_rank(replace(reading, **looked))
+
+    def _undo_forward(self, loop: OptimizerLoop) -> None:
+        """No trace of what the forward passes since the last update moved, but for numbers drawn by the loop itself."""
+        if id(loop) not in self._refused:
+            self._refused.add(id(loop))
+            if self._entry is not None:
+                rng = self._forward.rng_without(self._entry.place)
+                self._forward.restore(self._entry)
+                self._forward.forget_since(self._entry.place)
+                put_rng(rng)
+
+    def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
+        """Only the loop itself could run its batch again."""
+
+    def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
+        """Back to the newest good state. The batches since then are lost: this loop cannot be run again from here."""
+        diverged = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]
+        onset = next((int(step) for step in diverged if step is not None), None)
+        snapshot = self.ranks.good_snapshot(self._ring, onset) if self._ring is not None else None
+        if snapshot is None:
+            decision = replace(decision, actions=(*decision.actions, Action.HALT))
+            return loop.log.amend(decision, "no snapshot available")
+        rng = self._forward.rng_without(snapshot.place)
+        self._state.restore(snapshot.tree)
+        self._forward.forget_since(snapshot.place)
+        put_rng(rng)
+        assert self._ring is not None
+        self._ring.discard_after(snapshot.step)
+        self._entry = None  # of a state that is no more
+        self._journal.event("rolled_back", to=snapshot.step, batches_run_again=0)
+        lost = max(0, decision.step - snapshot.step)
+        return loop.log.amend(
+            decision, f"restored the state before step {snapshot.step}; {lost} updates since are lost, because "
+            "sg.attach(optimizer) cannot run batches again"
+        )  # fmt: skip
+
+    def _hold_schedule(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`scheduler.step()` right after a refused update does nothing."""
+        if self._refused:
+            self._refused.clear()
+            return None
+        return original(*args, **kwargs)
+
+    def _watch_scaler(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """GradScaler drops a step by not calling the optimizer. An overflow of its scale is counted, and nothing is
+        undone, because the plain loop undoes nothing either; a bad batch is refused as any other."""
+        before = self._step
+        result = original(optimizer, *args, **kwargs)
+        loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
+        if loop is not None and self._step == before:
+            with self._barrier("guard", None):
+                loss = None if self._loss is None else float(self._loss)
+                if loss is None and bad_state(self._state)["bad_buffers"]:
+                    loss = math.nan  # no overflow of a gradient makes a running statistic bad
+                loop.dropped(before, loss, float(self._scaler.get_scale()))
+            self._entry = None
+            self._step += 1
+        return result
+
+
+def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], None]:
+    """From now on `optimizer.step(...)` is `around(original, ...)`; returns what undoes it.
+
+    On the object, as a method: a schedule that is made later wraps it again by its `__func__`.
+    """
+    before = vars(optimizer).get("step")
+    original = optimizer.step
+
+    @functools.wraps(original)
+    def step(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    ours = MethodType(outside_of_compile(step), optimizer)
+    vars(optimizer)["step"] = ours
+
+    def undo() -> None:
+        if vars(optimizer).get("step") is ours:
+            if before is None:
+                del vars(optimizer)["step"]
+            else:
+                vars(optimizer)["step"] = before
+
+    return undo
+
+
+def _may(loop: OptimizerLoop, closure: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether an update may be made that the guard failed to judge; before its closure ran there is nothing to see."""
+    return not loop.engine.policy.acts or (closure is not None and not closure.made) or loop.finite()
+
+
+def _reading_of(loop: OptimizerLoop) -> Reading:
+    last = loop.log.recent[-1]
+    return Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm, loss_scale=last.loss_scale)

@@ -1,0 +1,500 @@
+"""A training loop seen at `optimizer.step()` only: the adapter behind `sg.attach(optimizer)` and `steady run`.
+
+Its numbers are read at the loop's own update; the update is made, or not made at all, and looked at afterwards. What
+is known of the loop around it (its model, its batches, its past) comes from `SurroundingLoop`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ...detect.gradient_norms import Gradients
+from ...engine.distributed.consensus import SingleRank
+from ...engine.engine import Engine, Step, Verdict
+from ...engine.fault_barrier import FaultBarrier
+from ...engine.record.run_log import RunLog
+from ...engine.recovery.update_check import UpdateCheck
+from ...engine.state.rng import put_rng, take_rng
+from ...engine.state.training_state import TrainingState, Tree, bad_state, copy_tree
+from ...engine.step.trained_parameters import clean_name, parameters_of
+from ...engine.step.window import Window
+from ...journal import Journal
+from ...policy import Capabilities, Policy
+from ...records import Action, Decision, Outcome, Reading
+from ...records.errors import SteadyError
+from ..loops.patch_barrier import Withheld
+from .update_numbers import PendingNumbers, UpdateNumbers
+
+
+class SurroundingLoop(Protocol):
+    """What is known of the loop around an optimizer."""
+
+    ranks: SingleRank
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank trains the same weights."""
+
+    def state_of(self, loop: OptimizerLoop) -> TrainingState:
+        """Everything one of its updates can change."""
+
+    def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """The reading with what the other ranks measured."""
+
+    def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """The reading as it is to be recorded."""
+
+    def capabilities(self, loop: OptimizerLoop, reading: Reading) -> Capabilities:
+        """What can be done besides skipping."""
+
+    def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """Restore what the forward passes since the last update moved, and look closer."""
+
+    def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
+        """Find out why, as far as the loop's lines can be run again."""
+
+    def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
+        """Restore a good state."""
+
+
+@dataclass(slots=True)
+class _JudgedUpdate:
+    """An update that may be made, or is made because the guard could not judge it (`verdict` None)."""
+
+    step: Step
+    verdict: Verdict | None
+    undo: Tree | None
+    fed: list[int]
+    overflow: bool = False
+    scale: float | None = None
+
+
+class _StateCopy:
+    """A copy of everything a step can change, the optimizer's own attributes too."""
+
+    def __init__(self, optimizer: Optimizer, state: TrainingState) -> None:
+        self._optimizer, self._state = optimizer, state
+        self._tree = copy_tree(state.live(), lambda t: t.clone())
+        self._attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float | str)}
+
+    def restore(self) -> None:
+        gradients = [p.grad for p in parameters_of(self._optimizer)]
+        self._state.restore(self._tree)
+        vars(self._optimizer).update(self._attributes)
+        for parameter, gradient in zip(parameters_of(self._optimizer), gradients, strict=True):
+            parameter.grad = gradient
+
+
+class OptimizerLoop:
+    """One optimizer's steps, with their own engine: history, streaks, limits and a halt belong to it alone."""
+
+    def __init__(
+        self, optimizer: Optimizer, names: dict[int, str], policy: Policy, journal: Journal, barrier: FaultBarrier,
+        around: SurroundingLoop,
+    ) -> None:  # fmt: skip
+        self._optimizer = weakref.ref(optimizer, self._gone)
+        self.parameters = parameters_of(optimizer)
+        self.log = RunLog(policy, journal, barrier, run=journal.run_id, rank=journal.rank, quiet=journal.rank > 0)
+        self.names = [names[id(p)] for p in self.parameters]
+        self.engine = Engine(self, policy, self.log, barrier, around.ranks)
+        self.around, self.step = around, 0
+        self._barrier = barrier
+        self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.log)
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._check: UpdateCheck | None = None
+        self._failing: list[Tensor] | None = None
+        self.refused = False
+        """Whether the last update was withheld."""
+        self.last: Reading | None = None
+        """What was recorded of the last update that was applied."""
+        # The optimizer keeps this object alive, and not the other way round.
+        self._hook = optimizer.register_load_state_dict_post_hook(self._loaded)
+
+    def _loaded(self, _optimizer: Optimizer) -> None:
+        """State was loaded: `UpdateCheck` looks at the update that follows."""
+
+    def _gone(self, _optimizer: object) -> None:
+        """The training has ended: keep nothing of it but the books."""
+        self.parameters, self.names, self._check = [], [], None
+        self.numbers.forget()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the optimizer is still there."""
+        return self._optimizer() is not None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        found = self._optimizer()
+        assert found is not None, "the optimizer of this step is gone"
+        return found
+
+    def release(self) -> None:
+        """Leave no hook on the optimizer."""
+        self._hook.remove()
+        self.numbers.release()
+        if self._check is not None:
+            self._check.release()
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """The optimizer's parameters by name."""
+        return dict(zip(self.names, self.parameters, strict=True))
+
+    def follow(self, names: dict[int, str]) -> bool:
+        """Whether parameters were added to the optimizer since; then they are guarded from now on."""
+        parameters = parameters_of(self.optimizer)
+        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
+            return False
+        self.parameters = parameters
+        self.names = [names[id(p)] for p in parameters]
+        self.numbers.follow(parameters, self.names)
+        if self._check is not None:
+            self._check.release()
+        self._check = None
+        return True
+
+    # -- one update
+
+    def update(
+        self,
+        make: Callable[[], Any],
+        number: int,
+        loss: Tensor | None,
+        clipped: Gradients | None,
+        *,
+        holds: bool = True,
+    ) -> Any:
+        """The loop's `optimizer.step()`: judged, made or withheld, and looked at. `make` is called once at most.
+
+        With `holds` False it cannot be withheld: it is made, and judged for the record.
+        """
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        pending_numbers: PendingNumbers | None = None
+        if self.numbers.on_device:
+            with self._barrier("guard", pending_numbers) as sealed:
+                if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
+                    sealed.value = self.numbers.seal(loss, clipped)
+            if sealed.value is not None:
+                return self._update_on_device(make, step, sealed.value)
+        judged = self._begin(step, loss, clipped, holds=holds)
+        if judged is None:
+            self._raise_if_halted()
+            return None
+        result = self._made(make)
+        self._end(judged)
+        return result
+
+    def update_with_closure(
+        self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], number: int,
+        numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
+    ) -> Any:  # fmt: skip
+        """The loop's `optimizer.step(closure)`. `numbers(loss)` gives its loss and what was clipped, after it ran.
+
+        torch's optimizers evaluate once and first: a bad evaluation leaves the step before anything is updated. Others
+        may evaluate several times, so everything is copied first and restored if the step turns out bad.
+        """
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number))
+        if evaluates_more_than_once(self.optimizer):
+            return self._update_and_look(make, closure, step, numbers)
+        begun: list[_JudgedUpdate] = []
+
+        def evaluate() -> Any:
+            loss = closure()
+            unjudged: _JudgedUpdate | None = _JudgedUpdate(step, None, None, [])
+            with self._barrier("guard", unjudged) as judged:
+                judged.value = self._begin(step, *numbers(loss), holds=True)
+            if judged.value is None or (judged.value is unjudged and not self.finite()):
+                raise Withheld(loss)
+            begun.append(judged.value)
+            return loss
+
+        try:
+            result = self._made(lambda: make(evaluate))
+        except Withheld as withheld:
+            self._raise_if_halted()
+            return withheld.loss
+        if begun:
+            self._end(begun[-1])
+        return result
+
+    def _update_and_look(
+        self, make: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any], step: Step,
+        numbers: Callable[[Any], tuple[Tensor | None, Gradients | None]],
+    ) -> Any:  # fmt: skip
+        """Copy everything, let the step run with as many evaluations as it wants, and undo it if anything is bad.
+
+        LBFGS without a line search is left at its first bad evaluation: all that follows comes of it. A line search may
+        try a bad point and reject it. The weights there, in the middle of the step, are kept for the diagnosis.
+        """
+        kept: _StateCopy | None = None
+        with self._barrier("update_check", kept) as copied:
+            if self._may_undo():
+                copied.value = _StateCopy(self.optimizer, self.around.state_of(self))
+        losses: list[Tensor] = []
+        clipped: list[Gradients | None] = [None]
+
+        returned: list[Any] = []
+        searches = bool(self.optimizer.param_groups[0].get("line_search_fn"))
+        leaves = isinstance(self.optimizer, LBFGS) and not searches
+
+        def evaluate() -> Any:
+            loss = closure()
+            returned.append(loss)
+            bad = False
+            with self._barrier("guard", bad) as answer:
+                seen, clipped[0] = numbers(loss)
+                if seen is not None:
+                    losses.append(seen)
+                if copied.value is not None and self._failing is None and self._bad_evaluation(seen):
+                    self._failing = [parameter.detach().clone() for parameter in self.parameters]
+                    answer.value = leaves
+            if answer.value:
+                raise Withheld(returned[0])
+            return loss
+
+        try:
+            result = self._made(lambda: make(evaluate))
+        except Withheld as withheld:
+            result = withheld.loss
+        with self._barrier("guard", None):
+            finite = all(bool(torch.isfinite(loss)) for loss in (losses[:1] if searches else losses))
+            finite = finite and (searches or self._failing is None)
+            loss = losses[0 if searches else -1] if losses else None
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
+            if losses and not finite:
+                reading = replace(reading, loss=math.nan)
+            step.loss_seen = loss is not None
+            bad = bad_state(self.around.state_of(self))
+            if copied.value is not None and (not finite or bad["bad_parameters"] or bad["bad_state"]):
+                copied.value.restore()
+                made = bad if finite and self._failing is None else {}  # after a bad loss they only follow
+                refused = self.engine.refuse(step, replace(reading, undone=True, **made))
+                if Action.ROLLBACK not in refused.decision.actions:
+                    rng = take_rng()
+                    copied.value.restore()  # what the evaluations before the last one moved, such as statistics
+                    put_rng(rng)
+            else:
+                self._failing = None
+                self.engine.conclude(step, self.engine.judge(step, reading, made=True))
+        self._raise_if_halted()
+        return result
+
+    def _bad_evaluation(self, loss: Tensor | None) -> bool:
+        return (loss is not None and not bool(torch.isfinite(loss))) or not self.finite()
+
+    @contextmanager
+    def _at_failing_evaluation(self) -> Iterator[None]:
+        """Inside, the weights are those at which a closure gave the first bad value, if it did in the middle of a
+        step."""
+        failing, self._failing = self._failing, None
+        before = [parameter.detach().clone() for parameter in self.parameters] if failing is not None else []
+        try:
+            for parameter, weights in zip(self.parameters, failing or (), strict=failing is not None):
+                parameter.data.copy_(weights)
+            yield
+        finally:
+            for parameter, weights in zip(self.parameters, before, strict=failing is not None):
+                parameter.data.copy_(weights)
+
+    def _begin(
+        self, step: Step, loss: Tensor | None, clipped: Gradients | None, *, holds: bool
+    ) -> _JudgedUpdate | None:
+        """Judge an update that is due; None if it must not be made: then it has been dealt with."""
+        step.loss_seen = loss is not None
+        fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        try:  # not `with self._barrier`: this is every step's path
+            reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
+            if self._dropped_by_scaler(reading):
+                return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
+            verdict = self.engine.judge(step, reading, made=not holds)
+            if not verdict.applies:
+                return None
+            undo = self._checked().before(fed, may_copy=self._may_undo())
+            return _JudgedUpdate(step, self._shown(verdict), undo, fed)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("guard", fault)
+        if self.engine.policy.acts and holds and not self.finite():
+            return None  # the guard itself failed: finiteness alone is checked
+        return _JudgedUpdate(step, None, None, fed)
+
+    def _shown(self, verdict: Verdict) -> Verdict:
+        """The verdict with the reading as it is to be recorded."""
+        reading = self.around.shown(self, verdict.reading)
+        return verdict if reading is verdict.reading else replace(verdict, reading=reading)
+
+    def _end(self, judged: _JudgedUpdate) -> None:
+        """An update was made: look at it, record it, undo it if it made something bad."""
+        try:
+            if judged.overflow:
+                self.count_overflow(judged.step.number, judged.scale)
+            elif judged.verdict is not None:
+                bad = self._checked().after(judged.fed, judged.undo) if self.engine.policy.acts else None
+                if bad is None:
+                    self.engine.conclude(judged.step, judged.verdict)
+                else:
+                    self._undo(judged, judged.verdict.reading, bad)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("guard", fault)
+        self._raise_if_halted()
+
+    def _undo(self, judged: _JudgedUpdate, reading: Reading, bad: dict[str, Any]) -> None:
+        """An update made something non-finite: restore what was copied before it, and refuse it after all."""
+        if judged.undo is not None:
+            gradients = [p.grad for p in self.parameters]
+            self.around.state_of(self).restore(judged.undo)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient  # the loop clears them in its own time
+        self.engine.refuse(judged.step, replace(reading, **bad))
+
+    def _update_on_device(self, make: Callable[[], Any], step: Step, pending_numbers: PendingNumbers) -> Any:
+        """Under a device flag; the numbers are read behind the update, so the device does not wait."""
+        try:
+            result = self._made(make)
+        finally:
+            self.numbers.disarm()
+        with self._barrier("guard", None):
+            verdict = self.engine.judge(step, self.numbers.open(pending_numbers, step.number), made=True)
+            if verdict.applies:
+                self.engine.conclude(step, self._shown(verdict))
+        self._raise_if_halted()
+        return result
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        self.begin_update()
+        try:
+            return make()
+        finally:
+            self.end_update()
+
+    def _raise_if_halted(self) -> None:
+        if self.engine.halt is not None:
+            raise self.engine.halted()
+
+    def _checked(self) -> UpdateCheck:
+        if self._check is None:
+            self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
+        return self._check
+
+    def _may_undo(self) -> bool:
+        return self.around.alone and self.engine.policy.acts
+
+    def admit(self, number: int, loss: Tensor | None, clipped: Gradients | None) -> bool:
+        """Whether an update that is made elsewhere may be made. It is recorded as applied and not looked at."""
+        self._raise_if_halted()
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        verdict = self.engine.judge(step, self.around.agree(self, self.numbers.read(number, loss, clipped)))
+        if verdict.applies:
+            self.engine.conclude(step, verdict)
+        self._raise_if_halted()
+        return verdict.applies
+
+    def skipped_by_program(self, number: int, reading: Reading, what: str) -> None:
+        """The loop left out a batch or an update by itself."""
+        self.engine.record_skip(Step(number, Window(), Outcome(step=number)), reading, what)
+
+    def dropped(self, number: int, loss: float | None, scale: float | None) -> None:
+        """The loop's GradScaler dropped an update. With a finite loss that is an overflow of the scale, which leaves
+        everything else as the plain loop leaves it; else the bad loss is an incident."""
+        overflow = loss is None or math.isfinite(loss)
+        reading = Reading(
+            step=number, loss=0.0 if loss is None else loss, grad_norm=math.inf if overflow else math.nan,
+            loss_scale=scale, refused=True, scale_to_blame=True if overflow else None,
+        )  # fmt: skip
+        step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
+        if self.engine.policy.acts:
+            self.engine.refuse(step, reading)
+        else:
+            self.engine.conclude(step, self.engine.judge(step, reading, made=True))
+
+    # -- what the engine asks
+
+    def capabilities(self, reading: Reading) -> Capabilities:
+        return self.around.capabilities(self, reading)
+
+    def withhold(self, step: Step, reading: Reading) -> Reading:
+        self.refused = not reading.scale_to_blame
+        return self.around.withhold(self, reading)
+
+    def quarantine(self, step: Step, reading: Reading) -> None:
+        """The samples are written down with the diagnosis."""
+
+    def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
+        with self._at_failing_evaluation():
+            self.around.diagnose(self, reading, decision)
+
+    def roll_back(self, step: Step, decision: Decision) -> Decision:
+        return self.around.roll_back(self, decision)
+
+    def proceed(self, step: Step, decision: Decision) -> None:
+        """The loop goes on with its next batch by itself."""
+
+    def applied(self, step: Step, verdict: Verdict) -> None:
+        """The loop steps its schedule by itself."""
+        self.last = verdict.reading
+
+    def halting(self, step: Step) -> None:
+        """`update` raises."""
+
+    # -- around an update
+
+    def _dropped_by_scaler(self, reading: Reading) -> bool:
+        """Whether a fused optimizer under a GradScaler will refuse an overflow by itself: its loss is finite."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0
+
+    def finite(self) -> bool:
+        """The bare check that is left when the guard itself has failed."""
+        return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
+
+    def begin_update(self) -> None:
+        """Put a lowered learning rate in force for this update; repair a summed `found_inf`."""
+        found = getattr(self.optimizer, "found_inf", None)
+        if isinstance(found, Tensor):
+            # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
+            self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]
+        factor = self.log.ledger.lr_factor
+        if factor != 1.0:
+            self._rates = [(group, group["lr"]) for group in self.optimizer.param_groups]
+            for group, rate in self._rates:
+                group["lr"] = rate * factor
+
+    def end_update(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
+
+    def count_overflow(self, step: int, scale: float | None = None) -> None:
+        """Enter a step that the user's GradScaler dropped."""
+        ledger = self.log.ledger
+        self.log.ledger = ledger.but(steps=ledger.steps + 1, skipped=ledger.skipped + 1, overflows=ledger.overflows + 1)
+        self.log.journal.event("loss_scale_overflow", step=step, scale=scale)
+
+
+def evaluates_more_than_once(optimizer: Optimizer) -> bool:
+    """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
+    return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")
+
+
+def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
+    """Names of the optimizers' parameters by identity: as the model calls them, else by their place."""
+    named = {id(p): clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
+    for number, optimizer in enumerate(optimizers):
+        for place, parameter in enumerate(parameters_of(optimizer)):
+            named.setdefault(id(parameter), f"optimizer{number}.{place}")
+    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}

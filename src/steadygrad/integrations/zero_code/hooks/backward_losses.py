@@ -1,0 +1,181 @@
+"""What `backward` shows: the loss, where it was called, and of a bad loss on a CPU the op that made it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....detect.tensors.readable_tensors import describable
+from .call_log import caller
+
+_READ_EVERY = 64
+_MAX_NODES = 4096
+_SAVED = tuple(f"_saved_{name}" for name in ("self", "other", "input", "tensor", "mat1", "mat2", "exponent"))
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectOp:
+    """An op between the model and the loss that, by what autograd kept of it, made a bad value from good ones."""
+
+    op: str
+    bad_output: bool
+    inputs: str = ""
+
+
+@dataclass(slots=True)
+class BackwardPasses:
+    """The backward passes since the last update, and the count of all."""
+
+    count: int = 0
+    depth: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+    seen_by_step: bool = False
+    """The losses are those of an update already made; a sibling optimizer may still want them."""
+    root: Tensor | None = None
+    where: tuple[str, int] = ("", 0)
+    suspect: SuspectOp | None = None
+    first_bad: int | None = None
+    _unscaled: Tensor | None = None
+    _unread: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def scaled(self, loss: Any, result: Any) -> None:
+        """A GradScaler made `result` of `loss`: it is the unscaled one that people want to see."""
+        if isinstance(loss, Tensor) and isinstance(result, Tensor) and loss.numel() == 1:
+            self._unscaled = loss.detach()
+
+    def begin(self, loss: Tensor) -> None:
+        """Note a loss. Host work only, but for a loss on a CPU, where looking costs nothing."""
+        if self.seen_by_step:
+            self.forget()
+        self.count += 1
+        if loss.numel() != 1 or not loss.is_floating_point():
+            return
+        # Of a scaled loss people want to see the unscaled one, also where something was done to it in between.
+        shown, self._unscaled = self._unscaled, None
+        shown = loss.detach() if shown is None else shown
+        self.losses.append(shown)
+        self.root, self.where = loss, caller(2)
+        if shown.device.type == "cpu":
+            self._look(self.count, float(shown), loss)
+            return
+        self._unread.append((self.count, shown))
+        if len(self._unread) >= _READ_EVERY:
+            self.read()
+
+    def zeroed(self) -> None:
+        """Gradients were cleared: what was differentiated before is not part of the next update."""
+        if self.losses:
+            self.forget()
+
+    def read(self) -> None:
+        """Look at the losses not looked at yet. One host read."""
+        unread, self._unread = self._unread, []
+        if unread and self.first_bad is None:
+            values = torch.stack([loss.reshape(()).float() for _, loss in unread]).tolist()
+            for (count, _), value in zip(unread, values, strict=True):
+                self._look(count, value, None)
+
+    def judged(self) -> None:
+        """An update was judged by these losses."""
+        self.seen_by_step = True
+        self._unread.clear()
+
+    def forget(self) -> None:
+        self.losses = []
+        self.root, self.suspect, self.seen_by_step = None, None, False
+
+    def let_go(self) -> None:
+        """Keep nothing of an update that was judged alive."""
+        if self.seen_by_step:
+            self.forget()
+
+    def total(self) -> Tensor | None:
+        """The objective whose gradient was taken since the last update: the sum over its backward passes."""
+        if not self.losses:
+            return None
+        if len(self.losses) == 1:
+            return self.losses[0]
+        first = self.losses[0]
+        return torch.stack([loss.reshape(()).to(first.device, torch.float32) for loss in self.losses]).sum()
+
+    def _look(self, count: int, value: float, root: Tensor | None) -> None:
+        if math.isfinite(value):
+            return
+        if self.first_bad is None:
+            self.first_bad = count
+        if root is not None and self.suspect is None:
+            self.suspect = walk(root)
+
+
+def walk(loss: Tensor) -> SuspectOp | None:
+    """From a bad loss back through autograd's graph: the first op whose kept inputs are finite and whose output is not.
+
+    Looks only at tensors autograd keeps for backward, so it must run before the graph is freed, and finds nothing
+    where an op keeps nothing. Reads the device.
+    """
+    pending, seen, found = [loss.grad_fn], set[Any](), []
+    while pending and len(seen) < _MAX_NODES:
+        node = pending.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending += [after for after, _ in node.next_functions]
+        suspect = _suspect(node)
+        if suspect is not None:
+            found.append(suspect)
+    # The deepest is the earliest: what stands above it only passes its bad value on.
+    return found[-1] if found else None
+
+
+def _suspect(node: Any) -> SuspectOp | None:
+    kept = {name: _kept(node, name) for name in (*_SAVED, "_saved_result")}
+    inputs = [value for name, value in kept.items() if name != "_saved_result" and isinstance(value, Tensor)]
+    result = kept["_saved_result"]
+    if not all(describable(value) for value in (*inputs, result) if isinstance(value, Tensor)):
+        return None  # what cannot be read says nothing
+    if any(not _finite(value) for value in inputs):
+        return None
+    op = node.name().removesuffix("Backward0").removesuffix("Backward1").lower()
+    if isinstance(result, Tensor):
+        return None if _finite(result) else SuspectOp(op, True, _ranges(inputs))
+    made = _recompute(op, inputs)
+    return SuspectOp(op, True, _ranges(inputs)) if made else None
+
+
+def _kept(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:
+        return None  # freed, or written to since: autograd will say so itself
+
+
+def _recompute(op: str, inputs: list[Tensor]) -> bool:
+    """Whether an op that does not keep its output makes a bad one from the inputs it kept."""
+    function = {"log": torch.log, "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "acos": torch.acos,
+                "asin": torch.asin, "atanh": torch.atanh, "acosh": torch.acosh}.get(op)  # fmt: skip
+    with torch.no_grad():
+        if function is not None and len(inputs) == 1:
+            return not _finite(function(inputs[0].detach()))
+        if op == "div" and inputs:
+            return any(bool((value == 0).any()) for value in inputs[-1:])
+    return False
+
+
+def _finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _ranges(tensors: list[Tensor]) -> str:
+    """How large the inputs were, in words."""
+    parts = []
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = float(tensor.detach().min()), float(tensor.detach().max())
+            parts.append(f"between {low:g} and {high:g}")
+    return " and ".join(parts)

@@ -1,0 +1,188 @@
+"""The calls of a model since the last update, kept so that a refused step's can be made again.
+
+Arguments are kept by reference, with the version of every tensor in them: one that was written to since cannot be run
+again, and that is said. Of an output only the gradient that came back to it is kept, if it is small.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....engine.state.batch_buffer import tensors_in
+from ....engine.state.rng import RngState, put_rng, take_rng
+from ...loops.model_calls import only_through
+
+_NOT_THEIRS = (
+    str(Path(__file__).resolve().parents[3]),
+    str(Path(torch.__file__).resolve().parent),
+    "<frozen",
+    "<string",
+)
+MAX_CALLS = 64
+MAX_KEPT_GRADIENT = 1 << 22
+"""Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One outermost call of a model in training, with what it takes to make it again."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: tuple[int, ...]
+    rng: RngState
+    autocast: dict[str, torch.dtype]
+    caller: tuple[str, int]
+    output_gradients: dict[int, Tensor] = field(default_factory=dict)
+    numbers: dict[int, Any] = field(default_factory=dict)
+    """The autograd node of each output that is a single number: one of them may be the loss."""
+    loss_place: int | None = None
+    """Which output backward was called on, directly or through arithmetic with constants."""
+    too_large: bool = False
+    finished: bool = False
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """The arguments by name or place, as a batch is shown."""
+        return {**{str(i): value for i, value in enumerate(self.args)}, **self.kwargs}
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether someone wrote into the arguments since."""
+        return self.versions != tuple(tensor._version for tensor in tensors_in((self.args, self.kwargs)))
+
+    def again(self, batch: Mapping[str, Any] | None = None) -> Any:
+        """Make the call again, with its own random numbers and precision; `batch` stands in for its arguments."""
+        shown = self.batch if batch is None else batch
+        args = tuple(detached(shown[str(i)]) for i in range(len(self.args)))
+        kwargs = {key: detached(shown[key]) for key in self.kwargs}
+        put_rng(self.rng)
+        with ExitStack() as stack, torch.enable_grad():
+            for device, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            return inner(self.module)(*args, **kwargs)
+
+
+def note_call(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, rng: RngState | None = None
+) -> Call:
+    """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken."""
+    versions = tuple(tensor._version for tensor in tensors_in((args, kwargs)))
+    return Call(
+        module, args, dict(kwargs), versions, rng or take_rng(), autocast_now(), caller(depth + 1)
+    )  # fmt: skip
+
+
+def keep_output_gradients(call: Call, output: Any) -> None:
+    """Let the gradient that comes back to each output be remembered. Does not sync or copy."""
+    for place, tensor in enumerate(outputs_in(output)):
+        if not tensor.requires_grad:
+            continue
+        if tensor.numel() == 1:
+            call.numbers[place] = tensor.grad_fn
+        if tensor.numel() > MAX_KEPT_GRADIENT:
+            call.too_large = True
+            continue
+        tensor.register_hook(_Keep(call, place))  # type: ignore[no-untyped-call]
+    call.finished = True
+
+
+def note_loss(calls: Sequence[Call], loss: Tensor) -> None:
+    """Backward begins: is what it begins with an output of a model's call? Host work only, a few nodes."""
+    for call in reversed(calls):
+        for place, node in call.numbers.items():
+            if call.loss_place is None and only_through(loss.grad_fn, node):
+                call.loss_place = place
+                return
+
+
+class _Keep:
+    """A tensor hook that remembers what passes it."""
+
+    __slots__ = ("call", "place")
+
+    def __init__(self, call: Call, place: int) -> None:
+        self.call, self.place = call, place
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.call.output_gradients[self.place] = gradient.detach()
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """The module itself where it was given to `torch.compile`."""
+    original = getattr(module, "_orig_mod", None)
+    return original if isinstance(original, nn.Module) else module
+
+
+def autocast_now() -> dict[str, torch.dtype]:
+    """The autocast regions in force, by device."""
+    found = {}
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            found[device] = torch.get_autocast_dtype(device)
+    return found
+
+
+def outputs_in(output: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Every floating-point tensor a model returned, in a fixed order."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif depth and isinstance(output, Mapping):
+        for value in output.values():
+            yield from outputs_in(value, depth - 1)
+    elif depth and isinstance(output, list | tuple):
+        for value in output:
+            yield from outputs_in(value, depth - 1)
+    elif depth and hasattr(output, "__dataclass_fields__"):
+        for value in vars(output).values():
+            yield from outputs_in(value, depth - 1)
+
+
+def detached(value: Any) -> Any:
+    """The same arguments as leaves: what came from an earlier graph can still carry a gradient, and ends here."""
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.requires_grad) if value.grad_fn is not None else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(detached(item) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(detached(item) for item in value)
+    if type(value) is dict:
+        return {key: detached(item) for key, item in value.items()}
+    return value
+
+
+def caller(depth: int) -> tuple[str, int]:
+    """File and line of the nearest frame outside of torch and of us, from so many frames up."""
+    try:
+        frame = sys._getframe(depth + 1)
+    except ValueError:
+        return "", 0
+    for _ in range(40):
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THEIRS):
+            return name, frame.f_lineno
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "", 0
+
+
+@contextmanager
+def gradients_kept(parameters: list[Tensor]) -> Iterator[None]:
+    """Inside, `.grad` may be anything; afterwards it is the very object it was."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient

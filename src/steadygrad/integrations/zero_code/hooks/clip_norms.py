@@ -1,0 +1,72 @@
+"""What is about to be clipped: its norms, before a NaN norm turns every gradient NaN and the culprit is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ....detect.gradient_norms import GradientProbe, Gradients, clip_exact
+from ....engine.fault_barrier import FaultBarrier
+
+
+class ClipNorms:
+    """Stands at `clip_grad_norm_`. Remembers what it measured until the update."""
+
+    def __init__(self, barrier: FaultBarrier) -> None:
+        self._barrier = barrier
+        self._clips: dict[tuple[int, ...], GradientProbe] = {}
+        self._clipped: tuple[tuple[int, ...], Gradients] | None = None
+        self._limit: float | None = None
+        self._num_clips = 0
+        self.limit: float | None = None
+        """What the gradients of the update under way were clipped to, if they were."""
+        self.unknown = False
+        """Whether they were clipped in a way that cannot be repeated from here."""
+
+    def take(self, parameters: Sequence[Tensor]) -> Gradients | None:
+        """What these very parameters' gradients were before they were clipped since the last update, if they were."""
+        clipped, self._clipped = self._clipped, None
+        self.limit, self._limit = self._limit, None
+        num_clips, self._num_clips = self._num_clips, 0
+        known = clipped is not None and clipped[0] == tuple(id(p) for p in parameters if p.requires_grad)
+        self.unknown = num_clips > 1 or (num_clips == 1 and (not known or self.limit is None))
+        return clipped[1] if clipped is not None and known else None
+
+    def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Measure what is about to be clipped. Where torch's own arithmetic is known to the bit, its pass over the
+        gradients is ours, so that looking costs nothing. Does not sync."""
+        self._num_clips += 1
+        if not args or isinstance(args[0], Tensor):
+            return original(*args, **kwargs)
+        everything = list(args[0])  # a generator can be walked only once
+        if not everything:
+            return original((nothing for nothing in everything), *args[1:], **kwargs)
+        clipped: Tensor | None = None
+        with self._barrier("clip", clipped) as answer:
+            answer.value = self._clip(everything, args[1:], kwargs)
+        return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
+
+    def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        parameters = [parameter for parameter in everything if parameter.requires_grad]
+        if not parameters or any(type(p.grad) is not Tensor for p in parameters if p.grad is not None):
+            return None
+        key = tuple(id(parameter) for parameter in parameters)
+        probe = self._clips.get(key)
+        if probe is None:
+            self._clips.clear()
+            probe = self._clips[key] = GradientProbe(parameters)
+        gradients = probe.measure()
+        if gradients is None:
+            return None
+        self._clipped = (key, gradients)
+        limit = kwargs.get("max_norm", rest[0] if rest else None)
+        plain = len(rest) <= 1 and set(kwargs) <= {"max_norm"} and isinstance(limit, int | float)
+        if not plain or not gradients.alike or len(parameters) != len(everything):
+            return None
+        self._limit = float(limit)  # type: ignore[arg-type]
+        clip_exact(gradients, self._limit)
+        self._clipped = (key, replace(gradients, clipped=tuple(tensor._version for tensor in gradients.tensors)))
+        return gradients.total

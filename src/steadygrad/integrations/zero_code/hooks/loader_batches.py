@@ -1,0 +1,226 @@
+"""Which samples a batch is made of: the indices a DataLoader drew, found again by what the model was given.
+
+A loader draws indices ahead of the batch it hands out (workers, look-ahead), so the last indices drawn are not those
+of the batch in hand. Each iterator's draws wait in a queue until their batch is handed out. The batch then gets a
+fingerprint, a few numbers of each tensor, by which the tensors a model received are recognised: the very objects, or
+copies on another device, or views without their last columns.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....detect.tensors.readable_tensors import has_values
+from ....engine.state.batch_buffer import tensors_in
+from ....records import Diagnosis
+from .tensor_batches import SourceTensors, rows_of_view
+
+_RING = 64
+_KEPT = 2
+_SAMPLED = 64
+_SHOWN = 64
+_ROW_HEAD = 4
+_QUEUE = "_steadygrad_drawn"
+ROWS = "rows"
+
+
+@dataclass(slots=True)
+class LoaderBatch:
+    """One batch a loader handed out."""
+
+    indices: tuple[Any, ...]
+    number: int
+    tensors: list[weakref.ref[Tensor]]
+    prints: frozenset[Any]
+    heads: frozenset[Any]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSamples:
+    """The samples of a batch and how they were recognised: "same tensors", "same values", "order", or "rows" of a
+    larger tensor that the program cuts its batches out of."""
+
+    indices: tuple[Any, ...]
+    how: str
+
+
+@dataclass(slots=True)
+class LoaderBatches:
+    """The last batches all loaders of the program handed out."""
+
+    ring: deque[LoaderBatch] = field(default_factory=lambda: deque(maxlen=_RING))
+    handed: int = 0
+    recent: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """The last batches themselves, those in host memory: a loop may prepare them before it calls its model."""
+    tables: SourceTensors = field(default_factory=SourceTensors)
+    _ahead: int | None = None
+    """How many batches the program fetches before it uses one, as last seen."""
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        """A loader's iterator drew the indices of a batch it will hand out later."""
+        queue = vars(iterator).get(_QUEUE)
+        if queue is not None:
+            queue.append(index)
+
+    def restarted(self, iterator: Any) -> None:
+        """An iterator begins, or begins a new epoch: what was drawn and never handed out is gone.
+
+        One that was under way before we listened is left alone: what it has drawn already is not known.
+        """
+        vars(iterator)[_QUEUE] = deque()
+
+    def hand_out(self, iterator: Any, batch: Any) -> None:
+        """A batch leaves the loader. Host work over a few numbers of each tensor; a batch on a device is not read."""
+        queue = vars(iterator).get(_QUEUE)
+        index = queue.popleft() if queue else None
+        number, self.handed = self.handed, self.handed + 1
+        indices = tuple(index) if isinstance(index, list | tuple) else (index,)
+        if any(each is None for each in indices) or getattr(iterator, "_in_order", True) is False:
+            indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
+        every = list(tensors_in(batch))
+        tensors = [tensor for tensor in every if tensor.layout is torch.strided][:8]
+        on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
+        if all(tensor.device.type == "cpu" for tensor in every):
+            self.recent.append(batch)
+        self.ring.append(
+            LoaderBatch(
+                indices,
+                number,
+                [weakref.ref(tensor) for tensor in tensors],
+                frozenset(fingerprint(tensor) for tensor in on_host),
+                frozenset(heads(tensor) for tensor in on_host if tensor.dim()),
+                len(indices),
+            )
+        )
+
+    def find(self, arguments: Any) -> FoundSamples | None:
+        """The samples behind what a model was given; None where they cannot be told. May read the device."""
+        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        handed, how = self._match(tensors)
+        if handed is not None:
+            self._ahead = self.handed - 1 - handed.number
+            indices = _part(handed, tensors) if how == "same tensors" else handed.indices
+            return FoundSamples(indices, how) if indices else None
+        in_order = self._in_order
+        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        if in_order is not None and in_order.indices and in_order.rows in rows:
+            return FoundSamples(in_order.indices, "order")
+        if not self.handed:
+            rows_there = self.tables.rows_of(tensors)
+            return FoundSamples(rows_there, ROWS) if rows_there is not None else None
+        return None
+
+    def name(self, arguments: Any) -> str:
+        """How a batch is called: by its samples where a loader showed them, else by its number from 0."""
+        found = self.find(arguments)
+        if found is not None:
+            return sample_key(found)
+        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        handed, _ = self._match(tensors)
+        handed = handed or self._in_order
+        if not self.handed:
+            return "a batch that no loader handed out"
+        return f"batch {handed.number}" if handed is not None else f"batch {max(0, self.handed - 1)} or one before it"
+
+    @property
+    def _in_order(self) -> LoaderBatch | None:
+        """The batch that is trained on if batches are used in the order in which they came; None where the program
+        fetches ahead and how far is not known."""
+        ahead = self._ahead
+        if ahead is None:
+            ahead = None if "accelerate" in sys.modules else 0
+        return self.ring[-1 - ahead] if ahead is not None and ahead < len(self.ring) else None
+
+    def _match(self, tensors: list[Tensor]) -> tuple[LoaderBatch | None, str]:
+        """The batch that these tensors are of, and how it was recognised."""
+        newest = list(reversed(self.ring))
+        for handed in newest:
+            alive = [tensor for reference in handed.tensors if (tensor := reference()) is not None]
+            if any(tensor is living for tensor in tensors for living in alive):
+                return handed, "same tensors"
+            # Only memory that is still in use tells anything: a freed address may belong to another batch by now.
+            storages = {_address(tensor) for tensor in alive if tensor.device.type == "cpu" and tensor.numel()}
+            if any(tensor.device.type == "cpu" and _address(tensor) in storages for tensor in tensors):
+                return handed, "same tensors"
+        host = [tensor.detach().cpu() for tensor in tensors]
+        prints = {fingerprint(tensor) for tensor in host}
+        for handed in newest:
+            if prints & handed.prints:
+                return handed, "same values"
+        starts = {heads(tensor) for tensor in host if tensor.dim()}
+        alike = [handed for handed in newest if starts & handed.heads]
+        return (alike[0], "same values") if len(alike) == 1 else (None, "")
+
+
+def _part(handed: LoaderBatch, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The samples of a batch that was handed out, or of the part of it that these tensors are."""
+    for reference in handed.tensors:
+        whole = reference()
+        for tensor in tensors if whole is not None else ():
+            if whole is not None and tensor is not whole and _address(tensor) == _address(whole):
+                rows = rows_of_view(tensor, whole)
+                if rows is not None and rows[-1] < len(handed.indices):
+                    return tuple(handed.indices[row] for row in rows)
+    return handed.indices
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
+    """A few numbers spread over a tensor on the host, with its size and kind; the shape may have changed since."""
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
+    step = max(1, flat.numel() // _SAMPLED)
+    return tensor.dtype, flat.numel(), _bytes(flat[::step][:_SAMPLED])
+
+
+def heads(tensor: Tensor) -> tuple[Any, ...]:
+    """The first numbers of every row."""
+    rows = tensor.detach()[:_SAMPLED]
+    while rows.dim() > 2:
+        rows = rows[:, 0]
+    return tensor.dtype, tensor.shape[0], _bytes(rows[:, :_ROW_HEAD] if rows.dim() == 2 else rows)
+
+
+def _bytes(values: Tensor) -> bytes:
+    if values.dtype is torch.bfloat16:
+        values = values.view(torch.int16)
+    raw: bytes = values.contiguous().numpy().tobytes()
+    return raw
+
+
+def sample_key(found: FoundSamples) -> str:
+    """The samples of a batch in words."""
+    shown = ", ".join(str(index) for index in found.indices[:_SHOWN])
+    return f"samples {shown}{', ...' if len(found.indices) > _SHOWN else ''}"
+
+
+def with_samples(diagnosis: Diagnosis, found: FoundSamples) -> Diagnosis:
+    """The diagnosis with the samples in its rows. Rows beyond the batch are those of the larger tensor itself."""
+    rows, indices = diagnosis.rows or (), found.indices
+    if found.how == ROWS and any(row >= len(indices) for row in rows) and all(row in indices for row in rows):
+        rows = tuple(indices.index(row) for row in rows)
+        diagnosis = replace(diagnosis, rows=rows)
+    return replace(diagnosis, sample_ids=tuple(str(indices[row]) for row in rows if row < len(indices)))
+
+
+def bad_rows_of(batch: Any, found: FoundSamples) -> tuple[int, ...]:
+    """The rows of the batch that are not finite in the larger tensors that it was cut out of. Reads the device."""
+    last = max(found.indices, default=0) if found.how == ROWS else 0
+    for tensor in tensors_in(batch) if last else ():
+        if has_values(tensor) and tensor.is_floating_point() and tensor.dim() and tensor.shape[0] > last:
+            part = tensor.detach()[list(found.indices)].reshape(len(found.indices), -1)
+            bad = (~torch.isfinite(part)).any(dim=1).nonzero().flatten().tolist()
+            if bad:
+                return tuple(bad)
+    return ()

@@ -1,0 +1,87 @@
+"""What a program does after each update and must not do after a refused one: its schedule, its average of the weights.
+
+A schedule is held for one call when exactly one update was due since its last call and that one was refused. So a
+schedule that is stepped once an epoch goes on whatever its last batch was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class SchedulersAndAverages:
+    """Counts the updates of each optimizer between two calls of each follower."""
+
+    def __init__(self, on_call: Callable[[Any, Callable[[], Any]], None] | None = None) -> None:
+        self._on_call = on_call
+        self._known: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+        self._updates: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._inside = 0
+        self.held = 0
+
+    def updated(self, optimizer: Optimizer, *, refused: bool) -> None:
+        """One update was due: it was applied, or it was refused."""
+        self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+        if refused:
+            self._refused.add(optimizer)
+        else:
+            self._refused.discard(optimizer)
+
+    def note(self, follower: Any, optimizer: Any) -> None:
+        """A schedule or an average of this optimizer exists."""
+        if isinstance(optimizer, Optimizer):
+            known = self._known.setdefault(optimizer, [])
+            if not any(each() is follower for each in known):
+                known.append(weakref.ref(follower))
+
+    def of(self, optimizers: Sequence[Optimizer]) -> list[Any]:
+        """The followers of these optimizers that are still alive, in the order in which they were met."""
+        references = [each for optimizer in optimizers for each in self._known.get(optimizer, [])]
+        return [follower for each in references if (follower := each()) is not None]
+
+    def refused(self, optimizer: Optimizer) -> bool:
+        """Whether the last update of this optimizer was refused."""
+        return optimizer in self._refused
+
+    def call(self, follower: Any, optimizer: Any, original: Callable[[], Any]) -> Any:
+        """Let a follower go on, or not. One that calls others inside (a chain of schedules) is asked once."""
+        if self._inside or not isinstance(optimizer, Optimizer):
+            return original()
+        updates = self._updates.get(optimizer, 0)
+        since = updates - self._seen.get(follower, 0)
+        self._seen[follower] = updates
+        if since == 1 and optimizer in self._refused:
+            self.held += 1
+            return None
+        self.note(follower, optimizer)
+        if self._on_call is not None:
+            self._on_call(optimizer, original)
+        self._inside += 1
+        try:
+            return original()
+        finally:
+            self._inside -= 1
+
+    def again(self, call: Callable[[], Any]) -> Any:
+        """What a follower did once is done once more, after a state from before it was restored."""
+        self._inside += 1
+        try:
+            return call()
+        finally:
+            self._inside -= 1
+
+
+def raw_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside a framework's wrapper."""
+    for _ in range(4):
+        inside = getattr(optimizer, "optimizer", None)
+        if not isinstance(inside, Optimizer):
+            break
+        optimizer = inside
+    return optimizer

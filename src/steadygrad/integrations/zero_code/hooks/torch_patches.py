@@ -1,0 +1,213 @@
+"""Where a watch listens: the functions of torch that every training loop passes through, patched and restored.
+
+Each patch calls the original exactly once with the arguments it was given, whatever happens on our side, and is not to
+be noticed: no function that looks at the frame of its caller is patched, our frames are not counted for warnings
+(`patching.uncounted`), and under a compiler a patch is its original.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.jit import _recursive
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import dataloader
+
+from ...loops.patch_barrier import uncounted
+from ...loops.patching import Patches
+from .optimizer_step import StepPatches
+from .schedulers_and_averages import raw_optimizer
+
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
+
+def listen(watch: ProcessLoop) -> Patches:
+    """Put every patch in place. Undone by `Patches.undo`."""
+    patches = Patches(watch.failed)
+    _optimizers(watch, patches)
+    _backward_and_clipping(watch, patches)
+    _schedules(watch, patches)
+    _loaders(watch, patches)
+    _copies(watch, patches)
+    watch.events.listen(patches)
+    return patches
+
+
+def _optimizers(watch: ProcessLoop, patches: Patches) -> None:
+    steps = StepPatches(watch, patches)
+
+    def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        steps.learn(self)
+        watch.optimizer_made(self)
+
+    def zeroed(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not is_compiling():
+            watch.zeroed()
+        return result
+
+    patches.around(Optimizer, "__init__", made)
+    patches.around(Optimizer, "zero_grad", zeroed)
+    patches.around(nn.Module, "zero_grad", zeroed)
+
+    step_of_scaler = uncounted(watch.scaler_step)
+
+    def scaler_step(original: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, optimizer, *args, **kwargs)
+        return step_of_scaler(functools.partial(original, self, optimizer, *args, **kwargs), self, optimizer)
+
+    def scale(original: Any, self: Any, outputs: Any) -> Any:
+        result = original(self, outputs)
+        if not is_compiling():
+            watch.backwards.scaled(outputs, result)
+        return result
+
+    patches.around(torch.amp.GradScaler, "step", scaler_step)
+    patches.around(torch.amp.GradScaler, "scale", scale)
+
+
+def _copies(watch: ProcessLoop, patches: Patches) -> None:
+    """A copied, saved or scripted model carries no hook of ours."""
+
+    def script(original: Any, nn_module: Any, *args: Any, **kwargs: Any) -> Any:
+        # Inside of `torch.jit.script` and `trace`, which look up names in the frame of their caller; this does not.
+        with watch.models.deaf_to(nn_module):
+            return original(nn_module, *args, **kwargs)
+
+    def state(original: Any, self: nn.Module) -> Any:
+        found = original(self)
+        return _without_our_hooks(found) if isinstance(found, dict) else found
+
+    patches.around(_recursive, "create_script_module", script)
+    patches.around(nn.Module, "__getstate__", state)
+
+
+_HOOKS = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
+
+
+def _without_our_hooks(state: dict[str, Any]) -> dict[str, Any]:
+    """What is copied or saved of a module, less our hooks and the flags that torch keeps for them."""
+    for name, flags in _HOOKS.items():
+        hooks = state.get(name)
+        ours = [key for key, hook in (hooks or {}).items() if type(hook).__module__.startswith("steadygrad.")]
+        for each in (name, *flags) if ours else ():
+            state = {**state, each: type(state[each])((k, v) for k, v in state[each].items() if k not in ours)}
+    return state
+
+
+def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:
+    def backward(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Traced by a compiler, or only counted on the meta device, there is no loss to look at. A tensor subclass goes
+        # through here twice for one backward, the second time from inside the first.
+        if is_compiling() or watch.backwards.depth or self.device.type == "meta" or watch.away or watch.looked_into:
+            return original(self, *args, **kwargs)
+        watch.backward_begins(self)
+        watch.backwards.depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            watch.backwards.depth -= 1
+
+    patches.around(Tensor, "backward", backward)
+
+    measured_clip = uncounted(watch.clipping.clip)
+
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or watch.away:
+            return original(*args, **kwargs)
+        norm = measured_clip(original, args, kwargs)
+        with watch.barrier("loop_events", None):
+            watch.events.clipped(norm)
+        return norm
+
+    inside = torch.nn.utils.clip_grad
+    patches.around(inside, "clip_grad_norm_", clip, listed=True)
+    patched, before = inside.clip_grad_norm_, torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = patched
+    patches.also(lambda: setattr(torch.nn.utils, "clip_grad_norm_", before))
+
+
+def _schedules(watch: ProcessLoop, patches: Patches) -> None:
+    """Every class that defines a `step` is patched when the first scheduler of it is made."""
+    known: set[type] = set()
+    follow = uncounted(watch.followers.call)
+
+    def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        call = functools.partial(original, self, *args, **kwargs)
+        return follow(self, raw_optimizer(getattr(self, "optimizer", None)), call)
+
+    def learn(kind: type) -> None:
+        for base in kind.__mro__:
+            if "step" in vars(base) and base not in known:
+                known.add(base)
+                patches.around(base, "step", step)
+
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        learn(type(self))
+        original(self, *args, **kwargs)
+        watch.followers.note(self, raw_optimizer(getattr(self, "optimizer", None)))
+
+    learn(LRScheduler)
+    for kind in _all_kinds(LRScheduler):
+        # A plateau is given a metric after an evaluation, which no refused update takes back.
+        if not issubclass(kind, ReduceLROnPlateau):
+            learn(kind)
+    known.add(ReduceLROnPlateau)
+    patches.around(LRScheduler, "__init__", made)
+
+    def average(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, model, *args, **kwargs)
+        call = functools.partial(original, self, model, *args, **kwargs)
+        return follow(self, watch.optimizer_of(model), call)
+
+    patches.around(AveragedModel, "update_parameters", average)
+
+
+def _all_kinds(kind: type) -> set[type]:
+    found: set[type] = {kind}
+    below: type
+    for below in type.__subclasses__(kind):
+        found |= _all_kinds(below)
+    return found
+
+
+def _loaders(watch: ProcessLoop, patches: Patches) -> None:
+    kind = dataloader._BaseDataLoaderIter
+
+    def next_index(original: Any, self: Any) -> Any:
+        index = original(self)
+        watch.batches.drawn(self, index)
+        return index
+
+    def following(original: Any, self: Any) -> Any:
+        batch = original(self)
+        watch.handed_out(self, batch)
+        return batch
+
+    def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.batches.restarted(self)
+        return original(self, *args, **kwargs)
+
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.batches.restarted(self)
+        original(self, *args, **kwargs)
+
+    patches.around(kind, "__init__", made)
+    patches.around(kind, "_next_index", next_index)
+    patches.around(kind, "__next__", following)
+    patches.around(kind, "_reset", reset)

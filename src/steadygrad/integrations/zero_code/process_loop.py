@@ -1,0 +1,500 @@
+"""What one process of a program under `steady run` shows: its models, calls, backwards, clipping and updates.
+
+Each optimizer's updates are judged by their own engine (see `loop`); this is what is known of the loop around
+them. Nothing of ours may stop the program: every entry is shielded, and where we fail, a bare check for NaN remains.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...detect.gradient_norms import Gradients
+from ...engine import validate
+from ...engine.distributed.consensus import SingleRank
+from ...engine.fault_barrier import FaultBarrier
+from ...engine.state.training_state import TrainingState, bad_state
+from ...engine.step.trained_parameters import parameters_of
+from ...policy import Capabilities, Policy
+from ...records import Action, Decision, Reading
+from ..loops.patching import Patches
+from ..optimizer.optimizer_loop import OptimizerLoop
+from .hooks.backward_losses import BackwardPasses
+from .hooks.call_log import Call, note_loss
+from .hooks.clip_norms import ClipNorms
+from .hooks.loader_batches import LoaderBatches
+from .hooks.loop_events import LoopEvents, Skipped
+from .hooks.model_hooks import ModelHooks
+from .hooks.optimizer_step import finite
+from .hooks.schedulers_and_averages import SchedulersAndAverages
+from .hooks.torch_patches import listen
+from .launch.run_options import RunOptions
+from .process_report import ProcessReport
+from .process_sampled_checks import SampledChecks
+from .rerun.examine_refusal import RefusalExaminer
+from .rerun.explain_error import explain
+from .rerun.good_states import GoodStates, RollbackResult
+from .rerun.loop_lines import LoopLines
+from .rerun.rank_messages import RankMessages, parts_only
+
+
+class ProcessLoop:
+    """One process's watch. `start` patches torch, `finish` says what was seen."""
+
+    def __init__(self, settings: RunOptions) -> None:
+        self.settings = settings
+        self.policy = Policy.named(settings.policy).but(start_patience=10)
+        self.backwards = BackwardPasses()
+        self.batches = LoaderBatches()
+        self.past = GoodStates(self)
+        self.followers = SchedulersAndAverages(self.past.followed)
+        self.barrier = FaultBarrier()
+        self.clipping = ClipNorms(self.barrier)
+        self.ledger = ProcessReport(settings, self.barrier)
+        self.models = ModelHooks(
+            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called,
+            on_return=self._returned,
+        )  # fmt: skip
+        self.slices = LoopLines()
+        self.events = LoopEvents(
+            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away
+        )
+        self.examiner = RefusalExaminer(self)
+        self.sampled = SampledChecks(self)
+        self.busy = False
+        self.step = 0
+        self.inside_trainer = 0
+        self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
+        self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
+        self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._making: OptimizerLoop | None = None
+        self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
+        self._good: list[int] = []
+        self._refused_steps: list[int] = []
+        self._process = os.getpid()
+        self._patches: Patches | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self._patches is None:
+            self._patches = listen(self)
+
+    def stop(self) -> None:
+        """Everything of torch as it was."""
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()
+        self.models.close()
+
+    def finish(self) -> dict[str, Any]:
+        """What was seen, as plain data; closes the journal."""
+        if os.getpid() != self._process:
+            return {}
+        try:
+            for part, look in (("loop_events", self.events.finished), ("vitals", self.sampled.finish)):
+                with self.barrier(part, None):
+                    look()
+            with self.barrier("backward", None):
+                self.backwards.read()
+                self.ledger.note_unguarded(self.backwards.first_bad)
+        finally:  # also where someone does not want to wait
+            note = self.ledger.close(self)
+        return note
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank trains the same weights."""
+        distributed = torch.distributed
+        return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+    @property
+    def away(self) -> bool:
+        """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, or
+        this is a forked child."""
+        return self.busy or bool(self.ledger.guards) or os.getpid() != self._process
+
+    @property
+    def looked_into(self) -> bool:
+        """Whether other code (a guard of the program's own) is tracing a step just now."""
+        return bool(torch._C._len_torch_dispatch_stack()) and not self.examiner.tracing
+
+    # -- what is heard before an update
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """An optimizer was made: its parameters tell which modules are the models. Between two steps a new training may
+        begin, and the one before must not be kept in memory by us; not so where trainings take turns."""
+        with self.barrier("models", None):
+            if self.step and not self._in_turn and self._making is None and not self.models.heard:
+                self._let_go_at = self.step
+                for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
+                    each.let_go()
+            self._made.add(optimizer)
+            self.sampled.optimizer_made(optimizer)
+            self.models.adopt(parameters_of(optimizer))
+
+    def optimizer_of(self, model: Any) -> Optimizer | None:
+        """The optimizer that trains this model, if one has stepped."""
+        first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+        loops = ((optimizer, self.known_loop(optimizer)) for optimizer in self._loops)
+        return next((o for o, loop in loops if loop is not None and any(first is p for p in loop.parameters)), None)
+
+    def _entered(self) -> bool:
+        """A model is called in training: whether the round before was left out by the program."""
+        with self.barrier("loop_events", False) as answer:
+            answer.value = self.events.called()
+        return answer.value
+
+    def _called(self, call: Call) -> None:
+        if len(self.models.calls) == 1:
+            self.slices.forget()
+            with self.barrier("snapshots", None):
+                self.past.window_begins()
+        self.batches.tables.called((call.args, call.kwargs))
+        self.slices.called(call)
+        self.sampled.called(call)
+        self.examiner.call_begins(call)
+
+    def _returned(self, call: Call, output: Any) -> None:
+        self.examiner.call_ended(call, output)
+
+    def zeroed(self) -> None:
+        """Gradients were cleared."""
+        if not self.away:
+            with self.barrier("loop_events", None):
+                if self._making is None:  # a closure clears them before each of its evaluations
+                    self.events.zeroed()
+            self.models.zeroed()
+            self.backwards.zeroed()
+
+    def handed_out(self, iterator: Any, batch: Any) -> None:
+        """A loader hands a batch out."""
+        with self.barrier("batches", None):
+            self.batches.hand_out(iterator, batch)
+
+    def name_of_batch(self, batch: Any) -> str:
+        """How a batch is called: by its samples where a loader showed them, else by counting."""
+        return self.batches.name(batch)
+
+    def backward_begins(self, loss: Tensor) -> None:
+        """A loss, before its backward."""
+        with self.barrier("backward", None):
+            self.backwards.begin(loss)
+            self.events.backward_begins(loss)
+            note_loss(self.models.calls, loss)
+            self.slices.backward_begins(loss)
+            self.examiner.backward_begins(loss)
+
+    # -- at an update
+
+    def around_step(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read.
+
+        A container's step calls its parts' steps: they are made with the container's, or not at all.
+        """
+        if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
+            return original(*args, **kwargs)
+        if self.backwards.depth:
+            return self._in_backward(original, optimizer, args, kwargs)
+        loop = self._begin(optimizer)
+        closure = kwargs.get("closure") or (args[0] if args else None)
+        self._making = loop
+        try:
+            if closure is not None:
+                rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
+                return loop.update_with_closure(
+                    lambda run: original(run, *rest, **named), self._evaluation(closure), self._number,
+                    self._numbers_of(loop),
+                )  # fmt: skip
+            loss = self.backwards.total() if self.alone else None
+            clipped = self.clipping.take(loop.parameters)
+            return loop.update(
+                self.sampled.around(loop, lambda: original(*args, **kwargs)),
+                self._number,
+                loss,
+                clipped,
+                holds=not parts_only(self, loop),
+            )
+        finally:
+            self._making = None
+            self._end(loop)
+
+    def failed(self, fault: Exception) -> None:
+        """A fault of ours around a call of the program."""
+        self.barrier.note("guard", fault)
+        self._making = None
+        for loop in self.ledger.loops:
+            loop.end_update()
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return not validate.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)
+
+    def _begin(self, optimizer: Optimizer) -> OptimizerLoop:
+        loop = self.loop_of(optimizer)
+        self._in_turn |= bool(loop.log.recent) and loop.log.recent[-1].step < self._let_go_at
+        self._number, self.step = self.step, self.step + 1
+        loop.refused = False
+        with self.barrier("snapshots", None):
+            self.past.update_begins(loop, self._number)
+        if not self.models.heard:
+            self.models.look_again(loop.parameters)
+        self.examiner.update_begins()
+        return loop
+
+    def _end(self, loop: OptimizerLoop) -> None:
+        """An update was made or withheld."""
+        if loop.refused:
+            self._refused_steps.append(self._number)
+        with self.barrier("snapshots", None):
+            if not loop.refused:
+                self.past.landed(loop.optimizer, loop.last)
+        self.sampled.updated(loop)
+        loop.last = None
+        with self.barrier("loop_events", None):
+            self.events.stepped()
+            self.slices.updated()
+            self.batches.tables.next_round()
+        self.followers.updated(loop.optimizer, refused=loop.refused)
+        self.models.stepped()
+        self.backwards.judged()
+
+    def _skipped_by_program(self, event: Skipped) -> None:
+        """A batch or an update that the loop left out by itself: an incident of the optimizer for this model."""
+        modules = [call.module for call in event.calls]
+        optimizer = next((found for module in modules if (found := self.trainer_of(module)) is not None), None)
+        if optimizer is None or validate.is_claimed(optimizer):
+            return
+        loss = math.nan if event.loss is None else event.loss
+        norm = math.nan if event.grad_norm is None else event.grad_norm
+        reading = Reading(step=self.step, loss=loss, grad_norm=norm, batch_key=event.batch_key, refused=True)
+        with self.barrier("diagnosis", None):
+            self.examiner.look_at_batch()
+            reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
+        self.loop_of(optimizer).skipped_by_program(self.step, reading, str(event))
+
+    def trained_by_others(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether a further optimizer that is still there has parameters of this model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return any(id(p) in own for each in list(self._made) if each is not optimizer for p in parameters_of(each))
+
+    def trainer_of(self, model: nn.Module) -> Optimizer | None:
+        """The optimizer that trains this model, whether or not it has stepped yet."""
+        own = {id(parameter) for parameter in model.parameters()}
+        for optimizer in list(self._made):
+            if any(id(parameter) in own for parameter in parameters_of(optimizer)):
+                return optimizer
+        return None
+
+    def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Forward and backward happen inside `step(closure)`."""
+
+        def evaluate() -> Any:
+            if self.busy:
+                return closure()
+            with self.barrier("models", None):
+                self.models.begin_window()
+            loss = closure()
+            if isinstance(loss, Tensor) and not self.backwards.losses and loss.numel() == 1:
+                self.backwards.losses.append(loss.detach())
+            return loss
+
+        return evaluate
+
+    def _numbers_of(self, loop: OptimizerLoop) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
+        def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:
+            return self.backwards.total() if self.alone else None, self.clipping.take(loop.parameters)
+
+        return numbers
+
+    def _in_backward(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """A step for one parameter in the middle of backward: others may be made already, so only this is refused."""
+        self.ledger.tell(
+            "in_backward",
+            "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
+            "but parameters that stepped before it in the same backward have moved",
+        )
+        if not self.policy.acts or finite(parameters_of(optimizer)):
+            self.ledger.in_backward += 1
+            return original(*args, **kwargs)
+        self.ledger.in_backward_refused += 1
+        return None
+
+    def before_compiled(self, optimizer: Optimizer) -> bool:
+        """A compiled `optimizer.step`: whether its update may be made. It is not looked at afterwards."""
+        if self.away or self._making is not None or not self._is_ours(optimizer):
+            return True
+        unknown: bool | None = None
+        with self.barrier("guard", unknown) as answer:
+            loop = self._begin(optimizer)
+            loss = self.backwards.total() if self.alone else None
+            answer.value = loop.admit(self._number, loss, self.clipping.take(loop.parameters))
+            self._end(loop)
+        if answer.value is None:
+            return not self.policy.acts or finite(parameters_of(optimizer))
+        return answer.value
+
+    def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
+        """GradScaler drops a step by not calling the optimizer. Its overflows are part of a healthy run; a step whose
+        loss was bad is an incident that it only hides."""
+        before = self.step
+        result = original()
+        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
+            return result
+        with self.barrier("guard", None):
+            if scaler.is_enabled():
+                self._dropped(scaler, optimizer)
+        return result
+
+    def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
+        loop = self._begin(optimizer)
+        loss = self.backwards.total()
+        self._together = False  # by this rank's own loss: the others may not know of anything
+        try:
+            loop.dropped(self._number, None if loss is None else float(loss), float(scaler.get_scale()))
+        finally:
+            self._together = True
+        self.events.stepped()
+        bad = loss is not None and not bool(torch.isfinite(loss))
+        self.followers.updated(optimizer, refused=bad)
+        self.models.stepped()
+        self.backwards.judged()
+
+    # -- what a desk asks
+
+    def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """A loss is this rank's own, and all ranks must decide alike: what is judged is the reduced gradient."""
+        return reading
+
+    def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """The reading as it is recorded: with this rank's own loss, and with norms for the first optimizer only."""
+        loss = None if self.alone else self.backwards.total()
+        if loss is not None:
+            reading = replace(reading, loss=float(loss))
+        return reading if loop.log is self.ledger.first else replace(reading, norms=(), names=())
+
+    def capabilities(self, loop: OptimizerLoop, reading: Reading) -> Capabilities:
+        return Capabilities(lr=False, hold=not parts_only(self, loop), rollback=bool(self._good))
+
+    def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:
+        """Leave no trace of the step and look closer: at its batch, at the state, at what other ranks saw."""
+        self._good = []
+        if reading.scale_to_blame:
+            return reading
+        self.busy = True
+        try:
+            with self.barrier("forward_state", None):
+                uncertain = self.models.put_back()
+                if uncertain:
+                    loop.log.journal.event("unregistered_state_changed", names=uncertain)
+            with self.barrier("diagnosis", None):
+                self.examiner.look_at_batch()
+            looked = {} if reading.undone else bad_state(self.state_of(loop))
+            reading = replace(
+                self.shown(loop, reading), norms=reading.norms, names=reading.names, **looked,
+                bad_inputs=self.examiner.bad_inputs, batch_key=self.examiner.batch_key,
+            )  # fmt: skip
+            words = self.examiner.words = self._words_of(loop) if self._together and not self.alone else None
+            if words is not None:
+                reading = words.agree(reading)
+            self._good = self._good_states(reading, words)
+        finally:
+            self.busy = False
+        return reading
+
+    def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
+        self.busy = True
+        try:
+            with self.barrier("diagnosis", None):
+                self.examiner.examine(loop, reading, self.state_of(loop))
+        finally:
+            self.busy = False
+            self.models.go_on()
+
+    def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
+        """To the newest good state. What came of it stands in the incident."""
+        went: RollbackResult | None = None
+        self.busy = True
+        try:
+            with self.barrier("snapshots", None):
+                went = self.past.go_back(decision.step, self._good)
+        finally:
+            self.busy = False
+        if went is None:
+            decision = replace(decision, actions=(*decision.actions, Action.HALT))
+            return loop.log.amend(decision, "no good state could be restored")
+        loop.log.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
+        return loop.log.amend(decision, str(went))
+
+    def refused_since(self, step: int) -> int:
+        """How many updates were refused from this step on, before the one at hand."""
+        return sum(refused >= step for refused in self._refused_steps)
+
+    def _good_states(self, reading: Reading, words: RankMessages | None) -> list[int]:
+        """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
+        if not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
+            return []
+        with self.barrier("snapshots", list[int]()) as answer:
+            answer.value = self.past.steps
+        return words.in_common(answer.value) if words is not None else answer.value
+
+    def _words_of(self, loop: OptimizerLoop) -> RankMessages | None:
+        """What the ranks of this optimizer tell each other, made at its first refused step."""
+        words = self._words.get(loop.optimizer)
+        nothing: RankMessages | None = words
+        with self.barrier("ranks", nothing) as answer:
+            answer.value = words or self._words.setdefault(loop.optimizer, RankMessages(loop.parameters))
+        return answer.value
+
+    def state_of(self, loop: OptimizerLoop) -> TrainingState:
+        """Everything one optimizer's step can change."""
+        return TrainingState(
+            parameters=loop.named_parameters(), optimizers=[loop.optimizer], forward=self.models.forward_state()
+        )
+
+    def known_loop(self, optimizer: Optimizer) -> OptimizerLoop | None:
+        """The desk of an optimizer that has stepped."""
+        reference = self._loops.get(optimizer)
+        return reference() if reference is not None else None
+
+    def loop_of(self, optimizer: Optimizer) -> OptimizerLoop:
+        """The desk of an optimizer, made if this is its first step."""
+        loop = self.known_loop(optimizer)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if loop is not None and len(loop.parameters) == count:
+            return loop
+        parameters = parameters_of(optimizer)
+        self.models.adopt(parameters)
+        named = self.models.names()
+        number = len(self._loops)
+        names = {id(p): named.get(id(p), f"optimizer{number}.{place}") for place, p in enumerate(parameters)}
+        if loop is not None:
+            loop.follow(names)
+            self.ledger.renamed(loop)
+            return loop
+        made = OptimizerLoop(
+            optimizer, names, self.policy, self.ledger.journal(list(names.values()), optimizer), self.barrier, self
+        )
+        self._loops[optimizer] = weakref.ref(made)
+        self.ledger.enter(made, first_step=self.step)
+        return made
+
+    # -- the end
+
+    def crashed(self, error: BaseException) -> None:
+        """An exception is about to end the program: was it a NaN that it did not mention?"""
+        if self.away:
+            return
+        self.busy = True
+        try:
+            with self.barrier("crash", None):
+                explain(self, error)
+        finally:
+            self.busy = False

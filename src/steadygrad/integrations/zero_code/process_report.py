@@ -1,0 +1,207 @@
+"""What one process of a guarded program remembers: its journal, its counts, and what had to be said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...engine import validate
+from ...engine.fault_barrier import FaultBarrier
+from ...engine.record.notify import Notifier
+from ...engine.record.run_log import RunLog
+from ...engine.state.training_state import bad_state
+from ...journal import Journal
+from ...records import Incident
+from ...records.errors import JournalError
+from ..optimizer.optimizer_loop import OptimizerLoop
+from .launch.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .process_loop import ProcessLoop
+
+logger = logging.getLogger("steadygrad")
+
+
+class ProcessReport:
+    """Opens the journal when the first update is due, and not before: a program that never trains leaves no trace."""
+
+    def __init__(self, settings: RunOptions, barrier: FaultBarrier) -> None:
+        self._settings = settings
+        self._barrier = barrier
+        self._journal: Journal | None = None
+        self._notifier: Notifier | None = None
+        self.log: list[RunLog] = []
+        """One for each optimizer that stepped, in order. They hold no tensor: an optimizer is not kept alive."""
+        self._optimizers: list[str] = []
+        self._loops: list[weakref.ref[OptimizerLoop]] = []
+        self.notices: dict[str, str] = {}
+        self.guards: list[Any] = []
+        """Guards of a known trainer that look after the program in our stead."""
+        self.summaries: list[tuple[str, dict[str, Any]]] = []
+        self.in_backward = self.in_backward_refused = 0
+        self.crashes: list[str] = []
+        self.unguarded = 0
+
+    @property
+    def first(self) -> RunLog | None:
+        """Those of the optimizer whose parameters' norms are recorded."""
+        return self.log[0] if self.log else None
+
+    @property
+    def loops(self) -> list[OptimizerLoop]:
+        """The optimizers that are still there."""
+        return [loop for reference in self._loops if (loop := reference()) is not None and loop.alive]
+
+    @property
+    def path(self) -> Path | None:
+        return self._journal.path if self._journal is not None else None
+
+    def tell(self, kind: str, sentence: str) -> None:
+        """Say something about this program once, now and in the end."""
+        if kind in self.notices:
+            return
+        self.notices[kind] = sentence
+        logger.warning("%s", sentence)
+        if self._journal is not None:
+            self._journal.event("notice", kind=kind, sentence=sentence)
+
+    def journal(self, names: list[str], optimizer: Optimizer | None) -> Journal:
+        """The journal of this process, made for its first optimizer."""
+        if self._journal is None:
+            config = validate.run_config(
+                self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
+            ) | {"entry_point": "steady run"}
+            self._journal = self._open(names, config)
+            self._barrier.report_to(self._journal.event)
+            for kind, sentence in self.notices.items():
+                self._journal.event("notice", kind=kind, sentence=sentence)
+            self._notifier = Notifier(self._settings.notify or None, run=str(self._journal.path or ""))
+        return self._journal
+
+    def _open(self, names: list[str], config: dict[str, Any]) -> Journal:
+        rank = rank_of(os.environ)
+        wished = self._settings.run_dir
+        for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
+            try:
+                journal = Journal(place, names=names, run_config=config, rank=rank)
+                if self._settings.reports is not None:  # then `close` is called at exit, after a look at the last round
+                    journal.stay_open_at_exit()
+                return journal
+            except JournalError as error:
+                self.tell("journal", str(error))
+        return Journal(None, names=names, run_config=config, rank=rank)
+
+    def enter(self, loop: OptimizerLoop, *, first_step: int) -> None:
+        """An optimizer stepped for the first time."""
+        self.log.append(loop.log)
+        self._loops = [reference for reference in self._loops if reference() is not None] + [weakref.ref(loop)]
+        name = type(loop.optimizer).__name__
+        self._optimizers.append(name)
+        loop.log.on_incident = self._notifier
+        self.event("training_begins", training=len(self.log), first_step=first_step, optimizer=name)
+
+    def renamed(self, loop: OptimizerLoop) -> None:
+        """Parameters were added to an optimizer."""
+        if self._journal is not None and loop.log is self.first:
+            self._journal.set_names(loop.names)
+
+    def event(self, kind: str, **data: Any) -> None:
+        if self._journal is not None:
+            self._journal.event(kind, **data)
+
+    @property
+    def num_incidents(self) -> int:
+        """How many incidents all trainings of this process have had."""
+        return sum(len(log.incidents) for log in self.log)
+
+    def note_unguarded(self, backward: int | None) -> None:
+        """An incident for a bad loss of a program whose updates could not be refused: no torch optimizer made them."""
+        if backward is None or self.log or self.in_backward or self.guards or self.summaries:
+            return
+        journal = self.journal([], None)
+        why = "and the update after it was not checked: no torch.optim.Optimizer made it"
+        journal.incident(
+            Incident(
+                number=journal.next_incident(), first_step=backward - 1, last_step=backward - 1, symptom="nan_loss",
+                headline=f"the loss of backward number {backward} is not finite, {why}", time=time.time(),
+            )
+        )  # fmt: skip
+        self.unguarded = 1
+
+    def close(self, watch: ProcessLoop) -> dict[str, Any]:
+        """Close the journal; what this process tells the supervisor."""
+        for guard in list(self.guards):
+            self.guard_done(guard)
+        log = self.log
+        ledgers = [each.ledger for each in log]
+        note: dict[str, Any] = {
+            "rank": rank_of(os.environ),
+            "command": sys.argv[:1],
+            "run_dir": str(self.path) if self.path else None,
+            "optimizers": self._optimizers,
+            "steps": sum(each.steps for each in ledgers),
+            "applied": sum(each.applied for each in ledgers),
+            "skipped": sum(each.skipped for each in ledgers),
+            "overflows": sum(each.overflows for each in ledgers),
+            "rolled_back": sum(each.rollbacks_total for each in ledgers),
+            "incidents": self.num_incidents + self.unguarded,
+            "halted": any(each.halted for each in ledgers),
+            "trainings": len(log),
+            "skipped_by_program": sum(each.skipped_by_program for each in log),
+            "final_state": self._final_state(watch),
+            "backwards": watch.backwards.count,
+            "first_bad_backward": watch.backwards.first_bad,
+            "in_backward": self.in_backward,
+            "in_backward_refused": self.in_backward_refused,
+            "held": watch.followers.held,
+            "faults": dict(self._barrier.faults),
+            "crashes": list(self.crashes),
+            "trainer": [name for name, _ in self.summaries],
+        }
+        for _, summary in self.summaries:
+            for key in ("steps", "applied", "skipped", "overflows", "rolled_back", "incidents"):
+                note[key] += int(summary.get(key) or 0)
+            note["halted"] = note["halted"] or bool(summary.get("halted"))
+            note["run_dir"] = note["run_dir"] or self._settings.run_dir
+        note["notices"] = dict(self.notices)
+        if self._notifier is not None:
+            self._notifier.close()
+        if self._journal is not None:
+            if note["final_state"] != "not checked":
+                self._journal.event("final_state", state=note["final_state"])
+            self._journal.close()
+        return note
+
+    def _final_state(self, watch: ProcessLoop) -> str:
+        """Whether what the optimizers that are still there leave behind is finite. One host read each."""
+        with self._barrier("final_state", "not checked") as answer:
+            states = [bad_state(watch.state_of(loop)) for loop in self.loops]
+            bad = [str(name) for state in states for found in state.values() for name in found]
+            some = f"finite in {len(states)} of {len(self.log)} trainings"
+            if states:
+                finite = "finite" if len(states) == len(self.log) else some
+                answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else finite
+        return answer.value
+
+    def guard_done(self, guard: Any) -> None:
+        """A trainer has ended: its guard's counts are kept and its journal is let go."""
+        if guard in self.guards:
+            self.guards.remove(guard)
+            with self._barrier("trainer", None):
+                self.summaries.append((type(guard).__name__, guard.summary()))
+                guard.close()
+
+
+def rank_of(environment: Any) -> int:
+    """This process's rank, as launchers write it."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if str(environment.get(name, "")).isdigit():
+            return int(environment[name])
+    return 0

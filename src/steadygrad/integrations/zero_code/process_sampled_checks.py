@@ -1,0 +1,156 @@
+"""The sampled checks of a watched program: silent problems, looked for at a few steps of each training.
+
+The same checks as at every other entry point (see `engine.step.sampled_checks`). What they warn of is looked for
+again by running the loop's own lines of the last steps, and only what is seen there becomes an incident.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
+from ...engine.recovery.diagnosis_requests import MOST
+from ...engine.step.sampled_checks import SampledChecker
+from ...engine.step.trained_parameters import parameters_of
+from ...records import Reading
+from ..optimizer.optimizer_loop import OptimizerLoop
+from .hooks.call_log import Call
+from .rerun.loop_step import LoopStep
+from .rerun.rerunnable_parts import RerunnableParts
+from .rerun.side_effects import HasEffect, supervised
+
+if TYPE_CHECKING:
+    from .process_loop import ProcessLoop
+
+
+class SampledChecks:
+    """One clerk for each optimizer whose parameters belong to one model. Where nothing is due it is a comparison."""
+
+    def __init__(self, watch: ProcessLoop) -> None:
+        self._watch = watch
+        self._checkers: weakref.WeakKeyDictionary[Optimizer, SampledChecker | None] = weakref.WeakKeyDictionary()
+        self._sampled: int | None = None
+        self._asked = 0
+
+    def optimizer_made(self, made: Optimizer) -> None:
+        """Another optimizer: a model that it trains too is not sampled any more."""
+        new = {id(parameter) for parameter in parameters_of(made)}
+        for optimizer, checker in list(self._checkers.items()):
+            model = checker.model() if checker is not None else None
+            if checker is not None and model is not None and any(id(p) in new for p in model.parameters()):
+                checker.after_refusal()  # takes its hooks off
+                del self._checkers[optimizer]
+
+    def called(self, call: Call) -> None:
+        """A model is called: what measures activations is attached on a step that is due."""
+        for optimizer, checker in list(self._checkers.items()):
+            loop = self._watch.known_loop(optimizer)
+            if checker is not None and loop is not None and checker.model() is call.module:
+                checker.before_forward(loop.log.ledger.steps)
+
+    def around(self, loop: OptimizerLoop, make: Callable[[], Any]) -> Callable[[], Any]:
+        """An update, and around it what a sampled step notes of the gradients and weights."""
+        checker = self._checker(loop)
+        if checker is None or getattr(loop.optimizer, "grad_scale", None) is not None:
+            return make
+        step = loop.log.ledger.steps
+        checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
+        if checker.sampling is None:
+            return make
+        self._sampled = step
+
+        def sampled() -> Any:
+            checker.before_update()
+            result = make()
+            checker.after_update()
+            return result
+
+        return sampled
+
+    def updated(self, loop: OptimizerLoop) -> None:
+        """An update was made or withheld."""
+        sampled, self._sampled = self._sampled, None
+        checker = self._checkers.get(loop.optimizer)
+        if checker is None:
+            return
+        if loop.refused or loop.last is None:
+            checker.after_refusal()
+        else:
+            checker.after_step(loop.last, -1 if sampled is None else sampled)
+        if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
+            self._look_into(loop, checker, loop.last)
+
+    def finish(self) -> None:
+        """The program ends: tell what was waiting for more steps."""
+        for optimizer, checker in list(self._checkers.items()):
+            loop = self._watch.known_loop(optimizer)
+            if checker is not None and loop is not None and loop.log.recent:
+                checker.decide_provisional()
+                if checker.suspects:
+                    last = loop.log.recent[-1]
+                    self._look_into(loop, checker, Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm))
+
+    def _checker(self, loop: OptimizerLoop) -> SampledChecker | None:
+        optimizer = loop.optimizer
+        if optimizer not in self._checkers:
+            self._checkers[optimizer] = self._new(loop) if self._watch.alone else None
+        return self._checkers[optimizer]
+
+    def _new(self, loop: OptimizerLoop) -> SampledChecker | None:
+        own = {id(parameter) for parameter in loop.parameters}
+        roots = [root for root in self._watch.models.roots() if any(id(p) in own for p in root.parameters())]
+        if len(roots) != 1 or self._watch.trained_by_others(roots[0], loop.optimizer):
+            return None  # what another optimizer moves, and when, is not seen at this one's updates
+        checker = SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])
+        checker.inspect_setup()
+        return checker
+
+    def _look_into(self, loop: OptimizerLoop, checker: SampledChecker, reading: Reading) -> None:
+        """Ask about what was warned of, once, and as if nothing had happened."""
+        watch, slices = self._watch, self._watch.slices
+        depth = {"auto": "full", "origin": "origin"}.get(watch.settings.diagnose)
+        kept = (
+            slices.loop_passes
+            and len(slices.loop_passes) == len(slices.reached)
+            and 1 + len(slices.before) >= ENOUGH_STEPS
+        )
+        if not kept:
+            return  # more steps come
+        findings, checker.suspects = checker.suspects, []
+        if depth is None or self._asked >= MOST:
+            return
+        watch.busy = True
+        try:
+            with watch.barrier("diagnosis", None):
+                replayable = RerunnableParts(watch, loop, reading, watch.state_of(loop), "silent").replayable(
+                    slices.loop_passes
+                )
+                try:
+                    answer = look_into(replayable, findings, depth=depth) if _can_run(replayable) else None
+                finally:
+                    replayable.release()
+                if answer is not None:
+                    self._asked += 1
+                    loop.log.enter_silent(reading.step, answer[1], answer[0])
+                    loop.log.announce()
+        finally:
+            watch.busy = False
+
+
+def _can_run(replayable: LoopStep) -> bool:
+    """Whether the loop's lines can be run again without an effect on anything but what is restored."""
+    if any(loop_pass.overwritten for loop_pass in replayable.loop_passes):
+        return False
+    try:
+        with replayable.examining():
+            replayable.restore()
+            for batch in replayable.batches:
+                with supervised(batch.loop_pass.state, replayable.restored_tensors()):
+                    replayable.forward(batch)
+    except HasEffect:
+        return False
+    return not replayable.forward_only

@@ -1,0 +1,419 @@
+"""What is done about a refused step: which call and which samples, a diagnosis, and what was and was not replayed.
+
+A bad value begins before the model (in the batch), inside a call of the model, or in the loss code after
+it. The first two are found by making the calls again. The third cannot be run again: the graph autograd kept gives a
+hint, and the next steps are traced while they run, so that a recurrence is located exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ....detect.tensors.readable_tensors import has_values
+from ....diagnosis.diagnose import diagnose
+from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.locate.crash_origin import explain_crash
+from ....diagnosis.replay.batch_tree import walk_batch
+from ....diagnosis.replay.replayable import StepFacts
+from ....engine.state.training_state import TrainingState
+from ....records import Diagnosis, Origin, Reading
+from ...optimizer.optimizer_loop import OptimizerLoop
+from ..hooks.call_log import Call, outputs_in
+from ..hooks.find_models import runs_alone
+from ..hooks.loader_batches import FoundSamples, bad_rows_of, sample_key, with_samples
+from .loop_lines import LoopPass
+from .loop_step import MADE_BEFORE, LoopStep
+from .model_call_step import ModelCallStep, own_loss, rows_of_call
+from .rank_messages import RankMessages, on_its_own
+from .rerunnable_parts import RerunnableParts
+from .step_tracing import StepTracing
+
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
+_TRACED_STEPS = 3
+_TALK = "the loop's own lines were not run again: they talk to the other ranks"
+_ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
+_MAX_ARMINGS = 3
+
+
+class RefusalExaminer:
+    """The diagnosis for a watch."""
+
+    def __init__(self, watch: ProcessLoop) -> None:
+        self._watch = watch
+        self._traced_steps = self._armings = 0
+        self._loop: OptimizerLoop | None = None
+        self._tracing: StepTracing | None = None
+        self._guilty: Call | None = None
+        self.found: FoundSamples | None = None
+        self.bad_inputs: tuple[str, ...] = ()
+        self.words: RankMessages | None = None
+        """What ranks tell each other of the step at hand; None where there is no one to tell."""
+
+    # -- listening while steps are traced
+
+    @property
+    def tracing(self) -> bool:
+        """Whether the program's own step is being traced."""
+        return self._tracing is not None
+
+    def call_begins(self, call: Call) -> None:
+        if self._traced_steps and self._tracing is None and self._loop is not None and StepTracing.possible(self._loop):
+            self._tracing = StepTracing(call, self._loop)
+
+    def call_ended(self, call: Call, output: Any) -> None:
+        """Nothing to do: the tracer sees what follows."""
+
+    def backward_begins(self, loss: Tensor) -> None:
+        if self._tracing is not None:
+            self._tracing.backward_begins(loss)
+
+    def update_begins(self) -> None:
+        """The window ends; if its update is refused the trace will be asked."""
+        self._watch.slices.judged()
+        if self._tracing is not None:
+            self._tracing.close()
+            self._traced_steps -= 1
+            self._last, self._tracing = self._tracing, None
+        else:
+            self._last = None
+
+    _last: StepTracing | None = None
+    _talk = False
+    _why_not_lines: str | None = None
+
+    def let_go(self) -> None:
+        """Keep nothing of a step that was looked into alive."""
+        self._loop = self._tracing = self._last = self._guilty = self.found = None
+        self.bad_inputs, self._traced_steps = (), 0
+
+    # -- which samples
+
+    def look_at_batch(self) -> None:
+        """Which call of the window has bad arguments, and which samples it is made of. Reads the device."""
+        calls = self._watch.models.calls
+        self.bad_inputs, self._guilty, self.found = (), None, None
+        for call in calls:
+            bad = _bad_entries(call.batch)
+            if bad:
+                self.bad_inputs, self._guilty = bad, call
+                break
+        if self._guilty is None and len(calls) == 1:
+            self._guilty = calls[0]
+        if self._guilty is not None:
+            self.found = self._watch.batches.find((self._guilty.args, self._guilty.kwargs))
+
+    @property
+    def batch_key(self) -> str | None:
+        """How the batch is called in the journal: by its samples where a loader showed them."""
+        if self.found is None:
+            return None
+        return sample_key(self.found)
+
+    # -- why
+
+    def examine(self, loop: OptimizerLoop, reading: Reading, state: TrainingState) -> None:
+        """Diagnose the refused step as far as it can be, and write down its samples."""
+        log = loop.log
+        if not log.incidents or log.incidents[-1].last_step != reading.step:
+            return  # an overflow of a loss scale is no incident
+        self._loop = loop
+        depth = log.diagnosis_due(self._watch.settings.diagnose)
+        diagnosis = self._together(loop, reading, state, depth)
+        if diagnosis is not None:
+            if self.found is not None and log.incidents[-1].batch_key is None:
+                log.incidents[-1] = replace(log.incidents[-1], batch_key=self.batch_key)
+            log.enter_diagnosis(diagnosis)
+        whole = self.found is not None and not (diagnosis is not None and diagnosis.rows)
+        if whole and self.found is not None and (not reading.bad_ranks or loop.log.journal.rank in reading.bad_ranks):
+            cause = diagnosis.cause.slug if diagnosis is not None and diagnosis.cause is not None else "non_finite"
+            log.journal.quarantine(self.batch_key or "", step=reading.step, cause=cause, sample_ids=self.found.indices)
+
+    def _together(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, depth: str | None
+    ) -> Diagnosis | None:
+        """This rank's own diagnosis, or that of the rank where it began."""
+        words = self.words
+        found: Diagnosis | None = None
+        try:
+            if depth is not None and (words is None or words.leads(reading)):
+                found = self._diagnosis(loop, reading, state, depth)
+            if found is not None and self.found is not None:
+                found = with_samples(found, self.found)
+        finally:
+            sound = found is not None and found.because == _ELSEWHERE
+            other = words.share(reading, None if sound else found, self.batch_key) if words is not None else None
+        if other is None:
+            return found
+        diagnosis, batch_key = other
+        if loop.log.journal.rank not in reading.bad_ranks:
+            self.found = None  # the batch of this rank was finite
+        incidents = loop.log.incidents
+        incidents[-1] = replace(incidents[-1], batch_key=batch_key or incidents[-1].batch_key)
+        return diagnosis if depth is not None else None
+
+    def _diagnosis(self, loop: OptimizerLoop, reading: Reading, state: TrainingState, depth: str) -> Diagnosis | None:
+        watch = self._watch
+        symptom = loop.log.incidents[-1].symptom
+        if symptom == "spike":
+            return None
+        self._talk, self._why_not_lines = False, None
+        why_not = self._why_not_again()
+        try:
+            with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
+                found = self._by_slices(loop, reading, state, symptom, depth)
+                if found is None and why_not is None:
+                    found = self._by_replay(loop, reading, state, symptom, depth)
+            if found is not None:
+                return found
+        except UsesCollectives:
+            why_not = "the step itself talks to the other ranks"
+        if self._last is not None:
+            seen = self._last.diagnosis(symptom, reading.step)
+            if seen is not None:
+                return seen
+        if self._armings < _MAX_ARMINGS:
+            self._armings += 1
+            self._traced_steps = _TRACED_STEPS
+        found = outside(watch, symptom, reading, why_not)
+        told = (_TALK,) if self._talk else (self._why_not_lines,) if self._why_not_lines else ()
+        return replace(found, notes=(*told, *found.notes))
+
+    def _why_not_again(self) -> str | None:
+        """Why the calls of this window cannot be made again, as a clause; None if they can."""
+        models = self._watch.models
+        if not models.calls or models.entry is None:
+            return "no call of a model was heard in this step"
+        if models.lost_calls:
+            return f"the model was called {models.lost_calls + len(models.calls)} times for one update"
+        if any(call.overwritten for call in models.calls):
+            return "the model's arguments were written to after the call"
+        if not all(runs_alone(call.module) for call in models.calls):
+            return "one rank cannot call this model without the others"
+        if len({id(call.module) for call in models.calls}) > 1:
+            return "several models were called for one update"
+        return None
+
+    def _by_replay(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """By making the calls again; None where they come out finite and so did what came back to them."""
+        models = self._watch.models
+        calls = list(models.calls)
+        inside = all(own_loss(call) is not None for call in calls)
+        if models.entry is None:
+            return None
+        replayable = self._calls_replayable(loop, reading, state, symptom)
+        with replayable.examining():
+            guilty = self._first_bad_output(replayable)
+        if guilty is not None and self._guilty is not guilty:
+            self._guilty = guilty
+            self.found = self._watch.batches.find((guilty.args, guilty.kwargs))
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if guilty is None and not poisoned:
+            gradients = [gradient for call in calls for gradient in call.output_gradients.values()]
+            sound = bool(gradients) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+            if sound and math.isfinite(reading.loss) and not self._watch.alone:
+                return _elsewhere(symptom)
+            if not math.isfinite(reading.loss) or not sound:
+                return None  # the loss code, or what it sent back
+        found = diagnose(replayable, depth=depth if inside else "origin")
+        sound_again = found.reproduced[1] and not found.reproduced[0]
+        if sound_again and self._why_not_lines is not None and MADE_BEFORE in self._why_not_lines:
+            return None  # these calls are only a part of what the gradient came from
+        if sound_again and found.origin is not None and found.origin.op is None:
+            notes = (*found.notes, "the model's calls were replayed from the same bits; nothing bad came out of them")
+            return replace(found, notes=notes)
+        how = "the model's call was replayed, forward and backward; its loss is the model's own"
+        if not inside:
+            how = "the model's call was replayed; the code from its output to the loss was not, so no remedy was tried"
+        return replace(found, notes=(*found.notes, how))
+
+    def _calls_replayable(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str
+    ) -> ModelCallStep:
+        models, calls = self._watch.models, list(self._watch.models.calls)
+        inside = all(own_loss(call) is not None for call in calls)
+        facts = StepFacts(
+            step=reading.step, symptom=symptom, findings=(), history=tuple(loop.log.recent),
+            accumulation=len(calls), device_type=loop.parameters[0].device.type,
+            autocast=next(iter(calls[0].autocast.values()), None), loss_scale=reading.loss_scale,
+            select_rows=rows_of_call if inside else None,
+            parameter_names={id(p): name for name, p in loop.named_parameters().items()},
+        )  # fmt: skip
+        assert models.entry is not None
+        return ModelCallStep(loop, state, models.forward_state(), models.entry, calls, facts, reading.loss)
+
+    def _by_slices(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """By running the loop's own lines again; None where they cannot be, or do not give the loss they gave.
+
+        The lines from the model's call are tried first, then longer parts of the loop. If the batch itself was bad when
+        it reached those lines and good when the loader gave it, the loop's body shows what the program did to it."""
+        models = self._watch.models
+        if not all(runs_alone(call.module) for call in models.calls):
+            return None
+        rerun = RerunnableParts(self._watch, loop, reading, state, symptom)
+        kept: Diagnosis | None = None
+        for loop_passes in rerun.attempts():
+            replayable = rerun.replayable(loop_passes)
+            try:
+                found = self._attempt(replayable, loop_passes, reading, symptom, depth)
+            finally:
+                replayable.release()
+            rerun.made_before = rerun.made_before or replayable.forward_only
+            if found is None or (kept is not None and not _explains(found)):
+                continue
+            if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
+                return found
+            kept = found
+        return kept
+
+    def _attempt(
+        self, replayable: LoopStep, loop_passes: Sequence[LoopPass], reading: Reading, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """One way to run the lines again; None where it does not give the loss that the loop had."""
+        with replayable.examining():
+            try:
+                why_not = replayable.why_not()
+            except UsesCollectives:
+                self._talk, why_not = True, _TALK
+        if why_not is not None:
+            self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
+            return None
+        poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        if not self._watch.alone and not poisoned and replayable.sound():
+            return _elsewhere(symptom)
+        return self._from_lines(replayable, loop_passes, depth)
+
+    def _from_lines(self, replayable: LoopStep, loop_passes: Sequence[LoopPass], depth: str) -> Diagnosis | None:
+        """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
+        try:
+            found = diagnose(replayable, depth="origin" if replayable.forward_only else depth)
+        except UsesCollectives:
+            raise
+        except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
+            self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
+            return None
+        if replayable.forward_only and not found.reproduced[0]:
+            return None
+        guilty = replayable.loop_passes[0] if len(loop_passes) == 1 else _guilty(replayable)
+        if guilty is not None and (self.found is None or len(loop_passes) > 1):
+            self.found = self._watch.batches.find(guilty.batch) or self.found
+        if guilty is not None and self.found is not None and _came_in_bad(found) and not found.rows:
+            found = replace(found, rows=bad_rows_of(guilty.batch, self.found) or found.rows)
+        lines = loop_passes[0].slice
+        how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
+        if replayable.forward_only:
+            how += ", forward only: the graph behind them is the program's, so no remedy was tried"
+        return replace(found, notes=(*found.notes, how))
+
+    def _first_bad_output(self, replayable: ModelCallStep) -> Call | None:
+        replayable.restore()
+        for batch in replayable.batches:
+            with torch.no_grad():
+                outputs = [output for output in outputs_in(batch.call.again()) if has_values(output)]
+            if any(bool(torch.isnan(output).any()) for output in outputs) or _infinite(outputs):
+                return batch.call  # type: ignore[no-any-return]
+        return None
+
+    def crashed_in_calls(
+        self, loop: OptimizerLoop, reading: Reading, error: BaseException, depth: str
+    ) -> Diagnosis | None:
+        """By the model's calls: one raises this error again, or gives what the program then raised about."""
+        if self._why_not_again() is not None:
+            return None
+        state = self._watch.state_of(loop)
+        try:
+            return self._by_replay(loop, reading, state, "nan_loss", depth)
+        except type(error):
+            return explain_crash(self._calls_replayable(loop, reading, state, "nan_loss"), error, depth=depth)
+
+
+def _came_in_bad(found: Diagnosis) -> bool:
+    """Whether what the lines read was bad already."""
+    return found.origin is not None and found.origin.phase == "data"
+
+
+def _explains(found: Diagnosis) -> bool:
+    """Whether a diagnosis names the operation."""
+    return found.origin is not None and found.origin.op is not None and bool(found.reproduced[0])
+
+
+def _guilty(replayable: LoopStep) -> LoopPass | None:
+    """The micro-batch whose loss or gradients are not finite; the first one."""
+    with replayable.examining():
+        replayable.restore()
+        for loop_pass, batch in zip(replayable.loop_passes, replayable.batches, strict=True):
+            terms = replayable.forward(batch)
+            if not bool(torch.isfinite(terms["loss"])):
+                return loop_pass
+            replayable.backward(terms)
+            if not replayable.gradients_finite():
+                return loop_pass
+    return None
+
+
+def _elsewhere(symptom: str) -> Diagnosis:
+    """A finite step of this rank, refused with the others."""
+    return Diagnosis(
+        symptom=symptom,
+        phase="backward",
+        because=_ELSEWHERE,
+        notes=("this rank's calls were replayed and came out finite; see the other ranks' incident",),
+    )
+
+
+def outside(watch: ProcessLoop, symptom: str, reading: Reading, why_not: str | None) -> Diagnosis:
+    """What can be said of trouble between a model and its loss without running it again."""
+    bad_loss = not math.isfinite(reading.loss)
+    phase = "loss" if bad_loss else "backward"
+    calls, backwards = watch.models.calls, watch.backwards
+    notes: list[str] = []
+    if why_not is not None:
+        notes.append(f"nothing was replayed: {why_not}")
+    else:
+        notes.append(
+            "the model's call was replayed and its output is finite: the bad value comes from the code after it"
+        )
+    if calls and calls[-1].caller[0] and backwards.where[0]:
+        notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
+    suspect = backwards.suspect
+    because = "the code between the model and the loss cannot be run again"
+    if suspect is not None:
+        made = f"{suspect.op} made a bad value from inputs {suspect.inputs}" if suspect.inputs else suspect.op
+        because = f"by what autograd kept for backward: {made}"
+    notes.append(f"the next {_TRACED_STEPS} steps are traced, so that a recurrence is located exactly")
+    return Diagnosis(
+        symptom=symptom,
+        phase=phase,
+        origin=Origin(phase=phase, op=suspect.op if suspect is not None else None),
+        confidence=0.3 if suspect is not None else 0.0,
+        because=because,
+        notes=tuple(notes),
+    )
+
+
+def _place(where: tuple[str, int]) -> str:
+    return f"{where[0]}:{where[1]}"
+
+
+def _bad_entries(batch: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the arguments that hold a NaN; an infinity may be a mask."""
+    return tuple(
+        name for name, value in walk_batch(batch) if has_values(value) and bool(torch.isnan(value.detach()).any())
+    )
+
+
+def _infinite(outputs: Sequence[Tensor]) -> bool:
+    """A positive infinity is no mask; a negative one may well be."""
+    return any(bool(torch.isposinf(output).any()) for output in outputs if not output.is_complex())

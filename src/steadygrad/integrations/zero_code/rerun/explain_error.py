@@ -1,0 +1,137 @@
+"""An error that ends the program and never mentions the NaN behind it: look for it where the error was raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ....detect.tensors.readable_tensors import has_values
+from ....diagnosis.locate.crash_origin import explain_crash, near_a_nan
+from ....records import Diagnosis, Reading
+from ....records.errors import SteadyError
+from ...optimizer.optimizer_loop import OptimizerLoop
+from ..hooks.loader_batches import with_samples
+from .rerunnable_parts import RerunnableParts
+from .side_effects import HasEffect, supervised
+from .user_state import is_users
+
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
+_OURS = str(Path(__file__).resolve().parents[3])
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_MAX_LOCALS = 64
+_MAX_ELEMENTS = 1 << 26
+
+
+def explain(watch: ProcessLoop, error: BaseException) -> None:
+    """Name the bad value behind an error that ends the program, in the error itself and in an incident: that of a loss
+    which the program had and raised about, or one of the error."""
+    before = watch.ledger.num_incidents
+    watch.batches.tables.ended = watch.slices.ended = _frames_of(error)
+    try:
+        watch.events.finished(error)
+        _explain(watch, error, known=watch.ledger.num_incidents > before)
+    finally:
+        watch.batches.tables.ended = watch.slices.ended = ()
+
+
+def _explain(watch: ProcessLoop, error: BaseException, *, known: bool) -> None:
+    sentence = _sentence_on(error)
+    if sentence is None:
+        return
+    optimizer = next((o for call in watch.models.calls if (o := watch.trainer_of(call.module)) is not None), None)
+    if optimizer is not None and watch.alone and not known:
+        loop = watch.loop_of(optimizer)
+        depth = {"auto": "full", "origin": "origin"}.get(watch.settings.diagnose)
+        found = _diagnosis(watch, loop, error, depth) if depth is not None else None
+        if found is not None:
+            loop.log.enter_crash(watch.step, watch.examiner.batch_key, error)
+            loop.log.enter_diagnosis(found)
+            if found.origin is not None and found.origin.op is not None:
+                where = found.origin.source or found.origin.module or found.phase
+                sentence += f"; the first bad value was made by {found.origin.op} ({where})"
+    sentence += ". The error may be a consequence of that."
+    error.add_note(f"steadygrad: {sentence}")
+    watch.ledger.crashes.append(sentence)
+    watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
+    """The program's own functions that this error has ended, innermost first."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return [frame for frame in reversed(frames) if is_users(frame.f_code.co_filename)]
+
+
+def _sentence_on(error: BaseException) -> str | None:
+    """One sentence on the non-finite value near this error, or None if there is none. Reads the device."""
+    if isinstance(error, SteadyError) or not near_a_nan(error):
+        return None
+    seen = next(_bad_locals(error.__traceback__), None)
+    if seen is None:
+        return "a value that is not finite was being worked on where this error was raised"
+    return f"where this error was raised, {seen}"
+
+
+def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
+    """Non-finite tensors among the local variables of the program's own frames, innermost frame first."""
+    frames = []
+    while trace is not None:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    for frame, line in reversed(frames):
+        file = frame.f_code.co_filename
+        if file.startswith((_OURS, _TORCH, "<frozen", "<string", "<__array")):
+            continue
+        for name, value in list(frame.f_locals.items())[:_MAX_LOCALS]:
+            if not isinstance(value, Tensor) or not has_values(value) or not value.is_floating_point():
+                continue
+            if not 0 < value.numel() <= _MAX_ELEMENTS:
+                continue
+            nans, infinities = int(torch.isnan(value.detach()).sum()), int(torch.isposinf(value.detach()).sum())
+            if nans or infinities:
+                bad = f"{nans} NaN" if nans else f"{infinities} infinities"
+                yield f"`{name}` ({file}:{line}) holds {bad} among its {value.numel()} values"
+
+
+def _diagnosis(watch: ProcessLoop, loop: OptimizerLoop, error: BaseException, depth: str) -> Diagnosis | None:
+    """Where the bad value behind this error was made; None if that cannot be shown. The program is ending."""
+    examiner, reading = watch.examiner, Reading(step=watch.step, loss=math.nan, grad_norm=math.nan, refused=True)
+    examiner.look_at_batch()
+    found = _by_lines(watch, loop, reading, error, depth)
+    if found is None:
+        found = examiner.crashed_in_calls(loop, reading, error, depth)
+    if found is not None and found.rows and examiner.found is not None:
+        found = with_samples(found, examiner.found)
+    return found
+
+
+def _by_lines(
+    watch: ProcessLoop, loop: OptimizerLoop, reading: Reading, error: BaseException, depth: str
+) -> Diagnosis | None:
+    """By the loop's own lines, as they are known from other rounds: they raise the same error again."""
+    loop_pass = watch.slices.unfinished()
+    if loop_pass is None or loop_pass.overwritten:
+        return None
+    replayable = RerunnableParts(watch, loop, reading, watch.state_of(loop), "nan_loss").replayable([loop_pass])
+    try:
+        with replayable.examining():
+            replayable.restore()
+            with supervised(loop_pass.state, replayable.restored_tensors()):
+                replayable.forward(replayable.batches[0])
+        return None
+    except HasEffect:
+        return None
+    except Exception as again:  # the program's own error
+        return explain_crash(replayable, error, depth=depth) if type(again) is type(error) else None
+    finally:
+        replayable.release()

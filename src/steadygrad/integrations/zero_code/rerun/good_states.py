@@ -1,0 +1,359 @@
+"""The last good states of a loop that is not ours, and the updates since then, so that poisoned weights can be undone.
+
+Now and then, before a model is called, everything an update can change is copied. Between two copies each update that
+applied is remembered: the loop's own lines with the batch they read, how it clipped, its rates, and the schedules it
+stepped. Going back puts the newest good copy in place and makes those updates again, as long as each of them gives
+the loss and the gradient norm that it gave the first time, to the bit. Where one does not, or cannot be made again,
+the run goes on from the copy and the updates since are lost; that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ....detect.gradient_norms import GradientProbe
+from ....detect.tensors.readable_tensors import has_values
+from ....engine import validate
+from ....engine.state.batch_buffer import tensors_in
+from ....engine.state.rng import put_rng, take_rng
+from ....engine.state.snapshot_ring import SnapshotRing
+from ....engine.state.training_state import TrainingState, Tree
+from ....records import Reading
+from ....records.rerun_flag import rerun
+from ...optimizer.optimizer_loop import OptimizerLoop
+from ...optimizer.snapshot_schedule import SnapshotSchedule
+from .loop_lines import LoopPass
+
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
+_NOT_KEPT = torch.zeros(())
+_LARGEST_OF_A_DEVICE = 4 << 30
+"""The host memory that a device copies to is slow to get, and this program did not ask for a pause of a minute."""
+_IN_USE = 32
+"""An optimizer that made no update for so many steps is not part of the training any more."""
+_MOST = 512
+"""Updates that are remembered at the most: making more of them again would take too long."""
+_ROOM = {"cpu": 256 << 20}
+_ROOM_ON_DEVICE = 64 << 20
+"""How many bytes of batches are kept for being run again; on a device memory is dearer."""
+
+
+@dataclass(slots=True)
+class AppliedUpdate:
+    """One update that was applied, with what it takes to make it again."""
+
+    step: int
+    loop_passes: list[LoopPass]
+    losses: list[float | Tensor]
+    grad_norm: float
+    clip: float | None
+    groups: list[dict[str, Any]]
+    size: int
+    storages: frozenset[int]
+    followed: list[Callable[[], Any]]
+    """What the loop did after it: its schedules' steps, its averages."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult:
+    """What came of going back."""
+
+    step: int
+    again: int
+    lost: int
+    why: str
+
+    def __str__(self) -> str:
+        place = f"the state before step {self.step} was restored"
+        if not self.lost:
+            since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
+            return f"{place} and {since} made again, to the same losses to the bit"
+        since = "the update since is" if self.lost == 1 else f"the {self.lost} updates since are"
+        return f"{place}; {since} lost: {self.why}"
+
+
+class GoodStates:
+    """One process's last good states and the updates since. Off where the policy only observes or memory is short."""
+
+    def __init__(self, watch: ProcessLoop) -> None:
+        self._watch = watch
+        self._of: tuple[int, ...] = ()
+        self._loops: list[OptimizerLoop] = []
+        self._last: weakref.WeakKeyDictionary[OptimizerLoop, int] = weakref.WeakKeyDictionary()
+        self._state: TrainingState | None = None
+        self._ring: SnapshotRing | None = None
+        self._snapshot_schedule: SnapshotSchedule | None = None
+        self._updates: deque[AppliedUpdate] = deque()
+        self._bytes = 0
+        self._why_not = ""
+        self._due = True
+
+    # -- while all is well
+
+    def window_begins(self) -> None:
+        """Before the first call of a model since an update: copy the state if it is time. Does not sync on a CPU."""
+        watch = self._watch
+        if not watch.policy.acts:
+            return
+        self._look_around()
+        ring, snapshot_schedule, step = self._ring, self._snapshot_schedule, watch.step
+        if ring is None or snapshot_schedule is None or not (self._due or snapshot_schedule.due(step)):
+            return
+        if watch.alone and not self._due and not snapshot_schedule.cheap():
+            return  # several ranks copy at the same steps, whatever it costs on one of them
+        self._due = False
+        snapshot_schedule.take(step)
+        if (entry := watch.models.entry) is not None:
+            ring.all()[-1].place = entry.place  # taken a moment before, with the same random states
+        while self._updates and self._updates[0].step < ring.steps[0]:
+            self._bytes -= self._updates.popleft().size
+
+    def update_begins(self, loop: OptimizerLoop, step: int) -> None:
+        """Before an update: let the device finish copying what is about to change. Does not stop the host."""
+        self._last[loop] = step
+        if self._ring is not None:
+            self._ring.wait_for_copies()
+
+    def landed(self, optimizer: Optimizer, reading: Reading | None) -> None:
+        """Remember the update just made. Host work only: a few names, no copy."""
+        if self._ring is None or not self._ring.steps or reading is None:
+            return
+        found = self._remember(optimizer, reading)
+        if isinstance(found, str):
+            self._why_not = found
+            self._forget_updates()
+            return
+        self._updates.append(found)
+        self._bytes += found.size
+        room = _ROOM.get(next((t.device.type for t in tensors_in(found.loop_passes[0].batch)), "cpu"), _ROOM_ON_DEVICE)
+        while self._bytes > room or len(self._updates) > _MOST:
+            self._bytes -= self._updates.popleft().size
+            self._why_not = "there were too many to keep"
+
+    def followed(self, optimizer: Any, call: Callable[[], Any]) -> None:
+        """A schedule or an average of the loop went on."""
+        if self._updates:
+            self._updates[-1].followed.append(call)
+
+    def _remember(self, optimizer: Optimizer, reading: Reading) -> AppliedUpdate | str:
+        watch = self._watch
+        loop_passes = list(watch.slices.loop_passes)
+        if not watch.alone:
+            return "one rank cannot make that again without the others"
+        if len(self._loops) != 1 or self._loops[0].optimizer is not optimizer:
+            return "several optimizers step in turn"
+        if not loop_passes or len(loop_passes) != len(watch.backwards.losses) or watch.models.lost_calls:
+            return watch.slices.why_not or "their lines could not be cut out of the loop"
+        if (
+            any(loop_pass.slice.scaled for loop_pass in loop_passes)
+            or getattr(optimizer, "grad_scale", None) is not None
+        ):
+            return "their loss was scaled"
+        if watch.clipping.unknown:
+            return "their gradients were clipped in a way of the loop's own"
+        tensors = [tensor for loop_pass in loop_passes for tensor in tensors_in(loop_pass.batch)]
+        if not all(has_values(tensor) for tensor in tensors):
+            return "they read tensors of a kind that is not kept"
+        if any(tensor.grad_fn is not None for tensor in tensors):
+            return "they read what an earlier step computed"  # and keeping it would keep that step's graph
+        # A loop that cuts its batches out of one tensor reads that one every time: it is there anyway.
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        before = self._updates[-1].storages if self._updates else frozenset()
+        size = sum(num_bytes for place, num_bytes in storages.items() if place not in before)
+        # A loss is computed on top of all activations: on a CPU its few bytes would keep the memory below from being
+        # freed. As a number it is exact.
+        losses = [
+            float(loop_pass.loss) if loop_pass.loss.device.type == "cpu" else loop_pass.loss
+            for loop_pass in loop_passes
+        ]
+        loop_passes = [dataclasses.replace(loop_pass, loss=_NOT_KEPT) for loop_pass in loop_passes]
+        return AppliedUpdate(
+            reading.step, loop_passes, losses, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), size,
+            frozenset(storages), [],
+        )  # fmt: skip
+
+    def _look_around(self) -> None:
+        """One state for all optimizers in use; made anew when that changes or another model was found."""
+        watch = self._watch
+        loops = [loop for loop in watch.ledger.loops if self._last.get(loop, -_IN_USE) > watch.step - _IN_USE]
+        forward = watch.models.forward_state()
+        key = (id(forward), *map(id, loops))
+        if key == self._of:
+            return
+        self._of, self._loops, self._due, self._ring = key, loops, True, None
+        self._forget_updates()
+        if not loops:
+            return
+        optimizers = [loop.optimizer for loop in loops]
+        parameters = {
+            f"{number}.{name}": parameter
+            for number, loop in enumerate(loops)
+            for name, parameter in loop.named_parameters().items()
+        }
+        schedules = _Several(watch.followers, optimizers)
+        self._state = TrainingState(
+            parameters=parameters, optimizers=optimizers, forward=forward, scheduler=schedules
+        )  # fmt: skip
+        device = loops[0].parameters[0].device
+        size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._state.floating_tensors())
+        if device.type != "cpu" and size > _LARGEST_OF_A_DEVICE:
+            watch.ledger.event("no_snapshots", bytes=size)
+            return
+        self._ring = ring = validate.make_ring("auto", self._state, device, watch.policy)
+        self._snapshot_schedule = SnapshotSchedule(ring, watch.policy.snapshot_every) if ring is not None else None
+
+    def let_go(self) -> None:
+        """Keep no state and no batch alive; what is needed is made anew with the next window."""
+        self._of, self._loops, self._state, self._ring, self._snapshot_schedule, self._due = (
+            (),
+            [],
+            None,
+            None,
+            None,
+            True,
+        )
+        self._forget_updates()
+
+    def _forget_updates(self) -> None:
+        self._updates.clear()
+        self._bytes = 0
+
+    # -- when it is not
+
+    def kept_at(self, loop: OptimizerLoop, step: int, before: int) -> tuple[Tree, list[AppliedUpdate]] | None:
+        """The state that was copied before this step, in the names of its optimizer alone, and the updates from there
+        up to `before`. None where there is no such copy, or not all of the updates can be made again."""
+        snapshot = next((s for s in self._ring.good() if s.step == step), None) if self._ring is not None else None
+        if snapshot is None or self._state is None or self._loops != [loop]:
+            return None
+        updates = [landed for landed in self._updates if step <= landed.step < before]
+        if len(updates) + self._watch.refused_since(step) != before - step or not updates:
+            return None
+        if any(loop_pass.overwritten for landed in updates for loop_pass in landed.loop_passes):
+            return None
+        tree = {key: snapshot.tree[key] for key in ("optimizers", "buffers", "counters", "extras")}
+        names = snapshot.tree["parameters"].items()
+        return {**tree, "parameters": {name.partition(".")[2]: value for name, value in names}}, updates
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps before which a good state was copied, newest last. Waits for copies on a GPU."""
+        return [snapshot.step for snapshot in self._ring.good()] if self._ring is not None else []
+
+    def go_back(self, before: int, allowed: Sequence[int]) -> RollbackResult | None:
+        """Put the newest good state of those allowed in place and make the updates since again. None if there is none.
+
+        `before` is the step that was refused: it is not made again. Runs the program's own lines.
+        """
+        ring, state = self._ring, self._state
+        good = [snapshot for snapshot in ring.good() if snapshot.step in allowed] if ring is not None else []
+        if ring is None or state is None or not good:
+            return None
+        snapshot = good[-1]
+        updates = [landed for landed in self._updates if landed.step >= snapshot.step]
+        num_since = before - snapshot.step
+        now, rewound = take_rng(), state.forward.rng_without(snapshot.place)
+        rates = [_plain_groups(loop.optimizer) for loop in self._loops]
+        state.restore(snapshot.tree)
+        why = self._make_again(state, updates, num_since, snapshot.step)
+        if why:
+            state.restore(snapshot.tree)
+            state.forward.forget_since(snapshot.place)
+            put_rng(rewound)
+        else:
+            put_rng(now)
+            for loop, kept in zip(self._loops, rates, strict=True):
+                put_groups(loop.optimizer, kept)  # with what the loop set by hand since the last update
+        self._forget_updates()
+        ring.discard_after(snapshot.step)
+        self._due = True
+        lost = num_since if why else 0
+        return RollbackResult(step=snapshot.step, again=num_since - lost, lost=lost, why=why)
+
+    def _make_again(self, state: TrainingState, updates: list[AppliedUpdate], num_since: int, start: int) -> str:
+        """The updates since the snapshot once more. Why not, as a clause; empty if all of them came out the same."""
+        skipped = self._watch.refused_since(start)
+        if len(updates) + skipped != num_since:
+            return self._why_not or "they were not kept"
+        if any(loop_pass.overwritten for landed in updates for loop_pass in landed.loop_passes):
+            return "their batches were written to since"
+        try:
+            for landed in updates:
+                with rerun():
+                    same = self._update(landed)
+                if not same:
+                    return "made again they do not come out the same"
+        except Exception as error:  # their lines, out of their place, may raise anything
+            return f"their lines raised {type(error).__name__} when they were run again"
+        return ""
+
+    def _update(self, landed: AppliedUpdate) -> bool:
+        """One update again; whether it had the loss and the gradient that it had the first time."""
+        (loop,) = self._loops
+        for parameter in loop.parameters:
+            parameter.grad = None
+        for loop_pass, before in zip(landed.loop_passes, landed.losses, strict=True):
+            loss = loop_pass.again(loop_pass.batch)
+            if float(loss.detach()) != float(before):
+                return False
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradients = GradientProbe(loop.parameters).measure()
+        if gradients is None or float(gradients.total) != landed.grad_norm:
+            return False
+        if landed.clip is not None:
+            torch.nn.utils.clip_grad_norm_(loop.parameters, landed.clip)
+        put_groups(loop.optimizer, landed.groups)
+        loop.optimizer.step()
+        for parameter in loop.parameters:
+            parameter.grad = None
+        for call in landed.followed:
+            self._watch.followers.again(call)
+        return True
+
+
+class _Several:
+    """The schedules and averages of some optimizers as one thing with a state, whenever they come and go."""
+
+    def __init__(self, followers: Any, optimizers: Sequence[Optimizer]) -> None:
+        self._followers, self._optimizers = followers, optimizers
+
+    def state_dict(self) -> list[tuple[Any, Any]]:
+        return [(_Same(thing), thing.state_dict()) for thing in self._followers.of(self._optimizers)]
+
+    def load_state_dict(self, states: list[tuple[Any, Any]]) -> None:
+        for thing, state in states:
+            thing.it.load_state_dict(state)
+
+
+class _Same:
+    """Keeps an object the same when its surroundings are copied."""
+
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Same:
+        return self
+
+
+def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Rates and the like as they are now, of each group; not what is kept in tensors."""
+    return [
+        {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
+        for group in optimizer.param_groups
+    ]
+
+
+def put_groups(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """Put the rates and the like in force that each group had."""
+    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        group.update(kept)

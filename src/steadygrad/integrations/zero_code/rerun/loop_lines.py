@@ -1,0 +1,439 @@
+"""The loop's own lines from the model's call to backward, kept for each micro-batch so that they can be run again.
+
+At the model's first call the stack is walked up once; at backward it is walked again, and the nearest frame that is in
+both is the loop's. Its lines between the two are cut out the first time (see `loop_slice`) and from then on the names
+they read are remembered as they are when the model is first called. Host work only: a dictionary of a few names.
+
+Where no model's call is heard (bare parameters), or the call and backward have no code in common, the places of the
+program that led to backward are noted; if the step is refused, their lines are cut out then.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....engine.state.batch_buffer import first_tensor_in, tensors_in
+from ....engine.state.rng import RngState, put_rng, take_rng
+from ...loops.batch_names import bind_batch
+from ...loops.loop_slice import LoopSlice, cut, loops_around, stopped_at_return
+from ...loops.sliced_batches import with_named_batches
+from ..hooks.call_log import Call, autocast_now
+from .side_effects import quiet
+from .user_state import UserState, is_users
+
+_MAX_DEPTH = 60
+_MAX_PLAYS = 64
+_MAX_PLACES = 6
+_KEPT_BEFORE = 2
+_MAX_LIST = 256
+
+
+@dataclass(slots=True)
+class LoopPass:
+    """One micro-batch's lines with the values they read."""
+
+    slice: LoopSlice
+    taken: dict[str, Any]
+    module_globals: dict[str, Any]
+    rng: RngState
+    autocast: dict[str, torch.dtype]
+    loss: Tensor
+    """What backward was called on, without its graph."""
+    versions: tuple[int, ...]
+    passes: int = 0
+    """How many backwards of another loss these lines make before theirs."""
+    rng_before: RngState | None = None
+    """The random numbers after the update before: a line like `model(torch.randn(8))` draws between."""
+    inside: tuple[CodeType, str] | None = None
+    """A function that these lines call and its variable that is the loss, where the function did not return it."""
+    _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
+
+    def with_named_batches(self) -> LoopPass:
+        """The same lines, reading their batches by name where they cut them out of larger tensors themselves."""
+        # An index that was written to since may lie outside by now, which ends a process on a GPU.
+        named = None if self.overwritten else with_named_batches(self.slice, self.taken)
+        if named is None:
+            return self
+        loop_pass = replace(self, slice=named[0], taken=named[1])
+        loop_pass.versions = _versions(loop_pass.batch)
+        return loop_pass
+
+    @property
+    def earlier(self) -> LoopPass | None:
+        """The same lines with the random numbers from before anything of this round was drawn."""
+        return replace(self, rng=self.rng_before) if self.rng_before is not None else None
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the tensors that were read were written to since."""
+        return self.versions != _versions(self.batch)
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """Of the values read, those that hold tensors and are not a model: the batch, and what goes with it."""
+        if self._batch is None:
+            self._batch = {name: value for name, value in self.taken.items() if _is_data(value)}
+        return self._batch
+
+    @property
+    def state(self) -> UserState:
+        """The program's own objects that the lines can reach, as they are now."""
+        return UserState(self.taken.values(), [self.module_globals])
+
+    def again(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss by the loop's own lines, with their random numbers and precision. Prints nothing, and what the lines
+        count, append or assign is undone; see `effects` for what else they could do."""
+        state = self.state
+        put_rng(self.rng)
+        names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
+        graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
+        try:
+            with ExitStack() as stack, torch.enable_grad(), quiet():
+                for device, dtype in self.autocast.items():
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+                if self.inside is not None:
+                    stack.enter_context(stopped_at_return(*self.inside))
+                return self.slice.run({**graphs, **names}, self.module_globals, self.passes)
+        finally:
+            state.restore()
+
+
+@dataclass(slots=True)
+class ReachedBackward:
+    """One backward whose lines are not known: the program's functions it was called from, innermost first."""
+
+    places: tuple[tuple[CodeType, int], ...]
+    rng: RngState
+    autocast: dict[str, torch.dtype]
+    loss: Tensor
+    rng_before: RngState | None = None
+
+
+class LoopLines:
+    """Listens at the model's calls and at backward. `loop_passes` are those since the last update."""
+
+    def __init__(self) -> None:
+        self.loop_passes: list[LoopPass] = []
+        self.reached: list[ReachedBackward] = []
+        """The backwards since the last update, for lines that are cut out only when they are needed."""
+        self.before: list[list[LoopPass]] = []
+        """The same of the last updates before, oldest first: for following a remedy a little further."""
+        self.why_not: str | None = None
+        """Why the last micro-batch could not be kept, as a clause."""
+        self.ended: Sequence[FrameType] = ()
+        """Functions that an error has ended, for the time in which it is explained."""
+        self._known: dict[tuple[CodeType, int, int], LoopSlice | str] = {}
+        self._by_start: dict[tuple[CodeType, int], list[LoopSlice]] = {}
+        self._seen: dict[int, tuple[FrameType, int]] = {}
+        self._early: dict[int, dict[str, Any]] = {}
+        self._rng: RngState | None = None
+        self._rng_before: RngState | None = None
+        self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
+        self._judged = False
+
+    def called(self, call: Call) -> None:
+        """A model is called. Only the first call of a micro-batch matters."""
+        if self._seen:
+            return
+        self._rng = call.rng
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                break
+            self._seen[id(frame)] = (frame, frame.f_lineno)
+            for known in self._by_start.get((frame.f_code, frame.f_lineno), ()):
+                self._early.setdefault(id(frame), {}).update(known.take(frame))
+                self._rounds[id(frame)] = (frame.f_lineno, _round(known, frame))
+            frame = frame.f_back
+
+    def backward_begins(self, loss: Tensor) -> None:
+        """Backward is called on a loss."""
+        seen, early, rng = self._seen, self._early, self._rng
+        self._start_over()
+        if len(self.reached) >= _MAX_PLAYS and not self._judged:
+            self.why_not = "backward was called too often for one update"
+            return
+        if self._judged:
+            self._roll()  # no model's call was heard since the last update
+        here, value, autocast, before = sys._getframe(1), loss.detach(), autocast_now(), self._rng_before
+        self._rng_before = None  # a later micro-batch of this update: what was drawn before it is not known
+        self.reached.append(
+            ReachedBackward(_places(here), rng if rng is not None else take_rng(), autocast, value, before)
+        )
+        if not seen or rng is None:
+            self.why_not = "the model was not called before backward"
+            return
+        frame: FrameType | None = here
+        for _ in range(_MAX_DEPTH):
+            if frame is None or id(frame) in seen:
+                break
+            frame = frame.f_back
+        if frame is None or id(frame) not in seen:
+            self.why_not = "the model's call and backward have no code in common"
+            return
+        key = (frame.f_code, seen[id(frame)][1], frame.f_lineno)
+        if key not in self._known:
+            made = self._known[key] = cut(frame, key[1], key[2])
+            if not isinstance(made, str):
+                self._by_start.setdefault(key[:2], []).append(made)
+        found = self._known[key]
+        if isinstance(found, str):
+            self.why_not = found
+            return
+        taken = {**found.take(frame), **early.get(id(frame), {})}
+        loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, (), rng_before=before)
+        loop_pass.versions = _versions(loop_pass.batch)
+        self.loop_passes.append(loop_pass)
+        self.why_not = None
+
+    def next_round(self) -> bool:
+        """Whether the model's call that is being made belongs to a new round of the loop, although no backward came
+        since the last round's call: what the loops around it count or go through has changed, or the function that
+        makes a step was called again."""
+        if not self._rounds:
+            return False
+        begun = {(self._seen[key][0].f_code, line): key for key, (line, _) in self._rounds.items()}
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                return False
+            key = begun.get((frame.f_code, frame.f_lineno))
+            if key is not None and key != id(frame):
+                return True  # the function that makes a step was called again
+            if key is not None:
+                known = self._by_start[(frame.f_code, frame.f_lineno)][-1]
+                pairs = zip(_round(known, frame), self._rounds[key][1], strict=False)
+                return any(a is not b and not _same(a, b) for a, b in pairs)
+            frame = frame.f_back
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a model was called and its backward has not come yet."""
+        return bool(self._seen)
+
+    def open_frames(self) -> list[FrameType]:
+        """The program's functions that called a model whose backward has not come, innermost first. They may have
+        returned since; what they had computed is still there."""
+        return [frame for frame, _ in self._seen.values() if is_users(frame.f_code.co_filename)]
+
+    def skipped(self, loss: Tensor) -> bool:
+        """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is
+        called in other rounds. False where that is not known."""
+        loop_pass = self.unfinished(loss)
+        if loop_pass is None:
+            return False
+        self.loop_passes = [loop_pass]
+        self.reached = [
+            ReachedBackward(((loop_pass.slice.owner, loop_pass.slice.last_line),), loop_pass.rng, {}, loop_pass.loss)
+        ]
+        self._start_over()
+        return True
+
+    def unfinished(self, loss: Tensor | None = None) -> LoopPass | None:
+        """The lines of a round whose backward has not come, up to where it is called in other rounds."""
+        value = torch.tensor(math.nan) if loss is None else loss.detach()
+        for frame, line in self._seen.values():
+            early = self._early.get(id(frame))
+            for known in self._by_start.get((frame.f_code, line), ()):
+                if early is not None and self._rng is not None:
+                    loop_pass = LoopPass(known, early, frame.f_globals, self._rng, autocast_now(), value, ())
+                    loop_pass.rng_before = self._rng_before
+                    loop_pass.versions = _versions(loop_pass.batch)
+                    loop_pass.inside = self._kept_inside(frame, loss)
+                    return loop_pass
+        return None
+
+    def _kept_inside(self, loop: FrameType, loss: Tensor | None) -> tuple[CodeType, str] | None:
+        """The function called by the loop whose variable this loss is; None where the loop itself has it."""
+        if loss is None or any(value is loss for value in loop.f_locals.values()):
+            return None
+        for frame in self.open_frames():
+            for name, value in frame.f_locals.items():
+                if value is loss and frame is not loop:
+                    return frame.f_code, name
+        return None
+
+    def _start_over(self) -> None:
+        self._seen, self._early, self._rng, self._rounds = {}, {}, None, {}
+
+    def variants(self, handed: Any) -> Iterator[tuple[str, list[LoopPass]]]:
+        """Further ways to run the last update's lines again, each with what is said of it: whole loop bodies, which
+        prepare the batch as well. `handed` is the batch that the loader gave last. Needs the loop's frames."""
+        if self.loop_passes and len(self.loop_passes) == len(self.reached):
+            for effects in (False, True):
+                longer = [self._longer(loop_pass, handed, with_effects=effects) for loop_pass in self.loop_passes[-1:]]
+                if len(self.loop_passes) == 1 and longer[0] is not None:
+                    yield "body", [longer[0]]
+            same = [self._with_effects(loop_pass) for loop_pass in self.loop_passes]
+            if all(loop_pass is not None for loop_pass in same):
+                yield "effects", [loop_pass for loop_pass in same if loop_pass is not None]
+        if len(self.reached) == 1:
+            yield from (("body", [loop_pass]) for loop_pass in _tails(self.reached[0], handed, self.ended))
+
+    def from_earlier_call(self) -> Iterator[LoopPass]:
+        """The last backward's lines from the first call of the window before: a generator's output is made for the
+        discriminator's update, and used again after it."""
+        if len(self.reached) != 1 or not self.before:
+            return
+        earlier, places = self.before[-1], dict(reversed(self.reached[0].places))
+        first = earlier[0]
+        frame, line = _living(first.slice.owner, self.ended), places.get(first.slice.owner)
+        if frame is None or line is None or first.overwritten:
+            return
+        found = cut(frame, first.slice.first_line, line, with_effects=True)
+        if isinstance(found, str):
+            return
+        loop_pass = replace(first, slice=found, taken={**found.take(frame), **first.taken}, loss=self.reached[0].loss)
+        loop_pass.versions = _versions(loop_pass.batch)
+        for passes in sorted({0, len(earlier)}):
+            yield replace(loop_pass, passes=passes)
+
+    def _longer(self, loop_pass: LoopPass, handed: Any, *, with_effects: bool) -> LoopPass | None:
+        """The same play from the beginning of its loop's body, on the loader's batch."""
+        frame, line = _living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
+        places = self.reached[-1].places if self.reached else ()
+        from_start = (loop_pass.slice.owner, line, True) in _up_to_loop(places)
+        found: LoopSlice | str = ""
+        if frame is not None:
+            found = cut(frame, None, line, with_effects=with_effects, from_start=from_start)
+        if frame is None or isinstance(found, str) or found.first_line >= loop_pass.slice.first_line:
+            return None
+        return _bound(replace(loop_pass, slice=found), {**found.take(frame), **loop_pass.taken}, handed)
+
+    def _with_effects(self, loop_pass: LoopPass) -> LoopPass | None:
+        frame = _living(loop_pass.slice.owner, self.ended)
+        if frame is None:
+            return None
+        found = cut(frame, loop_pass.slice.first_line, loop_pass.slice.last_line, with_effects=True)
+        if isinstance(found, str):
+            return None
+        return replace(loop_pass, slice=found, taken={**found.take(frame), **loop_pass.taken})
+
+    def judged(self) -> None:
+        """An update was judged: what comes next is not part of it."""
+        self._judged = True
+
+    def updated(self) -> None:
+        """An update was made or withheld: the next round begins."""
+        self._rng_before = take_rng()
+
+    def forget(self) -> None:
+        """A new window begins."""
+        self._roll()
+        self._start_over()
+
+    def let_go(self) -> None:
+        """Keep nothing of earlier rounds alive."""
+        self.forget()
+        self.before = []
+
+    def _roll(self) -> None:
+        if self.loop_passes:
+            self.before = [*self.before[1 - _KEPT_BEFORE :], self.loop_passes]
+            self.loop_passes = []
+        self.reached, self._judged = [], False
+
+
+def _tails(reached: ReachedBackward, handed: Any, ended: Sequence[FrameType]) -> Iterator[LoopPass]:
+    """The lines that led to backward: of the innermost function with a loop around it, from the beginning of the loop's
+    body, and of the functions that this loop calls, from their beginning. Nothing further out is run again."""
+    for code, line, from_start in _up_to_loop(reached.places):
+        frame = _living(code, ended)
+        found = cut(frame, None, line, from_start=from_start) if frame is not None else ""
+        if frame is None or isinstance(found, str):
+            continue
+        loop_pass = LoopPass(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, ())
+        loop_pass.rng_before = reached.rng_before
+        bound = _bound(loop_pass, found.take(frame), handed)
+        if bound is not None:
+            yield bound
+
+
+def _up_to_loop(places: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
+    """The functions from backward out to the first with a loop, each with whether it is run from its beginning; none if
+    there is no loop."""
+    found: list[tuple[CodeType, int, bool]] = []
+    for code, line in places:
+        if code.co_name == "<module>" and not loops_around(code, line):
+            return []
+        looped = loops_around(code, line)
+        found.append((code, line, not looped))
+        if looped:
+            return found
+    return []
+
+
+def _bound(loop_pass: LoopPass, taken: dict[str, Any], handed: Any) -> LoopPass | None:
+    """A play with its values, and with the names of its batch as the loader gave them."""
+    names = loop_pass.slice.batch_names
+    if names and handed is not None:
+        batch = bind_batch(names, handed)
+        if batch is not None:
+            taken = {**taken, **batch}
+    bound = replace(loop_pass, taken=taken)
+    bound.versions = _versions(bound.batch)
+    return bound
+
+
+def _places(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
+    found: list[tuple[CodeType, int]] = []
+    for _ in range(_MAX_DEPTH):
+        if frame is None or len(found) == _MAX_PLACES:
+            break
+        if is_users(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
+    """The innermost frame of this code, of those that an error has ended or of the stack."""
+    frame: FrameType | None = next((each for each in ended if each.f_code is code), sys._getframe(1))
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
+    """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
+    return tuple(frame.f_locals.get(name) for name in known.loop_names)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
+    return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module) or callable(value):
+        return False
+    return first_tensor_in(value) is not None
+
+
+def _as_leaves(value: Any) -> Any:
+    """The same value, without the graph behind it: that graph has been used and freed."""
+    if isinstance(value, Tensor):
+        return value if value.grad_fn is None else value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_as_leaves(item) for item in value))
+    if type(value) not in (list, tuple, dict) or len(value) > _MAX_LIST:
+        return value
+    if all(tensor.grad_fn is None for tensor in tensors_in(value)):
+        return value
+    if type(value) is dict:
+        return {key: _as_leaves(item) for key, item in value.items()}
+    return type(value)(_as_leaves(item) for item in value)
+
+
+def _versions(batch: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in tensors_in(batch))

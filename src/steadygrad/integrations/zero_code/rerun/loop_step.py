@@ -1,0 +1,248 @@
+"""A refused step of a loop that was cut out of its source, in the form that the diagnosis replays.
+
+Stronger than replaying the model's calls alone: the loss is computed again by the loop's own lines, so an origin
+outside of the model is found and remedies can be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS
+from torch.utils._pytree import register_pytree_node
+
+from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.replay.guard_step import narrow
+from ....diagnosis.replay.replayable import StepFacts
+from ....engine.state.batch_buffer import tensors_in
+from ....engine.state.forward_state import Entry, ForwardState
+from ....engine.state.training_state import TrainingState
+from ...optimizer.optimizer_loop import OptimizerLoop
+from ..hooks.call_log import gradients_kept, inner
+from .loop_lines import LoopPass
+from .model_call_step import ModelCallStep
+from .side_effects import HasEffect, quiet, supervised
+
+MADE_BEFORE = "the gradient flows through calls that were made before these lines"
+_MAX_NODES = 200_000
+
+
+class LoopStep(ModelCallStep):
+    """Satisfies `diagnosis.replay.replayable.Replayable`: its batches are the names that the loop's lines read."""
+
+    def __init__(
+        self,
+        loop: OptimizerLoop,
+        state: TrainingState,
+        forward: ForwardState,
+        entry: Entry,
+        modules: Sequence[nn.Module],
+        loop_passes: Sequence[LoopPass],
+        before: Sequence[Sequence[LoopPass]],
+        facts: StepFacts,
+        loss_scale: float,
+    ) -> None:
+        super().__init__(loop, state, forward, entry, (), facts, 0.0, together(modules, loop_passes))
+        self.batches = [LoopPassBatch(loop_pass, loop_pass.batch) for loop_pass in loop_passes]
+        self.loop_passes = loop_passes
+        self._before = [group for group in before if not any(loop_pass.overwritten for loop_pass in group)]
+        self._loss_scale = loss_scale
+        self.forward_only = False
+        """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
+        is run again, since a backward would go through, and free, what is the program's."""
+
+    def release(self) -> None:
+        """Let go of the models, so that no module of ours is found to hold them."""
+        if type(self.model) is _Holder:
+            self.model._modules.clear()
+
+    def following(self, ahead: int) -> Sequence[Any] | None:
+        """What comes next is not known yet, so batches from just before stand in for it."""
+        if ahead > len(self._before) or self.forward_only:
+            return None
+        return [LoopPassBatch(loop_pass, loop_pass.batch) for loop_pass in self._before[ahead - 1]]
+
+    def prepare_following(self, ahead: int) -> None:
+        for parameter in self._loop.parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def examining(self) -> Iterator[None]:
+        """Around a whole diagnosis: afterwards everything is as it was, also the gradients of what the lines read."""
+        leaves = [tensor for loop_pass in self.loop_passes for tensor in tensors_in(loop_pass.taken) if tensor.is_leaf]
+        with ExitStack() as stack:
+            stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
+            stack.enter_context(quiet())
+            stack.enter_context(super().examining())
+            yield
+
+    def why_not(self) -> str | None:
+        """Why these lines cannot stand for the step, as a clause; None if they give the loss that the loop had.
+
+        The lines are supervised in this run: one with an effect ends it. Call inside `examining`."""
+        try:
+            return self._compared()
+        except HasEffect as effect:
+            return f"running the loop's lines again would have an effect: {effect}"
+        except UsesCollectives:
+            raise
+        except Exception as error:  # their lines, out of their place, may raise anything
+            return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
+
+    def _compared(self) -> str | None:
+        self.restore()
+        for batch in self.batches:
+            with supervised(batch.loop_pass.state, self.restored_tensors()):
+                begun = _node_number()
+                terms = self.forward(batch)
+                loss = terms["loss"].detach() * (self._loss_scale if batch.loop_pass.slice.scaled else 1.0)
+                had = batch.loop_pass.loss.reshape(()).to(loss.device)
+                if not bool(torch.isclose(loss.double(), had.double(), rtol=1e-6, atol=0.0, equal_nan=True)):
+                    return f"the loop's lines give a loss of {float(loss):.6g} when run again, not {float(had):.6g}"
+                self.forward_only = self.forward_only or _made_before(terms["loss"], begun)
+                if self.forward_only and bool(torch.isfinite(loss)):
+                    return MADE_BEFORE
+                self.backward(terms)
+        return None
+
+    def restored_tensors(self) -> list[Tensor]:
+        """Tensors that the lines may write to, because they are restored after each run."""
+        owned = [*self.model.parameters(), *self.model.buffers(), *self._loop.parameters]
+        plain = [value for module in self.model.modules() for value in vars(module).values()]
+        gradients = [tensor.grad for tensor in owned if tensor.grad is not None]
+        return [*owned, *gradients, *(value for value in plain if isinstance(value, Tensor))]
+
+    def sound(self) -> bool:
+        """Whether losses and gradients come out finite: with several ranks, whether another one caused the refusal."""
+        with self.examining():
+            self.restore()
+            for batch in self.batches:
+                terms = self.forward(batch)
+                if not bool(torch.isfinite(terms["loss"])):
+                    return False
+                self.backward(terms)
+            return self.gradients_finite()
+
+    def gradients_finite(self) -> bool:
+        """Whether the gradients as they are now are finite."""
+        gradients = [parameter.grad for parameter in self._loop.parameters if parameter.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def forward(self, batch: LoopPassBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
+        self._evaluated = batch
+        return {"loss": batch.loop_pass.again(batch.names).reshape(())}
+
+    def backward(self, terms: Mapping[str, Tensor]) -> None:
+        loss = terms["loss"]
+        if not loss.requires_grad or self.forward_only:
+            return
+        state = self.loop_passes[0].state  # hooks on gradients are the program's as well
+        try:
+            (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        finally:
+            state.restore()
+
+    def commit(self) -> None:
+        """The optimizer's step, with the loss scale divided out first as a GradScaler does."""
+        if self._loss_scale != 1.0:
+            for parameter in self._loop.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._loss_scale)
+        if isinstance(self._loop.optimizer, LBFGS):
+            self._loop.optimizer.step(self._evaluate)  # type: ignore[no-untyped-call]
+        else:
+            super().commit()
+
+    def _evaluate(self) -> Tensor:
+        """The closure of an optimizer that evaluates several times in a step: the last batch once more."""
+        for parameter in self._loop.parameters:
+            parameter.grad = None
+        terms = self.forward(self._evaluated)
+        self.backward(terms)
+        return terms["loss"].detach()
+
+
+def _node_number() -> int:
+    """The number that autograd gives to the next node of this thread."""
+    node = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr()) if node is not None else 0
+
+
+def _made_before(loss: Tensor, begun: int) -> bool:
+    """Whether a loss has no graph, or one that reaches nodes from before this run; leaves are not counted."""
+    if loss.grad_fn is None:
+        return True
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while pending and len(seen) < _MAX_NODES:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "torch::autograd::AccumulateGrad" and node._sequence_nr() < begun:
+            return True
+        pending += [after for after, _ in node.next_functions]
+    return False
+
+
+class _Holder(nn.Module):
+    """Several models in one module for the time of a diagnosis."""
+
+
+def together(modules: Sequence[nn.Module], loop_passes: Sequence[LoopPass]) -> nn.Module:
+    """One module to speak of: the only one, or a holder in which each is called as the loop calls it."""
+    each = list({id(inner(module)): inner(module) for module in modules}.values())
+    if len(each) == 1:
+        return each[0]
+    names = {
+        id(inner(v)): name
+        for loop_pass in loop_passes
+        for name, v in loop_pass.taken.items()
+        if isinstance(v, nn.Module)
+    }
+    holder = _Holder()
+    for number, module in enumerate(each):
+        name = names.get(id(module), f"{type(module).__name__.lower()}{number}")
+        holder.add_module(f"{name}_" if hasattr(holder, name) else name, module)
+    return holder
+
+
+class LoopPassBatch(Mapping[str, Any]):
+    """The tensors that the lines read, by name, bound to the lines."""
+
+    def __init__(self, loop_pass: LoopPass, names: Mapping[str, Any]) -> None:
+        self.loop_pass, self.names = loop_pass, names
+
+    def __getitem__(self, key: str) -> Any:
+        return self.names[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+# The diagnosis maps over batches as torch does, for one in float64: it must see into this one.
+register_pytree_node(
+    LoopPassBatch,
+    lambda batch: (list(batch.names.values()), (batch.loop_pass, list(batch.names))),
+    lambda values, about: LoopPassBatch(about[0], dict(zip(about[1], values, strict=True))),
+)
+
+
+def rows_of_loop_pass(size: int | None) -> Any:
+    """How to leave all but some rows of such a batch out; `size` is how many rows the model was called with."""
+
+    def select(batch: LoopPassBatch, rows: Sequence[int]) -> LoopPassBatch:
+        if size is None:
+            return batch
+        return LoopPassBatch(
+            batch.loop_pass, {name: narrow(value, list(rows), size) for name, value in batch.names.items()}
+        )
+
+    return select

@@ -1,0 +1,123 @@
+"""Which parts of a loop can be run again for a refused step, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ....diagnosis.replay.replayable import StepFacts
+from ....engine.state.batch_buffer import first_tensor_in, tensors_in
+from ....engine.state.rng import same_rng
+from ....engine.state.training_state import TrainingState
+from ....records import Reading
+from ...optimizer.optimizer_loop import OptimizerLoop
+from .earlier_loop_step import look_back
+from .loop_lines import LoopPass
+from .loop_step import LoopStep, rows_of_loop_pass
+
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
+_MAX_ATTEMPTS = 6
+
+
+class RerunnableParts:
+    """One refused step of a watched program."""
+
+    def __init__(
+        self, watch: ProcessLoop, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str
+    ) -> None:
+        self._watch, self._loop, self._reading, self._state, self._symptom = watch, loop, reading, state, symptom
+
+        self.made_before = False
+        """Whether the lines of the first attempt hang on calls that were made before them."""
+
+    def attempts(self) -> Iterator[list[LoopPass]]:
+        """The lines from the model's call first, then longer parts of the loop on the batches of its loader."""
+        slices = self._watch.slices
+        count = 0
+        if slices.loop_passes and len(slices.loop_passes) == len(slices.reached):
+            count += 1
+            if not any(loop_pass.overwritten for loop_pass in slices.loop_passes):
+                yield list(slices.loop_passes)
+                yield from _with_earlier_numbers(slices.loop_passes)
+        if self.made_before:
+            yield from ([loop_pass] for loop_pass in slices.from_earlier_call())
+        tried: set[tuple[Any, ...]] = set()
+        for handed in [*reversed(self._watch.batches.recent), None]:
+            for _, loop_passes in slices.variants(handed):
+                key = tuple(
+                    (loop_pass.slice.code.co_code, loop_pass.slice.first_line, _ids(loop_pass.batch))
+                    for loop_pass in loop_passes
+                )
+                if key in tried or any(loop_pass.overwritten for loop_pass in loop_passes):
+                    continue
+                tried.add(key)
+                count += 1
+                if count > _MAX_ATTEMPTS:
+                    return
+                yield from _with_earlier_numbers(loop_passes)
+                yield loop_passes
+
+    def was_given_good(self) -> bool:
+        """Whether no batch that the loader gave last holds a NaN or an infinity; not known of batches on a device."""
+        recent = list(self._watch.batches.recent)
+        floats = [t for batch in recent for t in tensors_in(batch) if t.is_floating_point()]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
+
+    def replayable(self, loop_passes: Sequence[LoopPass]) -> LoopStep:
+        """The step in the form that the diagnosis replays."""
+        loop_passes = [loop_pass.with_named_batches() for loop_pass in loop_passes]
+        before = [[loop_pass.with_named_batches() for loop_pass in group] for group in self._watch.slices.before]
+        watch, loop, reading = self._watch, self._loop, self._reading
+        models, calls = watch.models, list(watch.models.calls)
+        scale = (
+            reading.loss_scale
+            if reading.loss_scale and any(loop_pass.slice.scaled for loop_pass in loop_passes)
+            else 1.0
+        )
+        autocast = loop_passes[0].autocast or (calls[0].autocast if calls else {})
+        facts = StepFacts(
+            step=reading.step, symptom=self._symptom, findings=(), history=tuple(loop.log.recent),
+            accumulation=1, device_type=loop.parameters[0].device.type,
+            autocast=next(iter(autocast.values()), None), loss_scale=reading.loss_scale,
+            select_rows=rows_of_loop_pass(self._size(loop_passes[0])),
+            parameter_names={id(p): name for name, p in loop.named_parameters().items()},
+        )  # fmt: skip
+        forward = models.forward_state()
+        entry = models.entry if models.entry is not None else forward.take()
+        modules = [call.module for call in calls] or models.roots()
+        replayable = LoopStep(loop, self._state, forward, entry, modules, loop_passes, before, facts, scale)
+        look_back(replayable, watch.past)
+        return replayable
+
+    def _size(self, loop_pass: LoopPass) -> int | None:
+        """How many rows the batch has: as the model was called, else as most of what the lines read."""
+        calls = self._watch.models.calls
+        first = first_tensor_in((calls[0].args, calls[0].kwargs)) if calls else None
+        if first is not None and first.dim():
+            return int(first.shape[0])
+        sides = [int(tensor.shape[0]) for tensor in _plain(loop_pass.batch) if tensor.dim()]
+        return Counter(sides).most_common(1)[0][0] if sides else None
+
+
+def _with_earlier_numbers(loop_passes: Sequence[LoopPass]) -> Iterator[list[LoopPass]]:
+    """The same lines with the random numbers from before this round, where they are others."""
+    earlier = [loop_pass.earlier for loop_pass in loop_passes]
+    found = [loop_pass for loop_pass in earlier if loop_pass is not None]
+    if len(found) == len(loop_passes) and any(
+        not same_rng(a.rng, b.rng) for a, b in zip(loop_passes, found, strict=True)
+    ):
+        yield found
+
+
+def _plain(batch: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(batch) if not tensor.requires_grad]
+
+
+def _ids(batch: Any) -> tuple[int, ...]:
+    return tuple(id(tensor) for tensor in tensors_in(batch))

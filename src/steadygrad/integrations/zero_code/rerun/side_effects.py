@@ -1,0 +1,260 @@
+"""Lines of the program are run again without effect: nothing is printed, logged, written, sent or drawn.
+
+The first run is supervised: each call is looked at before it is made, and one that would leave a trace outside of this
+process's own Python objects ends the run. So does writing into a tensor that was there before and that is not restored.
+What passed once is run again without supervision, silently.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import io
+import logging
+import socket
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .user_state import UserState, is_users
+
+_WRITING = frozenset({
+    "write", "writelines", "writerow", "writerows", "truncate", "send", "sendall", "sendto", "sendmsg", "send_bytes",
+    "put", "commit", "execute",
+})  # fmt: skip
+_OS_WRITING = frozenset({
+    "write", "open", "remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir", "system", "kill", "fork",
+    "truncate", "link", "symlink", "chmod", "posix_spawn", "execv", "execve", "putenv", "chdir", "pwrite", "sendfile",
+})  # fmt: skip
+_OS = frozenset({
+    "posix", "nt", "_posixsubprocess", "_queue", "_socket", "_multiprocessing", "_sqlite3", "_dbm", "fcntl",
+})  # fmt: skip
+_KNOWN_KINDS = frozenset({
+    "torch", "numpy", "scipy", "pandas", "sklearn", "PIL", "tokenizers", "builtins", "collections", "_collections",
+    "_io", "itertools", "functools", "_functools", "random", "_random", "re", "_sre", "math", "_operator", "operator",
+    "datetime", "decimal", "fractions", "_thread", "_weakref", "weakref", "_struct", "_contextvars", "_abc", "abc",
+    "typing", "types", "einops", "regex", "_collections_abc", "_bisect", "_heapq", "array", "mmap", "zlib", "enum",
+})  # fmt: skip
+"""Libraries whose objects, written in C, keep nothing outside of themselves that a method would change."""
+_NOT_CALLED = (
+    ("torch/serialization.py", ("save",)),
+    ("torch/utils/data/dataloader.py", ("__next__", "__iter__")),
+    ("torch/utils/tensorboard/writer.py", ("add_",)),
+    ("/queue.py", ("put",)),
+    ("/threading.py", ("start",)),
+    ("/wandb/", ("log", "save", "_log")),
+    ("/mlflow/", ("log_",)),
+    ("/comet_ml/", ("log_",)),
+    ("/neptune/", ("log", "append")),
+    ("/tensorboardX/", ("add_",)),
+)
+
+
+class HasEffect(BaseException):
+    """A line that is run again would leave a trace. Not an Exception, so that no handler of the loop takes it."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, what this thread prints, logs or warns of goes nowhere."""
+    thread = threading.get_ident()
+    handle = logging.Logger.handle
+
+    def handled(self: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() != thread:
+            handle(self, record)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(_Nowhere(sys.stdout, thread)))
+        stack.enter_context(contextlib.redirect_stderr(_Nowhere(sys.stderr, thread)))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        logging.Logger.handle = handled  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            logging.Logger.handle = handle  # type: ignore[method-assign]
+
+
+class _Nowhere:
+    """A stream that forgets what one thread writes; for the others it is the stream in whose place it stands."""
+
+    def __init__(self, stream: Any, thread: int) -> None:
+        self._stream, self._thread = stream, thread
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        if threading.get_ident() != self._thread:
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, a call with an effect raises HasEffect before it is made. `restored` are tensors that may be written to:
+    their owner restores them."""
+    if sys.getprofile() is not None:
+        raise HasEffect("a profiler is running, so the calls cannot be supervised")
+    watch = _EffectSupervisor(state)
+    opened = builtins.open
+    builtins.open = io.open = watch.open(opened)
+    state.freeze()
+    sys.setprofile(watch.called)
+    try:
+        with _NoForeignWrites(restored, watch):
+            yield
+    finally:
+        sys.setprofile(None)
+        builtins.open = io.open = opened
+        state.thaw()
+
+
+class _EffectSupervisor:
+    """Looks at each call of this thread before it is made."""
+
+    def __init__(self, state: UserState) -> None:
+        self._verdicts: dict[types.CodeType, str | None] = {}
+        self._own: set[int] = set()
+        self._kept: list[types.FrameType] = []
+        self._iterators = state.has_iterators
+        self._thread = threading.get_ident()
+        self.importing = 0
+
+    def called(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """Python's profile function. An import is never ended in the middle: half a module would be left behind."""
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib"):
+            self.importing += (event == "call") - (event == "return")
+        if self.importing:
+            return
+        if event == "call":
+            if code not in self._verdicts:
+                self._verdicts[code] = _verdict(code)
+            why = self._verdicts[code]
+            if why is not None:
+                raise HasEffect(why)
+            if code.co_flags & inspect.CO_GENERATOR:
+                self._generator(frame)
+        elif event == "c_call":
+            why = self._native(frame, arg)
+            if why is not None:
+                raise HasEffect(f"{why} ({frame.f_code.co_filename}:{frame.f_lineno})")
+
+    def _generator(self, frame: types.FrameType) -> None:
+        """One that was begun before this run would lose an item; one that begins now is this run's own."""
+        if id(frame) in self._own or not is_users(frame.f_code.co_filename):
+            return
+        if _has_begun(frame):
+            raise HasEffect(f"it takes an item from the generator {frame.f_code.co_name}")
+        self._own.add(id(frame))
+        self._kept.append(frame)
+
+    def _native(self, frame: types.FrameType, function: Any) -> str | None:
+        """Why a function written in C must not be called, or None."""
+        name = getattr(function, "__name__", "")
+        owner = getattr(function, "__self__", None)
+        if owner is None or isinstance(owner, types.ModuleType):
+            home = getattr(owner, "__name__", None) or getattr(function, "__module__", None) or ""
+            if home in _OS and (name in _OS_WRITING or home not in ("posix", "nt")) and home != "_socket":
+                return f"it calls {home}.{name}"
+            if name == "next" and self._iterators and is_users(frame.f_code.co_filename):
+                return "it takes an item from an iterator"
+            return None
+        if isinstance(owner, io.IOBase | socket.socket) or type(owner).__module__ in _OS:
+            return f"it calls {type(owner).__name__}.{name}" if name in _WRITING or not _is_io(owner) else None
+        kind = owner if isinstance(owner, type) else type(owner)
+        if kind.__module__.split(".")[0] in _KNOWN_KINDS or not is_users(frame.f_code.co_filename):
+            return None
+        return f"it calls {kind.__module__}.{kind.__name__}.{name}, whose state cannot be restored"
+
+    def open(self, original: Any) -> Any:
+        """`open` for reading only."""
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self._thread and not self.importing and set(mode) & set("wax+"):
+                raise HasEffect(f"it opens {file!r} for writing")
+            return original(file, mode, *args, **kwargs)
+
+        return opened
+
+
+def _is_io(owner: Any) -> bool:
+    return isinstance(owner, io.IOBase) and not isinstance(owner, socket.SocketIO)
+
+
+def _has_begun(frame: types.FrameType) -> bool:
+    """Whether a generator's frame has run before: then it is past the instructions that all generators begin with."""
+    return frame.f_lasti > 8 or frame.f_lineno != frame.f_code.co_firstlineno
+
+
+def _verdict(code: types.CodeType) -> str | None:
+    """Why a function of a library must not be called, or None. By its file and its name, once for each function."""
+    file = code.co_filename.replace("\\", "/")
+    for part, names in _NOT_CALLED:
+        if part in file and code.co_name.startswith(names):
+            return f"it calls {code.co_name} of {part.strip('/')}"
+    return None
+
+
+class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writing into a tensor is allowed where the tensor was made inside, or is restored by its owner."""
+
+    def __init__(self, restored: Iterable[Tensor], supervisor: _EffectSupervisor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._supervisor = supervisor
+        self._made: set[int] = set()
+        self._restored = {storage for tensor in restored if (storage := _storage(tensor)) is not None}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.is_mutable and not self._supervisor.importing:
+            for place, argument in enumerate(schema.arguments):
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                for tensor in value if isinstance(value, list | tuple) else [value]:
+                    self._check(tensor, func)
+        result = func(*args, **kwargs)
+        if not schema.is_mutable and not _is_view(schema):
+            # An address that is used again later belongs to something made inside as well.
+            made = result if isinstance(result, list | tuple) else [result]
+            self._made |= {storage for tensor in made if (storage := _storage(tensor)) is not None}
+        return result
+
+    def _check(self, tensor: Any, func: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        storage = _storage(tensor)
+        if storage is not None and storage not in self._made and storage not in self._restored:
+            raise HasEffect(f"{func.overloadpacket} writes into a tensor that was there before")
+
+
+def _is_view(schema: Any) -> bool:
+    return any(each.alias_info is not None for each in schema.returns)
+
+
+def _storage(tensor: Any) -> int | None:
+    """What tells a tensor's memory apart; None where it has none that could be told apart."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return None
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None

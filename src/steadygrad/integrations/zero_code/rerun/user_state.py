@@ -1,0 +1,279 @@
+"""The program's own Python state, remembered while its lines are run again and restored afterwards.
+
+Lines of a loop call functions and methods of the program, and these count, append and assign. Every list, dictionary,
+set and object that can be reached from what the lines read is noted with what it holds, nearest first; after a run the
+same objects hold the same things again. Tensors are not copied here: writing into one that was there before is
+prevented (see `effects`). Weights, buffers and random numbers are restored by the owner of the step.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MAX_OBJECTS = 10_000
+_MAX_WALKED = 2_000
+_MAX_ARRAY = 1 << 20
+_STANDARD = str(Path(types.__file__).resolve().parent)
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+_NOT_ENTERED = (
+    "torch.optim", "torch.utils.data", "torch.distributed", "torch._", "logging", "threading", "multiprocessing",
+    "concurrent", "asyncio", "socket", "importlib", "unittest", "steadygrad", "weakref", "subprocess", "matplotlib",
+)  # fmt: skip
+"""Libraries whose objects lines of a loop do not change on their way to a loss; some of them reach half the process."""
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), Tensor, torch.dtype, torch.device, range)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Whether a file is the program's own, not one of a library."""
+    if filename.startswith(("<frozen", "<string", "<__array")):
+        return False
+    inside = "site-packages" in filename or "dist-packages" in filename
+    return not inside and not filename.startswith((_STANDARD, str(Path(__file__).resolve().parents[3])))
+
+
+class UserState:
+    """What can be reached from some values, as it is now. `restore` may be called as often as needed."""
+
+    def __init__(self, roots: Iterable[Any], modules: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []
+        self.has_iterators = False
+        """Whether something that can only be walked once is within reach."""
+        self.complete = True
+        """Whether everything within reach was noted."""
+        self._frozen: list[Any] = []
+        waiting: deque[Any] = deque(roots)
+        for names in modules:
+            self._note_dict(names, waiting)
+        while waiting:
+            if len(self._seen) > _MAX_OBJECTS:
+                self.complete = False
+                break
+            self._note(waiting.popleft(), waiting)
+
+    def restore(self) -> None:
+        """The same objects hold the same things again."""
+        for undo in self._undo:
+            undo()
+
+    def thaw(self) -> None:
+        """Large arrays can be written to again."""
+        for array in self._frozen:
+            array.flags.writeable = True
+        self._frozen = []
+
+    def freeze(self) -> None:
+        """Large arrays cannot be written to until `thaw`: a line that tries raises instead."""
+        for array in self._large:
+            array.flags.writeable = False
+            self._frozen.append(array)
+
+    @property
+    def _large(self) -> list[Any]:
+        return [each for each in self._kept if type(each).__name__ == "ndarray" and each.flags.writeable]
+
+    # -- noting
+
+    def _note(self, value: Any, waiting: deque[Any]) -> None:
+        kind = type(value)
+        if issubclass(kind, _ATOMS) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if issubclass(kind, list):
+            self._note_list(value, waiting)
+        elif issubclass(kind, dict):
+            self._note_dict(value, waiting)
+            self._note_attributes(value, waiting)
+        elif issubclass(kind, set):
+            before = set(value)
+            self._undo.append(lambda: _restore_set(value, before))
+        elif issubclass(kind, deque):
+            self._note_deque(value, waiting)
+        elif issubclass(kind, tuple):
+            waiting.extend(value[:_MAX_WALKED])
+            self._note_attributes(value, waiting)
+        else:
+            self._note_other(value, waiting)
+
+    def _note_other(self, value: Any, waiting: deque[Any]) -> None:
+        if isinstance(value, types.FunctionType):
+            self._note_function(value, waiting)
+        elif isinstance(value, types.MethodType):
+            waiting.extend((value.__self__, value.__func__))
+        elif isinstance(value, types.ModuleType):
+            if is_users(getattr(value, "__file__", None) or "<frozen"):
+                self._note_dict(vars(value), waiting)
+        elif isinstance(value, type):
+            self._note_class(value, waiting)
+        elif isinstance(value, torch.Generator):
+            state = value.get_state()
+            self._undo.append(functools.partial(_restore_generator, value, state))
+        elif isinstance(value, random.Random):
+            drawn = value.getstate()
+            self._undo.append(lambda: value.setstate(drawn))
+            self._note_attributes(value, waiting)
+        elif type(value).__module__.startswith("numpy"):
+            self._note_numpy(value)
+        elif isinstance(value, torch.nn.Module):
+            self._note_module(value, waiting)
+        elif not type(value).__module__.startswith(_NOT_ENTERED):
+            if hasattr(type(value), "__next__"):
+                self.has_iterators = True
+            self._note_attributes(value, waiting)
+
+    def _note_list(self, value: list[Any], waiting: deque[Any]) -> None:
+        before = list(value)
+
+        def undo() -> None:
+            if len(value) != len(before) or any(a is not b for a, b in zip(value, before, strict=True)):
+                value[:] = before
+
+        self._undo.append(undo)
+        if not (len(before) > _MAX_WALKED and isinstance(before[0], _ATOMS)):
+            waiting.extend(before[:_MAX_WALKED])
+
+    def _note_dict(self, value: Any, waiting: deque[Any]) -> None:
+        """Also of a module or an object, whose attributes are a dictionary."""
+        self._seen.add(id(value))
+        before = dict(value)
+        clear, update = (OrderedDict.clear, OrderedDict.update) if isinstance(value, OrderedDict) else \
+            (dict.clear, dict.update)  # fmt: skip
+
+        def undo() -> None:
+            if len(value) != len(before) or any(dict.get(value, key, undo) is not kept for key, kept in before.items()):
+                if before.keys() == value.keys():
+                    for key, kept in before.items():
+                        dict.__setitem__(value, key, kept)
+                else:
+                    clear(value)
+                    update(value, before)
+
+        self._undo.append(undo)
+        waiting.extend(list(before.values())[:_MAX_WALKED])
+
+    def _note_module(self, value: torch.nn.Module, waiting: deque[Any]) -> None:
+        """The plain attributes of a module. Its parameters, buffers, parts and hooks are not the loop's to change."""
+        attributes = vars(value)
+        before = {key: kept for key, kept in attributes.items() if key not in _OF_EVERY_MODULE}
+
+        def undo() -> None:
+            for key in [key for key in attributes if key not in before and key not in _OF_EVERY_MODULE]:
+                del attributes[key]
+            for key, kept in before.items():
+                if attributes.get(key, undo) is not kept:
+                    attributes[key] = kept
+
+        self._undo.append(undo)
+        waiting.extend(before.values())
+        waiting.extend(value._modules.values())
+        for hooks in (value._forward_hooks, value._forward_pre_hooks, value._backward_hooks):
+            waiting.extend(hooks.values())
+        for parameter in value._parameters.values():
+            waiting.extend((getattr(parameter, "_backward_hooks", None) or {}).values())
+
+    def _note_deque(self, value: deque[Any], waiting: deque[Any]) -> None:
+        before = list(value)
+
+        def undo() -> None:
+            if len(value) != len(before) or any(a is not b for a, b in zip(value, before, strict=True)):
+                value.clear()
+                value.extend(before)
+
+        self._undo.append(undo)
+        waiting.extend(before[:_MAX_WALKED])
+
+    def _note_function(self, value: types.FunctionType, waiting: deque[Any]) -> None:
+        if not is_users(value.__code__.co_filename):
+            return
+        if id(value.__globals__) not in self._seen:
+            self._note_dict(value.__globals__, waiting)
+        for cell in value.__closure__ or ():
+            self._note_cell(cell, waiting)
+        waiting.extend((value.__dict__, value.__defaults__, value.__kwdefaults__))
+
+    def _note_cell(self, cell: types.CellType, waiting: deque[Any]) -> None:
+        try:
+            before = cell.cell_contents
+        except ValueError:
+            return  # empty
+        if id(cell) in self._seen:
+            return
+        self._seen.add(id(cell))
+        self._kept.append(cell)
+
+        def undo() -> None:
+            cell.cell_contents = before
+
+        self._undo.append(undo)
+        waiting.append(before)
+
+    def _note_class(self, value: type, waiting: deque[Any]) -> None:
+        """What a class of the program's own keeps in its attributes, such as a counter of all instances."""
+        module = sys.modules.get(value.__module__)
+        if module is not None and not is_users(getattr(module, "__file__", None) or "<frozen"):
+            return
+        for name, kept in list(vars(value).items()):
+            if not name.startswith("__"):
+                waiting.append(kept)
+                if isinstance(kept, _ATOMS):
+                    self._undo.append(functools.partial(_restore_attribute, value, name, kept))
+
+    def _note_numpy(self, value: Any) -> None:
+        kind = type(value).__name__
+        if kind == "ndarray":
+            if value.nbytes > _MAX_ARRAY or value.dtype.hasobject:
+                self._kept.append(value)
+                return
+            copy = value.copy()
+
+            def undo() -> None:
+                if value.flags.writeable:
+                    value[...] = copy
+
+            self._undo.append(undo)
+        elif hasattr(value, "bit_generator"):
+            generator = value.bit_generator
+            state = generator.state
+            self._undo.append(lambda: setattr(generator, "state", state))
+
+    def _note_attributes(self, value: Any, waiting: deque[Any]) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict and id(attributes) not in self._seen:
+            self._note_dict(attributes, waiting)
+        for kind in type(value).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                kept = getattr(value, name, self) if not name.startswith("__") else self
+                if kept is not self:
+                    waiting.append(kept)
+                    self._undo.append(functools.partial(_restore_attribute, value, name, kept))
+
+
+def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    generator.set_state(state)
+
+
+def _restore_set(value: set[Any], before: set[Any]) -> None:
+    if value != before:
+        value.clear()
+        value.update(before)
+
+
+def _restore_attribute(owner: Any, name: str, kept: Any) -> None:
+    if getattr(owner, name, None) is not kept:
+        try:
+            setattr(owner, name, kept)
+        except (AttributeError, TypeError):
+            pass  # read-only: then nothing of ours wrote it

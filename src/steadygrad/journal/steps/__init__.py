@@ -1,0 +1,1 @@
+"""One row a step, as Arrow IPC streams: the columns, the segments, writing and reading them."""

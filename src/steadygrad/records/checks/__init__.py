@@ -1,0 +1,1 @@
+"""What doctor, probe, selftest and scan return."""

@@ -1,0 +1,117 @@
+"""What a coded rule is, and how rules are found.
+
+A rule is a module in one of the rule folders (`detect/detectors`, `diagnosis/causes`, `checkup/rules` ...)
+that defines `RULE = Rule(...)`. Its docstring is its page: the first line is the summary, the rest are the fixed
+headings below. Nothing here imports torch, so `steady explain CODE` starts at once: a rule's page is read from the
+source of its module without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from .errors import UsageError
+
+HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
+ROOMS = (
+    "detect/detectors", "detect/sampled", "detect/patterns", "diagnosis/causes", "diagnosis/remedies",
+    "checkup/rules", "checkup/scan/rules",
+    "numerics/rules",
+)  # fmt: skip
+CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One stable code. Codes are never renumbered and never reused."""
+
+    code: str
+    slug: str
+    summary: str
+
+    def __post_init__(self) -> None:
+        if not CODE.match(self.code):
+            raise UsageError(f"{self.code!r} is no rule code: expected SY, DX, RX, PF or CK and three digits.")
+
+
+@dataclass(frozen=True, slots=True)
+class RulePage:
+    """A rule as a person reads it: its code, name, and the sections of its page."""
+
+    code: str
+    slug: str
+    summary: str
+    sections: dict[str, str]
+    path: Path
+
+
+def _page_of(path: Path) -> RulePage | None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+            continue
+        if [getattr(target, "id", None) for target in node.targets] != ["RULE"]:
+            continue
+        values = [ast.literal_eval(argument) for argument in node.value.args]
+        values += [ast.literal_eval(keyword.value) for keyword in node.value.keywords]
+        code, slug, summary = (str(value) for value in values[:3])
+        return RulePage(code, slug, summary, _sections(ast.get_docstring(tree) or ""), path)
+    return None
+
+
+def _sections(doc: str) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    current: str | None = None
+    for line in doc.splitlines():
+        heading = line.strip().rstrip(":")
+        if heading in HEADINGS and not line.startswith(" "):
+            current = heading
+            found[current] = []
+        elif current is not None:
+            found[current].append(line)
+    return {heading: "\n".join(lines).strip("\n") for heading, lines in found.items()}
+
+
+@cache
+def pages() -> tuple[RulePage, ...]:
+    """Every rule's page, sorted by code. Reads source files; imports none of them."""
+    return tuple(sorted(_walk(), key=lambda page: page.code))
+
+
+def _walk() -> Iterator[RulePage]:
+    for path in _files():
+        if found := _page_of(path):
+            yield found
+
+
+def _files() -> Iterator[Path]:
+    home = Path(__file__).resolve().parents[1]
+    for room in ROOMS:
+        yield from sorted((home / room).rglob("*.py"))
+
+
+def rule_modules(package: str, home: Path, pattern: str) -> tuple[ModuleType, ...]:
+    """The modules of a package's rules, in the order of their codes, whichever family's folder they are in."""
+    paths = sorted(home.rglob(f"{pattern}.py"), key=lambda path: path.name)
+    return tuple(import_module(".".join([package, *path.relative_to(home).with_suffix("").parts])) for path in paths)
+
+
+def page(code: str) -> RulePage:
+    """The page of one code, for example `page("SY101")`; also accepts the slug."""
+    wanted = code.strip()
+    for path in _files():
+        text = path.read_text(encoding="utf-8")
+        # Parsing all of them would take longer than everything else that `steady explain` does.
+        if f'"{wanted.upper()}"' not in text and f'"{wanted.lower()}"' not in text:
+            continue
+        found = _page_of(path)
+        if found is not None and (found.code == wanted.upper() or found.slug == wanted.lower()):
+            return found
+    raise UsageError(f"There is no rule {wanted!r}. `steady explain` with no code lists all {len(pages())} of them.")

@@ -1,0 +1,1 @@
+"""Pictures of a run or a probe as files."""

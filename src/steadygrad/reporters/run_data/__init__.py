@@ -1,0 +1,1 @@
+"""Read a run as it grows: its rows, its state, its summary."""

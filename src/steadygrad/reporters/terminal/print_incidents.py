@@ -1,0 +1,84 @@
+"""The incidents of a run as a table, read from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...journal import Event
+from ...records import Action, Decision, Incident, kinds_of
+from .console import shown
+from .print_diagnosis import steps_of
+
+
+def print_incidents(console: Console, run: str, every: Sequence[Incident], *, left_out: int = 0) -> None:
+    """One line an incident, newest last, without the first `left_out`."""
+    if not every:
+        console.print(Text(f"{shown(run)}: no incident. Every update was applied."))
+        return
+    title = f"{shown(run)}: {_count(len(every), 'incident')}"
+    title += f", the newest {len(every) - left_out} of them" if left_out else ""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    table.add_column("no.", justify="right")
+    for heading in ("when", "symptom", "what", "done", "batch", "cause"):
+        table.add_column(heading, overflow="fold")
+    kinds = {incident.number: kind for kind in kinds_of(every) for incident in kind.incidents}
+    for incident in every[left_out:]:
+        table.add_row(
+            str(incident.number),
+            steps_of(incident),
+            shown(incident.symptom),
+            shown(incident.headline, limit=100),
+            done(incident.decision),
+            shown(incident.batch_key or "-", limit=40),
+            _cause(incident, kinds[incident.number].best),
+        )
+    console.print(table)
+
+
+def print_vitals(console: Console, events: Sequence[Event]) -> None:
+    """Silent problems that the sampled checks found, one line each."""
+    found = [event.data for event in events if event.kind == "vitals"]
+    if not found:
+        return
+    console.print()
+    console.print(Text("silent problems, found by sampling", style="bold"))
+    for data in found:
+        code, step, detail = (shown(data.get(key, "?")) for key in ("code", "step", "detail"))
+        console.print(Text(f"  {code}  step {step}  {detail}"))
+
+
+def done(decision: Decision | None) -> str:
+    """What was done about an incident, in words: skipped, skipped + halved the rate."""
+    if decision is None:
+        return "-"
+    words = " + ".join(_DONE[action] for action in decision.actions)
+    return words + (
+        f" ({', '.join(map(shown, decision.dropped_terms))})" if Action.DROP_TERM in decision.actions else ""
+    )
+
+
+_DONE = {
+    Action.PROCEED: "went on",
+    Action.SKIP: "skipped",
+    Action.TIGHTEN_CLIP: "clipped tighter",
+    Action.SCALE_LR: "lowered the rate",
+    Action.ROLLBACK: "rolled back",
+    Action.DROP_TERM: "dropped a term",
+    Action.WIDEN_PRECISION: "widened precision",
+    Action.HALT: "halted",
+}
+
+
+def _cause(incident: Incident, best: Incident) -> str:
+    if incident.diagnosis is None:
+        return "not diagnosed" if best.diagnosis is None else f"same kind as {best.number}"
+    cause = incident.diagnosis.cause
+    return "not known" if cause is None else f"{shown(cause.code)} {shown(cause.slug)}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

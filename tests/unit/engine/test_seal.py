@@ -1,0 +1,72 @@
+"""Sealing a step on the device: the flag says what the host's rule says, and clipping has torch's bits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadygrad.detect.gradient_norms import ClipRule, GradientProbe
+from steadygrad.detect.history import RefusalLimits
+from steadygrad.detect.refusal_rule import must_refuse
+from steadygrad.engine.step.device_check import DeviceCheck
+from steadygrad.engine.step.step_row import RowReader, reading_of
+
+CPU = torch.device("cpu")
+NUMBER = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -3.0, 3.4028234663852886e38])
+LIMIT = st.floats(min_value=0.0, max_value=2.0**100, width=32) | st.just(math.inf)
+
+
+def parameter(values: list[float]) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.zeros(len(values)))
+    made.grad = torch.tensor(values)
+    return made
+
+
+@given(grad=NUMBER, losses=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=3), norm=LIMIT, loss=LIMIT)
+def test_the_device_refuses_exactly_what_the_host_would(
+    grad: float, losses: list[tuple[float, float]], norm: float, loss: float
+) -> None:
+    gradients = GradientProbe([parameter([grad])]).measure()
+    terms = [{"loss": torch.tensor(a), "aux": torch.tensor(b)} for a, b in losses]
+    row = RowReader(["w"], CPU).pack(gradients, terms, None)
+    limits = RefusalLimits(norm, loss)
+    values = DeviceCheck(CPU).seal(row, limits, refuses=True, rule=None).row_transfer.values()
+    reading = reading_of(values, row.layout, step=0, lr=0.1, batch_key=None, limits=limits)
+    # The mean of the terms may overflow where each of them is finite; the device judges each of them.
+    each_finite = all(abs(x) <= 3.4028234663852886e38 for pair in losses for x in pair)
+    means_finite = all(math.isfinite(x) for x in (reading.loss, *reading.terms.values()))
+    if each_finite == means_finite:
+        assert (values[-1] == 1.0) is must_refuse(reading)
+    assert values[-1] in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_policy_that_only_observes_never_raises_the_flag(dtype: torch.dtype) -> None:
+    row = RowReader(["w"], CPU).pack(
+        GradientProbe([parameter([math.nan])]).measure(), [{"loss": torch.tensor(math.nan, dtype=dtype)}], None
+    )
+    sealed = DeviceCheck(CPU).seal(row, RefusalLimits(), refuses=False, rule=ClipRule(1.0))
+    assert float(sealed.flag) == 0.0
+    assert sealed.flag.dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [0.01, 3.0])
+def test_the_clip_factor_is_torchs_own_to_the_bit(dtype: torch.dtype, size: float) -> None:
+    torch.manual_seed(0)
+    made = torch.nn.Parameter(torch.zeros(50, dtype=dtype))
+    made.grad = (torch.randn(50) * size).to(dtype)
+    gradients = GradientProbe([made]).measure()
+    assert gradients is not None
+    row = RowReader(["w"], CPU).pack(gradients, [{"loss": torch.tensor(1.0)}], None)
+    sealed = DeviceCheck(CPU).seal(row, RefusalLimits(), refuses=True, rule=ClipRule(0.7))
+    factor = ClipRule(0.7).factor(gradients.total) if sealed.factor is None else sealed.factor
+    ours = made.grad * factor
+    torch.nn.utils.clip_grad_norm_([made], 0.7, foreach=False)
+    assert torch.equal(ours.to(dtype), made.grad)
+    # A total in half precision stands widened in the row, so its factor must not be taken from there.
+    assert (sealed.factor is None) is (dtype is not torch.float32)

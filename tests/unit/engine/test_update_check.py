@@ -1,0 +1,129 @@
+"""An update that goes wrong by itself is looked at before it is believed, and only where something is new to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import steadygrad as sg
+from steadygrad.engine.recovery.update_check import UpdateCheck
+from steadygrad.engine.state.forward_state import ForwardState
+from steadygrad.engine.state.training_state import TrainingState
+
+
+def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+    return (model(batch[:, :4]) - batch[:, 4:]).pow(2).mean()
+
+
+def batches(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(6, 5, generator=generator) for _ in range(count)]
+
+
+def guarded(optimizer_type: type[optim.Optimizer], **options: Any) -> tuple[nn.Module, optim.Optimizer, sg.Guard]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = optimizer_type(model.parameters(), **options)
+    return model, optimizer, sg.Guard(model, optimizer, loss_fn, diagnose="off")
+
+
+@pytest.mark.parametrize("rate", [math.inf, math.nan])
+def test_an_update_with_a_rate_that_is_no_number_never_lands(rate: float) -> None:
+    model, optimizer, guard = guarded(optim.SGD, lr=0.01)
+    data = batches(6)
+    with guard:
+        for batch in data[:3]:
+            guard.step(batch)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.param_groups[0]["lr"] = rate
+        outcome = guard.step(data[3])
+        assert not outcome.applied
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+        optimizer.param_groups[0]["lr"] = 0.01
+        assert guard.step(data[4]).applied
+    assert [incident.first_step for incident in guard.incidents] == [3]
+
+
+def test_a_bad_moment_that_was_written_from_outside_never_reaches_a_weight() -> None:
+    model, optimizer, guard = guarded(optim.SGD, lr=0.01, momentum=0.9)
+    data = batches(6)
+    with guard:
+        for batch in data[:3]:
+            guard.step(batch)
+        optimizer.state[next(model.parameters())]["momentum_buffer"][0, 1] = math.nan
+        guard.step(data[3])
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+        assert guard.step(data[4]).applied
+    assert [incident.first_step for incident in guard.incidents] == [3]
+    assert guard.incidents[0].symptom == "nan_state"
+
+
+def test_moments_of_a_loaded_state_are_looked_at_once() -> None:
+    _, optimizer, guard = guarded(optim.Adam, lr=0.01)
+    data = batches(6)
+    with guard:
+        for batch in data[:2]:
+            guard.step(batch)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert all(guard.step(batch).applied for batch in data[2:])
+    assert guard.incidents == []
+
+
+def test_nothing_is_copied_while_all_goes_as_before_and_everything_is_when_it_does_not() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    check = UpdateCheck([optimizer], TrainingState(parameters=dict(model.named_parameters()), optimizers=[optimizer],
+                                                   forward=ForwardState([model])))  # fmt: skip
+    copied = []
+    for batch in batches(4):
+        loss_fn(model, batch).backward()
+        copied.append(check.before((0, 1), may_copy=True))
+        optimizer.step()
+        assert check.after((0, 1), copied[-1]) is None
+        optimizer.zero_grad()
+    assert [each is not None for each in copied] == [True, False, False, False]
+    assert check.before((0, 1, 2), may_copy=True) is not None
+    optimizer.state[model.weight]["exp_avg"].add_(1.0)
+    assert check.before((0, 1), may_copy=True) is not None
+    check.after((0, 1), None)
+    optimizer.param_groups[0]["lr"] *= 10
+    assert check.before((0, 1), may_copy=True) is not None
+    check.after((0, 1), None)
+    assert not check.wants_host
+    optimizer.param_groups[0]["weight_decay"] = math.inf
+    assert check.wants_host
+
+
+def test_weights_that_turn_bad_unseen_are_found_within_a_few_updates() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(24)], nn.Linear(4, 1))
+    unused = nn.Parameter(torch.zeros(3))
+    model.register_parameter("unused", unused)
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    with sg.Guard(model, optimizer, loss_fn, diagnose="off") as guard:
+        for number, batch in enumerate(batches(40)):
+            if number == 5:
+                with torch.no_grad():
+                    unused[1] = math.nan  # no loss and no gradient ever shows it
+            guard.step(batch)
+        assert bool(unused.isfinite().all())
+    assert guard.incidents[0].symptom == "nan_param"
+    assert guard.incidents[0].first_step <= 5 + 16
+
+
+def test_the_state_that_a_closed_guard_leaves_is_checked() -> None:
+    model, _, guard = guarded(optim.SGD, lr=0.01)
+    guard.step(batches(1)[0])
+    assert guard.summary()["final_state"] == "not checked"
+    guard.close()
+    assert guard.summary()["final_state"] == "finite"
+    model, _, guard = guarded(optim.SGD, lr=0.01)
+    guard.step(batches(1)[0])
+    with torch.no_grad():
+        model.bias.fill_(math.nan)
+    guard.close()
+    assert guard.summary()["final_state"] == "non-finite: parameter bias"

@@ -1,0 +1,144 @@
+"""Lines of a program that are run again leave nothing behind, and lines that would are stopped before they do."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect, quiet, supervised
+from steadygrad.integrations.zero_code.rerun.user_state import UserState
+
+
+class Trainer:
+    total = 0
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.losses: list[float] = []
+        self.best: dict[str, Any] = {"loss": None}
+        self.window: deque[int] = deque([1, 2], maxlen=2)
+        self.names = {"a"}
+        self.random = random.Random(0)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self) -> None:
+        self.seen += 1
+        Trainer.total += 1
+        self.losses.append(1.0)
+        self.best["loss"], self.best["new"] = 2.0, 3.0
+        self.window.append(3)
+        self.names.add("b")
+        self.random.random()
+        torch.rand(1, generator=self.generator)
+        self.made_later = True
+
+
+def everything(trainer: Trainer) -> Any:
+    return (
+        trainer.seen, Trainer.total, list(trainer.losses), dict(trainer.best), list(trainer.window), set(trainer.names),
+        trainer.random.getstate(), trainer.generator.get_state().tolist(), hasattr(trainer, "made_later"),
+    )  # fmt: skip
+
+
+def test_what_lines_count_append_and_assign_is_undone() -> None:
+    trainer = Trainer()
+    before, losses = everything(trainer), trainer.losses
+    state = UserState([trainer, Trainer])
+    for _ in range(3):
+        trainer.step()
+        assert everything(trainer) != before
+        state.restore()
+        assert everything(trainer) == before
+    assert trainer.losses is losses  # the same list, not another one that is equal
+
+
+def test_a_closures_counter_and_a_modules_own_attribute_are_undone() -> None:
+    count = 0
+    module = torch.nn.Linear(2, 2)
+    module.calls = 0  # type: ignore[assignment]
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        module.calls += 1  # type: ignore[operator]
+
+    state = UserState([step])
+    step()
+    state.restore()
+    assert (count, module.calls) == (0, 0)
+
+
+def test_prints_logs_and_warnings_of_this_thread_go_nowhere_and_those_of_others_do_not(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with quiet():
+        print("mine")
+        logging.getLogger("program").error("mine")
+        other = threading.Thread(target=lambda: (print("theirs"), logging.getLogger("program").error("theirs")))
+        other.start()
+        other.join()
+    print("after")
+    assert capsys.readouterr().out == "theirs\nafter\n"
+    assert [record.getMessage() for record in caplog.records] == ["theirs"]
+
+
+def _write(path: Path) -> None:
+    with open(path, "w") as file:
+        file.write("x")
+
+
+@pytest.mark.parametrize("what", ["open", "path", "save", "held file", "generator", "iterator", "tensor", "thread"])
+def test_a_line_with_an_effect_is_stopped_before_it_has_it(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    log = open(tmp_path / "log", "w")  # noqa: SIM115
+    stream = (item for item in [1, 2, 3])
+    next(stream)
+    data = torch.zeros(3)
+    started: list[int] = []
+    lines = {
+        "open": lambda: _write(path),
+        "path": lambda: path.write_text("x"),
+        "save": lambda: torch.save(data, path),
+        "held file": lambda: log.write("x"),
+        "generator": lambda: next(stream),
+        "iterator": lambda: next(stream),
+        "tensor": lambda: data.add_(1),
+        "thread": lambda: threading.Thread(target=lambda: started.append(1)).start(),
+    }
+    with pytest.raises(HasEffect), supervised(UserState([stream]), []):
+        lines[what]()
+    log.close()
+    assert not path.exists()
+    assert (tmp_path / "log").read_text() == ""
+    assert next(stream) == 2
+    assert data.sum() == 0
+    assert started == []
+
+
+def test_lines_that_only_compute_pass_and_may_write_into_what_is_restored() -> None:
+    model, running = torch.nn.Linear(3, 1), torch.zeros(3)
+    with supervised(UserState([model]), [running]):
+        x = torch.ones(2, 3)
+        x[0] = 0.0
+        x.masked_fill_(x == 0, 2.0)
+        running.add_(1)
+        loss = model(x).pow(2).mean() + sum(value for value in [1.0, 2.0])
+        loss.backward()
+    assert float(running.sum()) == 3.0
+    assert model.weight.grad is not None
+
+
+def test_a_file_can_be_read_and_afterwards_all_is_allowed_again(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_text("1")
+    with supervised(UserState([]), []):
+        assert path.read_text() == "1"
+    path.write_text("2")
+    assert path.read_text() == "2"

@@ -1,0 +1,135 @@
+"""Silent problems under `steady run`: found by the sampled checks, confirmed by running the loop's lines again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, dtype: torch.dtype = torch.float32) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(8, 4, generator=generator).to(dtype)
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+
+def test_updates_too_small_for_bfloat16_weights_are_an_incident_with_a_cause(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
+    train(model, optimizer, 8, torch.bfloat16)
+    incidents = watch.ledger.first.incidents
+    assert [incident.diagnosis.cause.slug for incident in incidents] == ["lost_update"]
+    assert watch.ledger.first.ledger.skipped == 0
+
+
+def test_a_healthy_training_is_sampled_and_nothing_is_reported(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    train(model, torch.optim.Adam(model.parameters(), lr=1e-2), 14)
+    assert watch.ledger.first.incidents == []
+    assert not any(part._forward_hooks for part in list(model.modules())[1:])  # the hooks of a sampled step are gone
+
+
+def test_sampled_steps_change_no_bit(watching: Any) -> None:
+    def weights() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+        train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), 14)
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    plain = weights()
+    watching(diagnose="auto")
+    assert all(map(torch.equal, plain, weights()))
+
+
+class Run:
+    """A training in the style of a class that owns everything."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def fit(self, steps: int) -> None:
+        for _ in range(steps):
+            x = torch.randn(8, 4)
+            self.optimizer.zero_grad()
+            self.loss = self.model(x).pow(2).mean()
+            self.loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+
+
+def test_a_training_that_has_ended_is_not_kept_when_the_next_one_begins(watching: Any) -> None:
+    watching(diagnose="auto")
+    first = Run()
+    first.fit(12)
+    gone = [weakref.ref(first.optimizer), weakref.ref(first.model)]
+    gc.collect()
+    gc.disable()  # memory of a device is free when the program lets go, not when Python looks for cycles
+    try:
+        del first
+        second = Run()
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+    second.fit(3)
+
+
+def test_a_training_that_goes_on_after_another_optimizer_was_made_keeps_its_good_states(watching: Any) -> None:
+    watch = watching()
+    outer, inner = Run(), nn.Linear(4, 1)
+    kept = []
+    for _ in range(6):
+        train(inner, torch.optim.SGD(inner.parameters(), lr=0.1), 0)
+        outer.fit(1)
+        kept.append(watch.past.steps)
+    assert kept[5][: len(kept[2])] == kept[2]  # after the first round it is known that they take turns
+    assert watch._in_turn
+
+
+def test_an_optimizer_made_in_the_middle_of_a_step_does_not_end_it(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    run = Run()
+    run.fit(3)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    x = torch.randn(8, 4)
+    x[0, 0] = float("nan")
+    run.optimizer.zero_grad()
+    loss = run.model(x).pow(2).mean()
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    loss.backward()
+    run.optimizer.step()
+    assert other is not None
+    assert [incident.diagnosis.cause.slug for incident in watch.ledger.first.incidents] == ["bad_input"]
+    assert all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())  # statistics too
+
+
+def test_a_model_that_is_copied_or_pickled_while_it_is_sampled_carries_no_hook_that_works(watching: Any) -> None:
+    import copy
+    import pickle
+
+    from steadygrad.detect.sampled.activation_probe import ActivationProbe
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    probe = ActivationProbe(model)
+    probe.attach()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(torch.randn(2, 4))
+        seen = probe._seen
+        assert seen is not None
+        assert seen.ran == set()
+    probe.detach()

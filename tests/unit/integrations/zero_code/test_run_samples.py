@@ -1,0 +1,128 @@
+"""Which samples: by dataset index, right with workers, look-ahead and accumulation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+BROKEN = 13
+
+
+class Points(Dataset[Tensor]):
+    def __init__(self) -> None:
+        self.points = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
+        self.points[BROKEN, 0] = math.nan
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.points[index]
+
+
+def train(loader: Any, *, accumulate: int = 1, ahead: bool = False, change: Any = lambda x: x) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = looking_ahead(loader) if ahead else iter(loader)
+    for number, batch in enumerate(batches):
+        (model(change(batch)).pow(2).mean() / accumulate).backward()
+        if (number + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def looking_ahead(loader: Any) -> Any:
+    """As Accelerate does: it fetches the next batch before it hands out this one."""
+    iterator = iter(loader)
+    held = next(iterator)
+    for following in iterator:
+        yield held
+        held = following
+    yield held
+
+
+def incident_of(watch: Any) -> Any:
+    (loop,) = watch.ledger.loops
+    (incident,) = loop.log.incidents
+    assert watch.barrier.faults == {}
+    return incident
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_broken_sample_is_named_by_its_index(accumulate: int, ahead: bool, watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    generator = torch.Generator().manual_seed(7)
+    train(DataLoader(Points(), 4, shuffle=True, generator=generator), accumulate=accumulate, ahead=ahead)
+    assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+
+
+def test_it_is_named_with_workers_that_fetch_ahead(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(Points(), 4, shuffle=True, generator=generator, num_workers=2)
+    train(loader, accumulate=2, ahead=True)
+    assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.clone(),  # a copy, as on its way to another device
+        lambda x: torch.cat([x, x], 1)[:, :3],  # a view of something larger with the same rows
+    ],
+    ids=["copy", "other storage"],
+)
+def test_a_batch_that_was_copied_on_its_way_is_recognised_by_its_values(change: Any, watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    train(DataLoader(Points(), 4), ahead=True, change=change)
+    assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+    assert watch.examiner.found.how == "same values"
+
+
+def test_without_a_diagnosis_all_samples_of_the_batch_are_written_down(watching: Any, tmp_path: Any) -> None:
+    from steadygrad.journal import read_quarantine
+
+    watch = watching(run_dir=str(tmp_path / "run"))
+    train(DataLoader(Points(), 4))
+    watch.finish()
+    (entry,) = read_quarantine(tmp_path / "run")
+    assert [int(sample) for sample in entry.sample_ids] == [12, 13, 14, 15]
+    assert entry.batch_key == "samples 12, 13, 14, 15"
+
+
+def test_an_iterable_dataset_has_no_indices_and_none_are_made_up(watching: Any) -> None:
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Any:
+            return iter(Points().points)
+
+    watch = watching(diagnose="auto")
+    train(DataLoader(Stream(), 4))
+    incident = incident_of(watch)
+    assert incident.diagnosis.rows == (1,)
+    assert incident.diagnosis.sample_ids == ()
+    assert incident.batch_key is None
+
+
+def test_an_epoch_left_early_does_not_shift_the_next_one(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    loader = DataLoader(Points(), 4, num_workers=1, persistent_workers=True)
+    next(iter(loader))  # several batches were drawn, one was handed out
+    train(loader)
+    assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+
+
+def test_a_loader_that_was_under_way_before_is_not_guessed_at(watching: Any) -> None:
+    """Its workers had drawn batches that nobody saw being drawn."""
+    running = iter(DataLoader(Points(), 4, num_workers=1))
+    next(running)
+    watch = watching(diagnose="auto")
+    train(running)
+    assert incident_of(watch).batch_key is None
+    assert incident_of(watch).diagnosis.sample_ids == ()

@@ -1,0 +1,131 @@
+"""The closing screen says what happened in plain sentences, and claims nothing that was not checked."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from steadygrad.integrations.zero_code.launch.summary import headline, outcome, print_outcome
+from steadygrad.integrations.zero_code.launch.supervise import Ended
+from steadygrad.records import Action, Decision, Incident
+
+HEALTHY = {
+    "torch": True, "guarded": True, "rank": 0, "steps": 320, "applied": 320, "skipped": 0, "overflows": 0,
+    "rolled_back": 0, "backwards": 320, "not_checked": [], "final_state": "finite", "trainings": 1,
+    "run_dir": "runs/x",
+}  # fmt: skip
+
+
+def screen(*notes: dict[str, Any], incidents: list[Incident] | None = None, code: int = 0) -> dict[str, Any]:
+    found = outcome(Ended(code=code, run_dir=Path("nowhere"), notes=list(notes)))
+    return {**found, "incidents": incidents or []}
+
+
+def refused(step: int, last: int | None = None, **decision: Any) -> Incident:
+    kind = Decision(step=step, **{"actions": (Action.SKIP,), **decision})
+    return Incident(
+        number=1, first_step=step, last_step=last if last is not None else step, symptom="nan_loss", decision=kind
+    )
+
+
+def test_a_run_with_nothing_wrong_is_one_line() -> None:
+    assert headline(screen(HEALTHY)) == "320 updates, none refused. The weights at the end are finite."
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"final_state": None}, "320 updates, none refused. The weights at the end were not checked."),
+        (
+            {"final_state": "finite in 1 of 3 trainings", "trainings": 3},
+            "320 updates, none refused in 3 trainings. The weights at the end are finite in 1 of 3 trainings; "
+            "the others had ended and were not checked.",
+        ),
+        (
+            {"final_state": "non-finite: head.weight, head.bias"},
+            "320 updates, none refused. The weights at the end are not finite: head.weight, head.bias.",
+        ),
+    ],
+)
+def test_nothing_is_claimed_that_was_not_checked(change: dict[str, Any], said: str) -> None:
+    assert headline(screen({**HEALTHY, **change})) == said
+
+
+def test_a_process_that_does_not_know_the_fields_counts_as_not_checked() -> None:
+    old = {key: HEALTHY[key] for key in ("torch", "guarded", "steps", "applied", "skipped", "run_dir")}
+    found = screen(old)
+    assert found["final_state"] == "not checked"
+    assert "not checked" in headline(found)
+
+
+def test_one_bad_process_among_good_ones_decides_what_is_said_of_the_end() -> None:
+    bad = {**HEALTHY, "rank": 1, "final_state": "non-finite: w"}
+    assert screen(HEALTHY, bad)["final_state"] == "non-finite: w"
+    assert screen(HEALTHY, {**HEALTHY, "rank": 1, "final_state": None})["final_state"] == "not checked"
+
+
+@pytest.mark.parametrize(
+    ("count", "incidents", "said"),
+    [
+        (1, [refused(10)], "1 refused (step 10). The weights are finite, and as if that batch had"),
+        (
+            4,
+            [refused(3), refused(7, 9)],
+            "4 refused (steps 3, 7-9). The weights are finite, and as if those batches had",
+        ),
+        (
+            30,
+            [refused(3), refused(7, 9)],
+            "30 refused (first: step 3). The weights are finite, and as if those batches had",
+        ),
+    ],
+)
+def test_a_refusal_names_its_steps(count: int, incidents: list[Incident], said: str) -> None:
+    note = {**HEALTHY, "applied": 320 - count, "skipped": count}
+    assert headline(screen(note, incidents=incidents)) == f"{320 - count} of 320 updates applied, {said} been left out."
+
+
+def test_a_halt_names_step_and_reason_and_not_the_state_of_weights_that_were_not_checked() -> None:
+    note = {**HEALTHY, "steps": 10, "applied": 0, "skipped": 10, "halted": True, "final_state": None}
+    stop = refused(0, 9, actions=(Action.HALT,), reason="10 bad steps in a row (limit 10)")
+    assert headline(screen(note, incidents=[stop])) == (
+        "halted at step 0: 10 bad steps in a row (limit 10). 0 of 10 updates applied, 10 refused (steps 0-9). "
+        "The weights at the end were not checked."
+    )
+
+
+def test_what_the_loop_and_the_loss_scale_dropped_is_counted_apart() -> None:
+    note = {**HEALTHY, "applied": 315, "skipped": 5, "overflows": 5, "skipped_by_program": 2}
+    said = "315 of 320 updates applied, 5 dropped by the loss scale, 2 skipped by the program. "
+    said += "The weights at the end are finite."
+    assert headline(screen(note)) == said
+
+
+def test_what_was_not_checked_has_a_line_each() -> None:
+    stream = io.StringIO()
+    note = {**HEALTHY, "not_checked": ["weights updated inside backward"], "faults": {"journal": 1}}
+    print_outcome(Console(file=stream, width=200), screen(note))
+    text = stream.getvalue()
+    assert "unchecked" in text
+    assert "weights updated inside backward" in text
+    assert "internal error of steadygrad in journal; training went on" in text
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [
+        ([], "no Python process loaded steadygrad"),
+        ([{"torch": False, "guarded": False}], "did not import torch"),
+        ([{"torch": True, "guarded": False}], "could not be guarded"),
+        ([{"torch": True, "guarded": True}], "Updates made in another way (torch.func, torch.autograd.grad, by hand)"),
+        ([{"torch": True, "guarded": True, "backwards": 3}], "no update was checked: 3 backwards ran"),
+    ],
+)
+def test_a_program_without_a_checked_update_is_never_called_untrained(notes: list[dict[str, Any]], said: str) -> None:
+    sentence = headline(screen(*notes))
+    assert said in sentence
+    assert "trained" not in sentence

@@ -14,6 +14,7 @@ import torch
 from ...detect.gradient_norms import Gradients, clip_exact
 from ...records import Action, Decision, Outcome
 from ..distributed.consensus import SingleRank
+from ..fault_barrier import UserCodeError
 from .update import AfterUpdate
 from .user_step import Terms, UserStep
 
@@ -74,7 +75,13 @@ class PlainLoop:
             terms = {"loss": (answer["loss"] if isinstance(answer, Mapping) else answer).reshape(())}
         if tell is not None:
             tell(terms)
-        self._program.backward(terms)
+        try:
+            self._program.backward(terms)
+        except UserCodeError:
+            raise
+        except Exception as fault:  # still broken: then all ranks stop, with the reason
+            self._consensus.broken(fault)
+            raise
         return {name: value.detach() for name, value in terms.items()}
 
     def take_over(self, gradients: Gradients | None, loss_finite: bool, outcome: Outcome) -> None:

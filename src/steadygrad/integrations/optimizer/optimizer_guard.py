@@ -28,6 +28,7 @@ from ...engine.record.notify import Notifier
 from ...engine.state.forward_state import Entry, ForwardState
 from ...engine.state.rng import put_rng
 from ...engine.state.training_state import TrainingState, bad_state
+from ...engine.step.external_findings import take_earlier
 from ...engine.step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS, SampledChecker
 from ...engine.step.trained_parameters import parameters_of
 from ...journal import Journal
@@ -95,6 +96,8 @@ class OptimizerGuard:
         self._loops = [
             OptimizerLoop(o, names, self.policy, self._journal, self._barrier, self) for o in self._optimizers
         ]
+        for earlier in take_earlier():
+            self._journal.event("posted_earlier", code=earlier.code, slug=earlier.slug, detail=earlier.detail)
         self._notifier = Notifier(notify, run=str(self._journal.path or ""))
         for loop in self._loops if self.ranks.rank == 0 else ():
             loop.log.on_incident = self._notifier

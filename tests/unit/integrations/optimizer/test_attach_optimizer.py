@@ -11,6 +11,7 @@ from specimens import SKIP_ONLY, Setup, batches, differing, run_plain, setup, st
 from torch import Tensor
 
 import steadygrad as sg
+from steadygrad.records import Finding, Severity
 
 
 def poisoned(batch: Tensor) -> Tensor:
@@ -65,6 +66,16 @@ def test_a_healthy_attached_run_is_bit_identical_to_the_plain_loop(name: str) ->
     data = batches(16)
     plain = run_plain(data, make_optimizer=OPTIMIZERS[name])
     assert differing(state_of(plain), state_of(run_attached(data, make=OPTIMIZERS[name]))) == []
+
+
+def test_what_was_posted_before_the_guard_was_made_refuses_none_of_its_updates() -> None:
+    """A generation of another model had bad logits; that says nothing about this training."""
+    found = Finding(
+        code="SY501", slug="bad_logits", severity=Severity.FATAL, step=0, detail="bad logits of another model"
+    )
+    sg.numerics.board().post(found)
+    data = batches(8)
+    assert differing(state_of(run_plain(data)), state_of(run_attached(data))) == []
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -36,8 +36,8 @@ _HOMES = {
     "selftest": "checkup.trials.selftest",
 }
 __all__ = sorted(_HOMES)
-_ROOMS = ("numerics", "testing")
-"""Packages whose own public names are used through them: `sg.numerics.masked_mean`."""
+_PACKAGES = {"errors": "records.errors", "numerics": "numerics", "testing": "testing"}
+"""Packages whose own public names are used through them: `sg.numerics.masked_mean`, `sg.errors.RanksError`."""
 
 if TYPE_CHECKING:
     from . import numerics as numerics
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .records import Finding as Finding
     from .records import Incident as Incident
     from .records import Outcome as Outcome
+    from .records import errors as errors
     from .records.errors import SteadyError as SteadyError
     from .records.errors import TrainingHalted as TrainingHalted
     from .records.errors import UsageError as UsageError
@@ -67,13 +68,13 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-    if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{_PACKAGES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_PACKAGES})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -23,7 +23,7 @@ def retell(teacher_NT: Tensor, first_piece_T: Tensor, vocabulary: int) -> tuple[
 
     Tokens of the teacher that are not compared (-1) are left out and the rest is normalised. A token of the student
     that no teacher token begins with is -inf. Does not sync with the host; of the size of the teacher's logits nothing
-    is kept for backward but those logits. What was told has no gradient: nobody shall learn to tell less.
+    is kept for backward but those logits. What was told has no gradient: it must not learn to tell less.
     """
     return _Retell.apply(teacher_NT, first_piece_T, vocabulary)  # type: ignore[no-untyped-call,no-any-return]
 

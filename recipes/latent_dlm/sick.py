@@ -83,7 +83,7 @@ def zero_latent_loss(config: Config) -> LossFn:
 
 
 def unnormalised_loss(config: Config) -> LossFn:
-    """Squares summed over the entries, as many write it, of latents that nobody scaled."""
+    """Squares summed over the entries, as many write it, of latents that were not scaled."""
     weights, mode = config.loss, config.training.mode
 
     def loss_fn(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

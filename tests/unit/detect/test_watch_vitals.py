@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from steadygrad.detect.sampled import StepSampler
+from steadygrad.detect.sampled.activation_probe import ActivationProbe
 from steadygrad.policy import Policy
 from steadygrad.records import Finding, Severity
 
@@ -476,3 +478,14 @@ def test_on_cuda_nothing_synchronises_until_the_findings() -> None:
             torch.cuda.set_sync_debug_mode("default")
         assert vitals.findings(step) == ()
     assert len(vitals._samplings) == 3
+
+
+def test_a_model_saved_while_it_is_sampled_can_be_loaded_where_steadygrad_is_not_installed() -> None:
+    model = nn.Linear(2, 1)
+    probe = ActivationProbe(model)
+    probe.attach()
+    saved = pickle.dumps(model)
+    probe.detach()
+    assert b"steadygrad" not in saved
+    loaded = pickle.loads(saved)
+    assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))

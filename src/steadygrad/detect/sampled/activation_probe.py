@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,21 +91,21 @@ class ActivationProbe:
 class _Hook:
     """A forward hook. No failure of it reaches the program's own forward.
 
-    A model that is copied or saved while it is on carries one that does nothing.
+    A model that is copied or saved while it is on carries a function of the standard library that does nothing, so that
+    it can be loaded where steadygrad is not installed.
     """
 
-    def __init__(self, probe: ActivationProbe | None = None, name: str = "") -> None:
+    def __init__(self, probe: ActivationProbe, name: str) -> None:
         self._probe, self._name = probe, name
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if (probe := self._probe) is not None:
-            try:
-                probe.measure(self._name, output)
-            except Exception as fault:
-                probe.failed(fault)
+        try:
+            self._probe.measure(self._name, output)
+        except Exception as fault:
+            self._probe.failed(fault)
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _note(seen: SeenActivation, key: tuple[str, torch.dtype], tensor: Tensor) -> None:

@@ -57,7 +57,6 @@ class UpdateCheck:
         self._with_gradient: frozenset[int] | None = None
         self._mark: tuple[int, ...] | None = None
         self._rates: list[float] = []
-        self._during: list[Optimizer] | None = None
         self._options: list[Any] = []
         """The options of all groups when they were last looked at, and found to be numbers."""
         self._updates = self._careful_left = 0
@@ -98,7 +97,6 @@ class UpdateCheck:
         `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
         """
         self._bad_before = {}
-        self._during = list(self._optimizers)
         if self._careful_left:
             self._careful_left -= 1
         elif may_copy and self._is_new(with_gradient):
@@ -152,7 +150,6 @@ class UpdateCheck:
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
         self._mark = self._marked()
         self._rates = _rates(self._options_now())
-        self._during = None
 
     def _sampled(self) -> dict[str, Any] | None:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""
@@ -173,11 +170,7 @@ class UpdateCheck:
     # -- what can be known without reading a tensor
 
     def _options_now(self) -> list[Any]:
-        return [group.get(key) for optimizer in self._live() for group in optimizer.param_groups for key in OPTIONS]
-
-    def _live(self) -> Sequence[Optimizer]:
-        """The optimizers; while an update is under way, as they were found when it began."""
-        return self._during if self._during is not None else self._optimizers
+        return [group.get(key) for optimizer in self._optimizers for group in optimizer.param_groups for key in OPTIONS]
 
     def _are_numbers(self, options: list[Any]) -> bool:
         """Whether all of them are finite. A tensor on a device is not read. Where none was set anew, one comparison."""
@@ -196,7 +189,7 @@ class UpdateCheck:
             return None
         tensors = [
             value
-            for optimizer in self._live()
+            for optimizer in self._optimizers
             for state in optimizer.state.values()
             if isinstance(state, dict)
             for value in state.values()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from steadygrad.detect.observed_run import ObservedRun, Suspicion
+from steadygrad.detect.observations.observed_run import ObservedRun, Suspicion
 from steadygrad.diagnosis.diagnose import diagnose
 from steadygrad.diagnosis.replay.guard_step import select_rows
 from steadygrad.diagnosis.replay.replay_observation import ReplayObservation, complete

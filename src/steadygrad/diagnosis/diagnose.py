@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..detect.observed_run import Suspicion
+from ..detect.observations.observed_run import Suspicion
 from ..detect.patterns.gradient_changed_after_backward import grown_gradients
 from ..records import Diagnosis, Origin
 from ..records.errors import UsageError

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from steadygrad.detect import detectors, patterns
-from steadygrad.detect.observed_run import NotAsked, ObservedRun
+from steadygrad.detect.observations.observed_run import NotAsked, ObservedRun
+from steadygrad.detect.observations.step_observation import Gradient, StepObservation
 from steadygrad.detect.sampled import judge_samples
-from steadygrad.detect.step_observation import Gradient, StepObservation
 from steadygrad.records import rules
 
 FOLDER = Path(rules.__file__).parents[1] / "detect" / "patterns"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadygrad.detect.history import History
+from steadygrad.detect.history.running_level import WINDOW, RunningLevel
 from steadygrad.detect.judge_step import judge
-from steadygrad.detect.running_level import WINDOW, RunningLevel
 from steadygrad.policy import Policy
 from steadygrad.records import Reading
 

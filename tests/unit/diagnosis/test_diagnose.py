@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from steadygrad.detect.observed_run import Suspicion
+from steadygrad.detect.observations.observed_run import Suspicion
 from steadygrad.diagnosis.diagnose import diagnose
 from steadygrad.records.errors import UsageError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from ..observed_run import ObservedRun, Suspicion
+from ..observations.observed_run import ObservedRun, Suspicion
 from ..sampled.rules import parameter_never_changes, parameter_not_in_optimizer, parameter_without_gradient
 from . import (
     average_never_follows,

@@ -26,8 +26,8 @@ References
 from __future__ import annotations
 
 from ...records.rules import Rule
-from ..observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
-from ..step_observation import StepObservation
+from ..observations.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import StepObservation
 
 RULE = Rule(
     "SY416", "average_never_follows", "An average kept in half precision is written at each step and never changes."

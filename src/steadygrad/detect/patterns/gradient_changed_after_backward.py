@@ -28,8 +28,8 @@ from __future__ import annotations
 import math
 
 from ...records.rules import Rule
-from ..observed_run import NotAsked, ObservedRun, Suspicion
-from ..step_observation import Gradient, StepObservation
+from ..observations.observed_run import NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import Gradient, StepObservation
 
 RULE = Rule("SY414", "gradient_changed_after_backward", "One gradient grew a thousandfold between backward and update.")
 TAMPERED = 1e3

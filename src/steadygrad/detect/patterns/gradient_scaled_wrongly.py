@@ -27,8 +27,8 @@ from __future__ import annotations
 import math
 
 from ...records.rules import Rule
-from ..observed_run import NotAsked, ObservedRun, Suspicion
-from ..step_observation import Gradient, StepObservation
+from ..observations.observed_run import NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import Gradient, StepObservation
 
 RULE = Rule(
     "SY410",

@@ -26,8 +26,8 @@ References
 from __future__ import annotations
 
 from ...records.rules import Rule
-from ..observed_run import NotAsked, ObservedRun, Suspicion
-from ..step_observation import Gradient, StepObservation, owner
+from ..observations.observed_run import NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import Gradient, StepObservation, owner
 
 RULE = Rule("SY409", "gradient_stopped", "A module that had learned has received no gradient for a while.")
 STOPPED = 6

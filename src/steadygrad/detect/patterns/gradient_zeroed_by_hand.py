@@ -25,8 +25,8 @@ References
 from __future__ import annotations
 
 from ...records.rules import Rule
-from ..observed_run import NotAsked, ObservedRun, Suspicion
-from ..step_observation import Gradient, StepObservation
+from ..observations.observed_run import NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import Gradient, StepObservation
 
 RULE = Rule(
     "SY413",

@@ -30,8 +30,8 @@ import itertools
 import math
 
 from ...records.rules import Rule
-from ..observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
-from ..step_observation import StepObservation, allowed_growth
+from ..observations.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import StepObservation, allowed_growth
 
 RULE = Rule(
     "SY205",

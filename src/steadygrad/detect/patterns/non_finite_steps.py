@@ -18,8 +18,8 @@ from ..detectors.non_finite import (
     non_finite_term,
 )
 from ..history import History
-from ..observed_run import ObservedRun, Suspicion
-from ..step_observation import StepObservation
+from ..observations.observed_run import ObservedRun, Suspicion
+from ..observations.step_observation import StepObservation
 
 SCALER_PATIENCE = 12
 """Overflows in a row a dynamic scaler may need to find its scale."""

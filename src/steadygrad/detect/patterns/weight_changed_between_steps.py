@@ -26,8 +26,8 @@ References
 from __future__ import annotations
 
 from ...records.rules import Rule
-from ..observed_run import NotAsked, ObservedRun, Suspicion
-from ..step_observation import StepObservation
+from ..observations.observed_run import NotAsked, ObservedRun, Suspicion
+from ..observations.step_observation import StepObservation
 
 RULE = Rule(
     "SY415", "weight_changed_between_steps", "A weight that the last update left small is enormous at the next step."

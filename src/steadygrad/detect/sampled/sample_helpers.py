@@ -9,9 +9,9 @@ from ...policy import Policy
 from ...records import Finding, Severity
 from ...records.rules import Rule
 from ..make_finding import listed
-from ..step_observation import ActivationNumbers as ActivationNumbers
-from ..step_observation import StepObservation as StepObservation
-from ..step_observation import TensorNumbers as TensorNumbers
+from ..observations.step_observation import ActivationNumbers as ActivationNumbers
+from ..observations.step_observation import StepObservation as StepObservation
+from ..observations.step_observation import TensorNumbers as TensorNumbers
 
 HALF = ("float16", "bfloat16")
 _NAMED = 16

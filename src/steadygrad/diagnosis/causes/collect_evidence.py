@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...detect.observed_run import Suspicion
+from ...detect.observations.observed_run import Suspicion
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records import Origin
 from ..interventions.loss_scale import LossScaleChange

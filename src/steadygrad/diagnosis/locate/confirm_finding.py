@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ...detect.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
+from ...detect.observations.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
 from ...detect.patterns.loss_jumps_and_stays import RISEN, strides_too_long
 from ...detect.sampled.rules.parameter_never_changes import standing_apart, standing_still
 from ...records import Diagnosis, Finding

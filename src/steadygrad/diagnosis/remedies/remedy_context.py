@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...detect.observed_run import Suspicion
+from ...detect.observations.observed_run import Suspicion
 from ...records import Origin
 from ..causes.evidence import Evidence
 from ..interventions.call_arguments import CallIntervention, Operate

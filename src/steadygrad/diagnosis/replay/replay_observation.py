@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...detect.step_observation import Gradient as Gradient
-from ...detect.step_observation import StepObservation, written_between
+from ...detect.observations.step_observation import Gradient as Gradient
+from ...detect.observations.step_observation import StepObservation, written_between
 from ...detect.tensors.readable_tensors import has_values, once, values_of, why_not_read
 from ...detect.tensors.sharded_tensors import is_sharded, local_of
 from ...detect.tensors.unregistered_tensors import stray_parameters

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from ....policy import Policy
 from ....records import Finding, Severity
 from ....records.rules import Rule
-from ...observed_run import PATIENCE, ObservedRun, Suspicion
-from ...step_observation import owner, reached
+from ...observations.observed_run import PATIENCE, ObservedRun, Suspicion
+from ...observations.step_observation import owner, reached
 from ..sample_helpers import HALF, StepObservation, TensorNumbers, about, in_all, warming_up
 from .lost_update import RULE as LOST_UPDATE
 

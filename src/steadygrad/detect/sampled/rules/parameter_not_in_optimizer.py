@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from ....policy import Policy
 from ....records import Finding, Severity
 from ....records.rules import Rule
-from ...observed_run import ObservedRun, Suspicion
+from ...observations.observed_run import ObservedRun, Suspicion
 from ..sample_helpers import StepObservation, TensorNumbers, about
 
 RULE = Rule("SY405", "parameter_not_in_optimizer", "A trainable parameter is in no optimizer.")

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from ....policy import Policy
 from ....records import Finding, Severity
 from ....records.rules import Rule
-from ...observed_run import PATIENCE, ObservedRun, Suspicion
-from ...step_observation import owner
+from ...observations.observed_run import PATIENCE, ObservedRun, Suspicion
+from ...observations.step_observation import owner
 from ..sample_helpers import StepObservation, TensorNumbers, about, in_all
 
 RULE = Rule("SY404", "parameter_without_gradient", "A trainable parameter in the optimizer never receives a gradient.")

@@ -79,13 +79,13 @@ class ObservedRun:
 
     def suspect(self) -> Suspicion | None:
         """What the first rule that reports anything says of the steps so far."""
-        from .patterns import EACH_STEP
+        from ..patterns import EACH_STEP
 
         return next((found for rule in EACH_STEP if (found := rule(self)) is not None), None)
 
     def conclude(self) -> Suspicion | None:
         """At the end of the steps: what had no time to be confirmed, and what only the end can show."""
-        from .patterns import AT_THE_END
+        from ..patterns import AT_THE_END
 
         return next((found for rule in AT_THE_END if (found := rule(self)) is not None), None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..records import Reading
+from ...records import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

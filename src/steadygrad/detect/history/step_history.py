@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ..policy import Policy
-from ..records import Reading
+from ...policy import Policy
+from ...records import Reading
 from .running_level import RunningLevel
 
 _EARLY = 3

@@ -12,7 +12,7 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from ..policy import Policy
+from ...policy import Policy
 
 WINDOW = 128
 _GAUSSIAN = 1.4826  # the median absolute deviation of a normal distribution is its sigma / 1.4826

@@ -98,6 +98,8 @@ def assemble(
         noise=RngRetry(program, forward, log, barrier),
         consensus=consensus,
     )
+    if config.scaler is not None:
+        parts.checker.scaled(dropped=False)
     guarded.tell(lambda: _follow(parts, journal))
     return parts
 

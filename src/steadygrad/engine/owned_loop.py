@@ -19,6 +19,7 @@ import torch
 
 from ..detect.gradient_norms import Gradients
 from ..detect.refusal_rule import must_refuse
+from ..detect.tensors.nested_tensors import tensors_in
 from ..policy import Capabilities
 from ..policy.escalation import Ledger
 from ..records import Decision, Outcome, Reading
@@ -31,7 +32,6 @@ from .record.loop_skips import LoopSkips
 from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
 from .recovery.rollback import Rollback
 from .recovery.update_check import UpdateCheck
-from .state.batch_buffer import tensors_in
 from .state.forward_state import Entry
 from .state.rng import RngState, put_rng, take_rng
 from .step.external_findings import muted, urgent
@@ -424,8 +424,8 @@ class OwnedLoop:
 
     def release(self) -> None:
         """Leave no hook on the optimizers."""
-        self.parts.gate.release()
-        self.update_check.release()
+        for leave in (self.parts.checker.close, self.parts.gate.release, self.update_check.release):
+            leave()
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 SYMPTOMS = ("nan_loss", "inf_loss", "nan_grad", "nan_param", "nan_state", "silent", "spike", "none")
-PHASES = ("data", "forward", "loss", "backward", "optimizer", "state", "none")
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "state", "loop", "none")

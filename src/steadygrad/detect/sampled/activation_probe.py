@@ -6,9 +6,9 @@ left alone: a hook would force a new compilation.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..tensors.quiet_hook import QuietHook
 from ..tensors.readable_tensors import has_values
 from .parameter_measurement import absmax
 from .sample_helpers import ActivationNumbers
@@ -58,7 +59,9 @@ class ActivationProbe:
         self._seen = SeenActivation()
         if not self._handles:
             for name, module in model.named_modules():
-                self._handles.append(module.register_forward_hook(_Hook(self, name)))
+                self._handles.append(
+                    module.register_forward_hook(QuietHook(functools.partial(self.measure, name), self.failed))
+                )
 
     def detach(self) -> None:
         """Take the hooks off; what they saw is kept until `take`."""
@@ -74,7 +77,7 @@ class ActivationProbe:
             raise fault
         return seen
 
-    def measure(self, name: str, output: Any) -> None:
+    def measure(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         """What a hook calls."""
         if (seen := self._seen) is None:
             return
@@ -86,26 +89,6 @@ class ActivationProbe:
     def failed(self, fault: Exception) -> None:
         """Keep what broke in a hook for `take`; nothing more is measured in this forward."""
         self._fault, self._seen = fault, None
-
-
-class _Hook:
-    """A forward hook. No failure of it reaches the program's own forward.
-
-    A model that is copied or saved while it is on carries a function of the standard library that does nothing, so that
-    it can be loaded where steadygrad is not installed.
-    """
-
-    def __init__(self, probe: ActivationProbe, name: str) -> None:
-        self._probe, self._name = probe, name
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        try:
-            self._probe.measure(self._name, output)
-        except Exception as fault:
-            self._probe.failed(fault)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _note(seen: SeenActivation, key: tuple[str, torch.dtype], tensor: Tensor) -> None:

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ... import __version__
-from ...engine.state.batch_buffer import named_tensors_in
+from ...detect.tensors.nested_tensors import named_tensors_in
 from ...engine.state.safetensors_packing import pack, unpack
 from ...journal.run_directory import redacted
 from ...records.errors import CapsuleError, UsageError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...engine.state.batch_buffer import named_tensors_in
+from ...detect.tensors.nested_tensors import named_tensors_in
 from ...engine.validate import clean_name
 from ...records.errors import CapsuleError
 from .capsule import Capsule

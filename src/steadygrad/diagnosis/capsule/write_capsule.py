@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ...detect.tensors.nested_tensors import named_tensors_in, tensors_in
 from ...detect.tensors.sharded_tensors import local_of
 from ...engine.record.run_log import RunLog
-from ...engine.state.batch_buffer import named_tensors_in, tensors_in
 from ...engine.state.rng import rng_to_plain
 from ...engine.state.safetensors_packing import pack
 from ...engine.state.training_state import TrainingState, Tree

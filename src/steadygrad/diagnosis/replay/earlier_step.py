@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...engine.state.batch_buffer import tensors_in
+from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.earlier_steps import EarlierSteps
 from ...engine.state.training_state import Tree, copy_tree
 from ..locate.external_changes import out_of_range

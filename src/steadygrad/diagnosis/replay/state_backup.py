@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...engine.state.batch_buffer import tensors_in
+from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.training_state import TrainingState, Tree, copy_tree
 from ..isolation.resource_limits import copied, copied_to_host, fits
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.readable_tensors import describable
 from ...records import Decision, Outcome, Reading
 from ...records.rerun_flag import rerun
 from ..engine import Step
 from ..fault_barrier import UserCodeError
-from ..state.batch_buffer import named_tensors_in
 from ..state.rng import put_rng, take_rng
 from ..state.training_state import non_finite
 from ..step.external_findings import muted

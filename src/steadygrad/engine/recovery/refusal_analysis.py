@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
+from ...detect.tensors.nested_tensors import named_tensors_in
 from ...records import Reading
 from ..distributed.consensus import SingleRank
 from ..record.run_log import RunLog
-from ..state.batch_buffer import named_tensors_in
 from ..state.forward_state import Entry, ForwardState
 from ..state.training_state import TrainingState, bad_state, non_finite
 from ..step.user_step import UserStep

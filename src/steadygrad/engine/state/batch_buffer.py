@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...detect.tensors.nested_tensors import tensors_in
 from .pinned_memory import PinnedPool
 from .rng import RngState
 
@@ -165,40 +166,6 @@ def pristine(value: Any, *, clone: bool = False) -> Any:
 def versions_of(batch: Any) -> tuple[int, ...]:
     """How often each tensor of a batch has been written into."""
     return tuple(tensor._version for tensor in tensors_in(batch))
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in a batch made of tensors, mappings and sequences."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict) or callable(getattr(value, "values", None)):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    found: list[Tensor] = []
-    for item in value:
-        if isinstance(item, Tensor):
-            found.append(item)
-        else:
-            found += tensors_in(item)
-    return found
-
-
-def first_tensor_in(value: Any) -> Tensor | None:
-    """The first of them, without looking further."""
-    return next((tensor for _, tensor in named_tensors_in(value)), None)
-
-
-def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, dict) or callable(getattr(value, "items", None)):
-        for key, item in value.items():
-            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from named_tensors_in(item, f"{path}.{index}" if path else str(index))
 
 
 def _map_tensors(value: Any, change: Any) -> Any:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
 from ..step.trained_parameters import own_state, states_of
-from .batch_buffer import named_tensors_in
 from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
 from .weak_sequence import WeakSequence

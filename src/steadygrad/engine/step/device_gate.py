@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from ...detect.tensors.quiet_hook import QuietHook
 from ...records.errors import UsageError
 from ..state.weak_sequence import WeakSequence
 from .trained_parameters import parameters_of as parameters_of
@@ -42,7 +43,8 @@ def why_not_on_device(optimizer: Optimizer) -> str | None:
         return "it was not made with fused=True in every parameter group"
     if len(devices) != 1:
         return "its parameters are on several devices"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    if any(type(hook) is not QuietHook for hook in hooks):
         return "it has step hooks, which would run on a refused step"
     return None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from torch import nn
 from torch.optim import Optimizer
 
+from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
-from ...records import Finding, Reading, Severity
+from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
 from ..fault_barrier import FaultBarrier
 from ..record.run_log import RunLog
 from ..state.forward_state import ForwardState
@@ -40,8 +42,14 @@ class SampledChecker:
         """Warnings that no one has looked into yet."""
         self._provisional: list[Finding] = []
         self._first_loss: float | None = None
+        self.recorder: LoopRecorder | None = None
+        """Keeps the record of what the loop calls."""
         with barrier("vitals", None):
             self._vitals = StepSampler(model, optimizers, log.policy)
+        with barrier("loop_record", None):
+            self.recorder = LoopRecorder(
+                model, optimizers, failed=lambda fault: barrier.note("loop_record", fault), on_news=self._expect
+            )
 
     def model(self) -> nn.Module | None:
         """The model that is sampled, as long as it is there."""
@@ -55,6 +63,8 @@ class SampledChecker:
 
     def before_forward(self, step: int) -> None:
         """Attach what measures activations, on a step that is due. Does not sync."""
+        if self.recorder is not None:
+            self.recorder.before_forward(step)
         if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
             return
         with self._vitals_barrier():
@@ -96,10 +106,48 @@ class SampledChecker:
             with self._vitals_barrier():
                 self._waiting.pop(0)
                 self._tell(self._vitals.findings(reading.step, loss=reading.loss, loss_scale=reading.loss_scale))
-        self.expects = bool(self._provisional or self._waiting)
+        numbers = False
+        if (recorder := self.recorder) is not None:
+            with self._barrier("loop_record", None):
+                recorder.settled(reading)
+                self._enter_loop_findings(recorder.take(), reading.step)
+            numbers = recorder.wants_numbers
+        self.expects = bool(self._provisional or self._waiting or numbers)
+
+    def _enter_loop_findings(self, findings: Sequence[Finding], step: int) -> None:
+        """Errors in the loop itself: the record is the proof, so each is an incident."""
+        for each in findings:
+            found = replace(each, step=step)
+            self._log.tell_vital(found)
+            self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+            if self._log.journal.rank == 0:
+                self._log.enter_silent(step, (found,), _diagnosis_of(found))
+        if findings:
+            self._log.announce()
+
+    def scaled(self, *, dropped: bool) -> None:
+        """The loop scales its loss; the update that was due was made, or dropped by its GradScaler."""
+        if self.recorder is not None:
+            self.recorder.scaled()
+            if dropped:
+                self.recorder.skipped()
+
+    def _expect(self) -> None:
+        self.expects = True
+
+    def close(self) -> None:
+        """Leave no hook on the model or its optimizers."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            with self._barrier("loop_record", None):
+                recorder.close()
+                last = self._log.recent[-1].step if self._log.recent else 0
+                self._enter_loop_findings(recorder.take(), last)
 
     def after_refusal(self) -> None:
         """A refused step was no sample of anything; take the hooks off."""
+        if self.recorder is not None:
+            self.recorder.skipped()
         self.sampling = None
         self._waiting.clear()
         if self._vitals is not None:
@@ -133,6 +181,20 @@ class SampledChecker:
             if found.severity is not Severity.NOTE:
                 self.suspects.append(found)
                 self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+
+
+def _diagnosis_of(found: Finding) -> Diagnosis:
+    """What a rule over the loop says, as a diagnosis: it names the cause, the place and what to change."""
+    phase, source = str(found.evidence.get("phase", "loop")), found.evidence.get("source")
+    return Diagnosis(
+        symptom="silent",
+        phase=phase,
+        cause=Cause(code=found.code, slug=found.slug),
+        origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
+        confidence=1.0,
+        because=found.detail,
+        notes=(f"what to do: {found.evidence['fix']}",) if "fix" in found.evidence else (),
+    )
 
 
 class _SwitchingOff:

@@ -170,6 +170,7 @@ class OptimizerGuard:
         with self._barrier("vitals", None):
             if self._checker is not None:
                 self._checker.decide_provisional()
+                self._checker.close()
         with self._barrier("final_state", None):
             bad = [name for found in bad_state(self._state).values() for name in found]
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
@@ -392,6 +393,8 @@ class OptimizerGuard:
         before = self._step
         result = original(optimizer, *args, **kwargs)
         loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
+        if self._checker is not None:
+            self._checker.scaled(dropped=self._step == before)
         if loop is not None and self._step == before:
             with self._barrier("guard", None):
                 loss = None if self._loss is None else float(self._loss)

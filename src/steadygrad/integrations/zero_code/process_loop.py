@@ -75,7 +75,7 @@ class ProcessLoop:
         self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
         self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
         self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
-        self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._making: OptimizerLoop | None = None
         self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
         self._good: list[int] = []
@@ -137,7 +137,7 @@ class ProcessLoop:
                 self._let_go_at = self.step
                 for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
                     each.let_go()
-            self._made.add(optimizer)
+            self._made[optimizer] = self.step
             self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
@@ -196,10 +196,8 @@ class ProcessLoop:
     # -- at an update
 
     def around_step(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read.
-
-        A container's step calls its parts' steps: they are made with the container's, or not at all.
-        """
+        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read. A
+        container's step calls its parts' steps: they are made with the container's, or not at all."""
         if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
             return original(*args, **kwargs)
         if self.backwards.depth:
@@ -280,10 +278,12 @@ class ProcessLoop:
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
         self.loop_of(optimizer).skipped_by_program(self.step, reading, str(event))
 
-    def trained_by_others(self, model: nn.Module, optimizer: Optimizer) -> bool:
-        """Whether a further optimizer that is still there has parameters of this model."""
-        own = {id(parameter) for parameter in model.parameters()}
-        return any(id(p) in own for each in list(self._made) if each is not optimizer for p in parameters_of(each))
+    def other_trainers(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
+        """The optimizers that train this model too; not those that were not stepped since this one was made."""
+        own, made = {id(parameter) for parameter in model.parameters()}, self._made.get(optimizer, 0)
+        loops = [(each, self.known_loop(each)) for each in list(self._made) if each is not optimizer]
+        others = [o for o, loop in loops if loop is None or not loop.log.recent or loop.log.recent[-1].step >= made]
+        return [each for each in others if any(id(p) in own for p in parameters_of(each))]
 
     def trainer_of(self, model: nn.Module) -> Optimizer | None:
         """The optimizer that trains this model, whether or not it has stepped yet."""
@@ -346,6 +346,7 @@ class ProcessLoop:
         loss was bad is an incident that it only hides."""
         before = self.step
         result = original()
+        self.sampled.scaled(optimizer, dropped=self.step == before)
         if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
             return result
         with self.barrier("guard", None):
@@ -485,8 +486,6 @@ class ProcessLoop:
         self._loops[optimizer] = weakref.ref(made)
         self.ledger.enter(made, first_step=self.step)
         return made
-
-    # -- the end
 
     def crashed(self, error: BaseException) -> None:
         """An exception is about to end the program: was it a NaN that it did not mention?"""

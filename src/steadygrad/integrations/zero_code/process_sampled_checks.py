@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from ...detect.loop.optimizer_state import watch_loads
 from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
 from ...engine.recovery.diagnosis_requests import MOST
 from ...engine.step.sampled_checks import SampledChecker
@@ -38,12 +39,20 @@ class SampledChecks:
 
     def optimizer_made(self, made: Optimizer) -> None:
         """Another optimizer: a model that it trains too is not sampled any more."""
+        watch_loads(made)
         new = {id(parameter) for parameter in parameters_of(made)}
         for optimizer, checker in list(self._checkers.items()):
             model = checker.model() if checker is not None else None
-            if checker is not None and model is not None and any(id(p) in new for p in model.parameters()):
-                checker.after_refusal()  # takes its hooks off
+            if model is not None and any(id(p) in new for p in model.parameters()):
+                self._leave(optimizer)
                 del self._checkers[optimizer]
+
+    def _leave(self, optimizer: Optimizer) -> None:
+        """Sample this one no more."""
+        if (checker := self._checkers.get(optimizer)) is not None:
+            checker.after_refusal()  # takes its hooks off
+            checker.close()
+            self._checkers[optimizer] = None
 
     def called(self, call: Call) -> None:
         """A model is called: what measures activations is attached on a step that is due."""
@@ -57,6 +66,8 @@ class SampledChecks:
         checker = self._checker(loop)
         if checker is None or getattr(loop.optimizer, "grad_scale", None) is not None:
             return make
+        if checker.recorder is not None:
+            checker.recorder.repeats(self._watch.batches.repeated)
         step = loop.log.ledger.steps
         checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
         if checker.sampling is None:
@@ -84,12 +95,19 @@ class SampledChecks:
         if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
             self._look_into(loop, checker, loop.last)
 
+    def scaled(self, optimizer: Any, *, dropped: bool) -> None:
+        """A GradScaler made an update, or dropped it."""
+        checker = self._checkers.get(optimizer) if isinstance(optimizer, Optimizer) else None
+        if checker is not None:
+            checker.scaled(dropped=dropped)
+
     def finish(self) -> None:
         """The program ends: tell what was waiting for more steps."""
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.known_loop(optimizer)
             if checker is not None and loop is not None and loop.log.recent:
                 checker.decide_provisional()
+                checker.close()
                 if checker.suspects:
                     last = loop.log.recent[-1]
                     self._look_into(loop, checker, Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm))
@@ -103,11 +121,12 @@ class SampledChecks:
     def _new(self, loop: OptimizerLoop) -> SampledChecker | None:
         own = {id(parameter) for parameter in loop.parameters}
         roots = [root for root in self._watch.models.roots() if any(id(p) in own for p in root.parameters())]
-        if len(roots) != 1 or self._watch.trained_by_others(roots[0], loop.optimizer):
+        others = self._watch.other_trainers(roots[0], loop.optimizer) if len(roots) == 1 else []
+        if len(roots) != 1 or others:
+            for other in others:
+                self._leave(other)
             return None  # what another optimizer moves, and when, is not seen at this one's updates
-        checker = SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])
-        checker.inspect_setup()
-        return checker
+        return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])
 
     def _look_into(self, loop: OptimizerLoop, checker: SampledChecker, reading: Reading) -> None:
         """Ask about what was warned of, once, and as if nothing had happened."""

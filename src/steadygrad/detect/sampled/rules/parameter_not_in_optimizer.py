@@ -69,7 +69,9 @@ def suspect(run: ObservedRun) -> Suspicion | None:
 
 
 def _orphans(sampling: StepObservation) -> list[TensorNumbers]:
-    return [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
+    """Before the first step all of them; later those that backward gives a gradient: others may not be used now."""
+    outside = [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
+    return [tensor for tensor in outside if tensor.has_gradient or not sampling.measured]
 
 
 def _setup(trainable: bool) -> list[StepObservation]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.user_line import user_line
 from ....detect.tensors.readable_tensors import describable
-from .call_log import caller
 
 _READ_EVERY = 64
 _MAX_NODES = 4096
@@ -58,7 +58,7 @@ class BackwardPasses:
         shown, self._unscaled = self._unscaled, None
         shown = loss.detach() if shown is None else shown
         self.losses.append(shown)
-        self.root, self.where = loss, caller(2)
+        self.root, self.where = loss, user_line(2)
         if shown.device.type == "cpu":
             self._look(self.count, float(shown), loss)
             return

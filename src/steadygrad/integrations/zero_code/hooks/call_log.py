@@ -6,26 +6,19 @@ again, and that is said. Of an output only the gradient that came back to it is 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ....engine.state.batch_buffer import tensors_in
+from ....detect.loop.user_line import user_line
+from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.model_calls import only_through
 
-_NOT_THEIRS = (
-    str(Path(__file__).resolve().parents[3]),
-    str(Path(torch.__file__).resolve().parent),
-    "<frozen",
-    "<string",
-)
 MAX_CALLS = 64
 MAX_KEPT_GRADIENT = 1 << 22
 """Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
@@ -78,7 +71,7 @@ def note_call(
     """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken."""
     versions = tuple(tensor._version for tensor in tensors_in((args, kwargs)))
     return Call(
-        module, args, dict(kwargs), versions, rng or take_rng(), autocast_now(), caller(depth + 1)
+        module, args, dict(kwargs), versions, rng or take_rng(), autocast_now(), user_line(depth + 1)
     )  # fmt: skip
 
 
@@ -159,22 +152,6 @@ def detached(value: Any) -> Any:
     if type(value) is dict:
         return {key: detached(item) for key, item in value.items()}
     return value
-
-
-def caller(depth: int) -> tuple[str, int]:
-    """File and line of the nearest frame outside of torch and of us, from so many frames up."""
-    try:
-        frame = sys._getframe(depth + 1)
-    except ValueError:
-        return "", 0
-    for _ in range(40):
-        name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THEIRS):
-            return name, frame.f_lineno
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "", 0
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
-from ....engine.state.batch_buffer import tensors_in
 from ....records import Diagnosis
 from .tensor_batches import SourceTensors, rows_of_view
 
@@ -29,6 +29,8 @@ _SAMPLED = 64
 _SHOWN = 64
 _ROW_HEAD = 4
 _QUEUE = "_steadygrad_drawn"
+_GIVEN = "_steadygrad_given"
+_REPEATS = 3
 ROWS = "rows"
 
 
@@ -62,6 +64,10 @@ class LoaderBatches:
     recent: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """The last batches themselves, those in host memory: a loop may prepare them before it calls its model."""
     tables: SourceTensors = field(default_factory=SourceTensors)
+    repeated: str = ""
+    """How a loader is begun anew for every batch and gives the same samples: a sentence, or nothing."""
+    _begun: tuple[int, tuple[Any, ...], int] = (0, (), 0)
+    """The loader that was begun last, the first samples it gave, and how often in a row it gave these alone."""
     _ahead: int | None = None
     """How many batches the program fetches before it uses one, as last seen."""
 
@@ -77,6 +83,20 @@ class LoaderBatches:
         One that was under way before we listened is left alone: what it has drawn already is not known.
         """
         vars(iterator)[_QUEUE] = deque()
+        vars(iterator)[_GIVEN] = 0
+
+    def _note_repeats(self, iterator: Any, indices: tuple[Any, ...]) -> None:
+        """A batch of these samples is handed out: the first of its iterator, and the same as the last time?"""
+        given = vars(iterator)[_GIVEN] = vars(iterator).get(_GIVEN, 1) + 1
+        sampler = getattr(iterator, "_index_sampler", None)
+        if given > 1 or not indices:
+            self._begun, self.repeated = (0, (), 0), ""
+            return
+        loader, first, times = self._begun
+        times = times + 1 if (loader, first) == (id(sampler), indices) else 1
+        self._begun = id(sampler), indices, times
+        if times >= _REPEATS and (batches := _length(sampler)) > 1:
+            self.repeated = f"a loader of {batches} batches was begun {times} times in a row and gave its first alone"
 
     def hand_out(self, iterator: Any, batch: Any) -> None:
         """A batch leaves the loader. Host work over a few numbers of each tensor; a batch on a device is not read."""
@@ -86,6 +106,7 @@ class LoaderBatches:
         indices = tuple(index) if isinstance(index, list | tuple) else (index,)
         if any(each is None for each in indices) or getattr(iterator, "_in_order", True) is False:
             indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
+        self._note_repeats(iterator, indices)
         every = list(tensors_in(batch))
         tensors = [tensor for tensor in every if tensor.layout is torch.strided][:8]
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
@@ -224,3 +245,10 @@ def bad_rows_of(batch: Any, found: FoundSamples) -> tuple[int, ...]:
             if bad:
                 return tuple(bad)
     return ()
+
+
+def _length(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except TypeError:
+        return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,18 +126,6 @@ class ModelHooks:
         self._roots = None
         # What is gone leaves its places in memory to others.
         self._owned = {id(parameter) for module in self.modules() for parameter in module.parameters()}
-
-    @contextlib.contextmanager
-    def deaf_to(self, module: Any) -> Iterator[None]:
-        """Inside, this module and its parts carry no hook of ours: some tools want to compile what they find."""
-        parts = [part for part in module.modules() if id(part) in self._heard] if isinstance(module, nn.Module) else []
-        for part in parts:
-            self._leave(id(part))
-        try:
-            yield
-        finally:
-            for part in parts:
-                self._listen(part)
 
     def _leave(self, key: int) -> None:
         for remove in self._undo.pop(key, ()):

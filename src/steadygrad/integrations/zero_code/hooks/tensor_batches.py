@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
-from ....engine.state.batch_buffer import tensors_in
 from ..rerun.user_state import is_users
 
 _MAX_DEPTH = 60

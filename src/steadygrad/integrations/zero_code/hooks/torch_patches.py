@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
+from ...loops.own_hooks import our_hooks_off, without_our_hooks
 from ...loops.patch_barrier import uncounted
 from ...loops.patching import Patches
 from .optimizer_step import StepPatches
@@ -80,31 +81,15 @@ def _copies(watch: ProcessLoop, patches: Patches) -> None:
 
     def script(original: Any, nn_module: Any, *args: Any, **kwargs: Any) -> Any:
         # Inside of `torch.jit.script` and `trace`, which look up names in the frame of their caller; this does not.
-        with watch.models.deaf_to(nn_module):
+        with our_hooks_off(nn_module):
             return original(nn_module, *args, **kwargs)
 
     def state(original: Any, self: nn.Module) -> Any:
         found = original(self)
-        return _without_our_hooks(found) if isinstance(found, dict) else found
+        return without_our_hooks(found) if isinstance(found, dict) else found
 
     patches.around(_recursive, "create_script_module", script)
     patches.around(nn.Module, "__getstate__", state)
-
-
-_HOOKS = {
-    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
-}
-
-
-def _without_our_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    """What is copied or saved of a module, less our hooks and the flags that torch keeps for them."""
-    for name, flags in _HOOKS.items():
-        hooks = state.get(name)
-        ours = [key for key, hook in (hooks or {}).items() if type(hook).__module__.startswith("steadygrad.")]
-        for each in (name, *flags) if ours else ():
-            state = {**state, each: type(state[each])((k, v) for k, v in state[each].items() if k not in ours)}
-    return state
 
 
 def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:

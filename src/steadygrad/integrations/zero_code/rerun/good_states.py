@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ....detect.gradient_norms import GradientProbe
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....engine import validate
-from ....engine.state.batch_buffer import tensors_in
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
 from ....engine.state.training_state import TrainingState, Tree

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....engine.state.batch_buffer import first_tensor_in, tensors_in
+from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, loops_around, stopped_at_return

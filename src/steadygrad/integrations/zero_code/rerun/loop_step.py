@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 from torch.utils._pytree import register_pytree_node
 
+from ....detect.tensors.nested_tensors import tensors_in
 from ....diagnosis.distributed.unsharded import UsesCollectives
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
-from ....engine.state.batch_buffer import tensors_in
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
 from ...optimizer.optimizer_loop import OptimizerLoop

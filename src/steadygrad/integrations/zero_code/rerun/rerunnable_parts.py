@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....diagnosis.replay.replayable import StepFacts
-from ....engine.state.batch_buffer import first_tensor_in, tensors_in
 from ....engine.state.rng import same_rng
 from ....engine.state.training_state import TrainingState
 from ....records import Reading

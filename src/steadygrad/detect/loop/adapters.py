@@ -1,0 +1,44 @@
+"""Low-rank adapters of a model, known by their shapes: two small trained matrices beside a frozen large one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+_MAX_MATRICES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`name` is the module that holds both; `outer` the matrix whose gradient is there from the first step on."""
+
+    name: str
+    module: nn.Module
+    outer: Tensor
+
+
+def find_adapters(model: nn.Module) -> list[Adapter]:
+    """Every low-rank adapter, in the order of the model's modules."""
+    found: list[Adapter] = []
+    for name, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".")):
+        if any(other.name.startswith(f"{name}.") or not name for other in found):
+            continue  # the innermost module that holds it
+        matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]
+        if 3 <= len(matrices) <= _MAX_MATRICES and (outer := _outer(matrices)) is not None:
+            found.append(Adapter(name, module, outer))
+    return sorted(found, key=lambda adapter: adapter.name)
+
+
+def _outer(matrices: list[Tensor]) -> Tensor | None:
+    trained = [matrix for matrix in matrices if matrix.requires_grad]
+    for frozen in (matrix for matrix in matrices if not matrix.requires_grad):
+        rows, columns = frozen.shape
+        for inner in trained:
+            rank = inner.shape[0]
+            if inner.shape[1] != columns or rank >= min(rows, columns):
+                continue
+            outer = next((matrix for matrix in trained if matrix.shape == (rows, rank) and matrix is not inner), None)
+            if outer is not None:
+                return outer
+    return None

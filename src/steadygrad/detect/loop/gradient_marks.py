@@ -1,0 +1,102 @@
+"""Whether gradients were cleared, replaced or added to, known by the objects and their version counters.
+
+A few parameters stand for all. Nothing is read from a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A gradient at one moment."""
+
+    gradient: TensorWeakRef
+    version: int
+
+    def is_still(self, gradient: Tensor | None) -> bool:
+        """Whether this is the same gradient, and it was not written to since."""
+        return gradient is not None and gradient._version == self.version and self.gradient() is gradient
+
+    def is_object(self, gradient: Tensor | None) -> bool:
+        return gradient is not None and self.gradient() is gradient
+
+
+Marks = tuple[Mark | None, ...]
+
+
+class GradientMarks:
+    """The gradients of some parameters of an optimizer. Keeps none of them alive."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = [TensorWeakRef(parameter) for parameter in parameters]
+
+    def gradients(self) -> list[Tensor | None]:
+        found = []
+        for reference in self._parameters:
+            parameter = reference()
+            found.append(None if parameter is None else parameter.grad)
+        return found
+
+    def take(self) -> Marks:
+        return tuple(
+            None if gradient is None else Mark(TensorWeakRef(gradient), gradient._version)
+            for gradient in self.gradients()
+        )
+
+    def unchanged(self, marks: Marks) -> bool:
+        """Whether every gradient that was there is still there, as it was; False where there was none."""
+        there = [
+            mark.is_still(gradient) for mark, gradient in zip(marks, self.gradients(), strict=True) if mark is not None
+        ]
+        return bool(there) and all(there)
+
+    def cleared(self, marks: Marks) -> bool:
+        """Whether every gradient that was there is gone, or is zero in host memory; False where there was none."""
+        there = [
+            gradient is None or _is_zero(mark, gradient)
+            for mark, gradient in zip(marks, self.gradients(), strict=True)
+            if mark is not None
+        ]
+        return bool(there) and all(there)
+
+    def replaced(self, marks: Marks) -> bool:
+        """Whether another tensor stands in the place of a gradient."""
+        pairs = zip(marks, self.gradients(), strict=True)
+        return any(mark and gradient is not None and not mark.is_object(gradient) for mark, gradient in pairs)
+
+    def added_to(self, marks: Marks) -> frozenset[int]:
+        """The places of the gradients that are new or were written to."""
+        pairs = enumerate(zip(marks, self.gradients(), strict=True))
+        return frozenset(
+            place
+            for place, (mark, gradient) in pairs
+            if gradient is not None and (mark is None or not mark.is_still(gradient))
+        )
+
+    def smallest(self) -> Tensor | None:
+        """The gradient with the fewest elements, to be compared with itself later."""
+        there = [gradient for gradient in self.gradients() if gradient is not None and not gradient.is_sparse]
+        return min(there, key=Tensor.numel, default=None)
+
+
+def _is_zero(mark: Mark, gradient: Tensor) -> bool:
+    if mark.is_still(gradient) or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+        return False
+    return not bool(gradient.any())
+
+
+def spread(parameters: Sequence[Tensor], most: int = MOST) -> list[Tensor]:
+    """Trainable parameters, evenly chosen from the first to the last."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if len(trainable) <= most:
+        return trainable
+    return [trainable[place * (len(trainable) - 1) // (most - 1)] for place in range(most)]

@@ -1,0 +1,81 @@
+"""How much smaller the program makes its gradients before an update, and whether the optimizer cares.
+
+Measured at the first updates only, and only where the program changes gradients at all. On a device the numbers are
+read twice in a run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .loop_record import GradientSize
+
+_MEASURED = 16
+_READ_AT = (6, _MEASURED)
+
+
+class GradientSizes:
+    """Measures one optimizer's gradients. Keeps nothing alive after the first updates."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.off = False
+        """The loss is scaled, so the sizes say nothing."""
+        self._changes = False
+        self._after_backward: Tensor | None = None
+        self._at_update: Tensor | None = None
+        self._moved: tuple[Tensor, Tensor, float] | None = None
+        self._waiting: list[Tensor] = []
+
+    def after_backward(self, update: int) -> None:
+        self._after_backward = self._norm() if self._changes and update < _MEASURED and not self.off else None
+
+    def before_update(self, *, changed: bool) -> None:
+        self._changes = changed
+        self._at_update = self._moved = None
+        if self._after_backward is None or not changed or self.off:
+            return
+        self._at_update = self._norm()
+        found = [
+            (parameter, float(group["lr"]))
+            for parameter, group in self._parameters()
+            if parameter.grad is not None and not isinstance(group.get("lr"), Tensor) and group.get("lr")
+        ]
+        if found:
+            parameter, rate = min(found, key=lambda pair: pair[0].numel())
+            self._moved = parameter, parameter.detach().clone(), rate
+
+    def after_update(self, update: int) -> list[GradientSize]:
+        """What can be read by now."""
+        before, now, moved = self._after_backward, self._at_update, self._moved
+        self._after_backward = self._at_update = self._moved = None
+        gradient = moved[0].grad if moved is not None else None
+        if before is not None and now is not None and moved is not None and gradient is not None:
+            parameter, weights, rate = moved
+            length = (parameter.detach() - weights).float().norm()
+            per_gradient = length / (rate * gradient.detach().float().norm()).clamp_min(1e-30)
+            self._waiting.append(torch.stack([before, now, per_gradient]))
+        if not self._waiting or (self._waiting[0].device.type != "cpu" and update not in _READ_AT):
+            return []
+        waiting, self._waiting = self._waiting, []
+        return [GradientSize(*row) for row in torch.stack(waiting).tolist()]
+
+    def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        return [(parameter, group) for group in groups for parameter in group["params"]]
+
+    def _norm(self) -> Tensor | None:
+        gradients = [parameter.grad for parameter, _ in self._parameters() if parameter.grad is not None]
+        if not gradients or any(g.layout is not torch.strided for g in gradients):
+            return None
+        if len({gradient.device for gradient in gradients}) > 1:
+            return None
+        norms = torch._foreach_norm([gradient.detach() for gradient in gradients])
+        total: Tensor = torch.stack([norm.float() for norm in norms]).norm()
+        return total

@@ -1,0 +1,191 @@
+"""Listens to one model and its optimizers and keeps the record of their loop.
+
+Hooks that torch offers for this: on the model's call, on the autograd node of what it returns, on the optimizer's step
+and on the loading of its state. No function is patched. Nothing waits for a device, except where a rule already
+suspects something, and for two reads of a few gradient norms. A gradient that was cleared is known by its object and
+its version counter.
+
+The first updates are recorded one by one, later ones a few in a row now and then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...records import Finding, Reading
+from ...records.rerun_flag import rerunning
+from ..tensors.nested_tensors import tensors_in
+from ..tensors.quiet_hook import QuietHook
+from .model_calls import CallsSeen, ModeModules, note_call
+from .recorded_optimizer import RecordedOptimizer
+
+_EVERY_ONE = 200
+_THEN_EVERY, _IN_A_ROW = 50, 4
+_WITH_NUMBERS = 12
+
+
+class LoopRecorder:
+    """The loop of one model. `take()` gives what the rules found and was not given yet."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        failed: Callable[[Exception], None],
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._failed_outside, self._on_news = failed, on_news
+        self._model = weakref.ref(model)
+        self._modes: ModeModules | None = None
+        self.calls = CallsSeen()
+        self._backward_task = -1
+        self._updates = 0
+        self._left = _EVERY_ONE
+        """Updates that are still to be recorded without a pause."""
+        self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._undo: list[Callable[[], None]] = []
+        self._closed = False
+        self._listen(_EVERY_ONE)
+
+    def _listen(self, updates: int) -> None:
+        """Record so many updates from here on."""
+        model, hook = self._model(), self._hook
+        if model is None:
+            return
+        self._left = updates
+        self._undo = [
+            model.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove,
+            model.register_forward_hook(hook(self._returned)).remove,
+        ]
+        for loop, reference in zip(self._loops, self._optimizers, strict=True):
+            if (optimizer := reference()) is not None:
+                self._undo.append(optimizer.register_step_pre_hook(hook(self._before_update(loop))).remove)
+                self._undo.append(optimizer.register_step_post_hook(hook(self._after_update(loop))).remove)
+
+    def _pause(self) -> None:
+        undo, self._undo = self._undo, []
+        for remove in undo:
+            remove()
+        self.skipped()
+
+    def before_forward(self, step: int) -> None:
+        """Pause, or go on after a pause, where it is time: not inside of a hook. A comparison on other steps."""
+        if self._left <= 0 and self._undo:
+            self._pause()
+        elif not self._undo and not self._closed and step % _THEN_EVERY == 0:
+            self._listen(_IN_A_ROW)
+
+    def close(self) -> None:
+        """Leave no hook."""
+        self._closed = True
+        self._pause()
+        for loop in self._loops:
+            loop.state.close()
+
+    def take(self) -> list[Finding]:
+        """What the rules found since the last call."""
+        return [finding for loop in self._loops for finding in loop.take()]
+
+    def settled(self, reading: Reading) -> None:
+        """The numbers of an update became known. A step late where the device decides."""
+        if self._undo and len(self._loops) == 1 and self._loops[0].settled(reading):
+            self._on_news()
+
+    @property
+    def wants_numbers(self) -> bool:
+        """Whether `settled` is of use: at the first updates."""
+        return bool(self._undo) and self._updates < _WITH_NUMBERS
+
+    def repeats(self, how: str) -> None:
+        """The same batch is delivered again and again, or not any more."""
+        for loop in self._loops:
+            loop.record.repeated = how
+
+    def scaled(self) -> None:
+        """The loop scales its loss: the size of a gradient before the update says nothing."""
+        for loop in self._loops:
+            loop.sizes.off = True
+
+    def skipped(self) -> None:
+        """An update that was due was not made: what was recorded for it is no sample of anything."""
+        self.calls = CallsSeen()
+        for loop in self._loops:
+            loop.begin_window()
+
+    # -- hooks
+
+    def _hook(self, call: Callable[..., None]) -> QuietHook:
+        return QuietHook(call, self._failed)
+
+    def _failed(self, fault: Exception) -> None:
+        """What breaks once would break at every update. The hooks do nothing until they are taken off."""
+        self._closed, self._left = True, 0
+        self._failed_outside(fault)
+
+    @property
+    def _idle(self) -> bool:
+        return self._left <= 0 or rerunning()
+
+    def _called(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._idle:
+            return
+        if self._modes is None or self._updates % _THEN_EVERY == 0:
+            self._modes = ModeModules(model)
+        note_call(self.calls, self._modes, model, (args, kwargs))
+
+    def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
+        """Hear of the backward pass that reaches what the model returned."""
+        if self._idle or not torch.is_grad_enabled():
+            return
+        for tensor in tensors_in(output if not hasattr(output, "__dataclass_fields__") else vars(output)):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self._hook(self._backward))
+                return
+
+    def _backward(self, _gradients: Any) -> None:
+        task = torch._C._current_graph_task_id()
+        if self._idle or task == self._backward_task:
+            return
+        self._backward_task = task
+        for loop in self._loops:
+            loop.backward_begins()
+        torch.autograd.Variable._execution_engine.queue_callback(self._hook(self._backward_ended))
+
+    def _backward_ended(self) -> None:
+        if self._idle:
+            return
+        for loop in self._loops:
+            loop.backward_ended()
+
+    def _before_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not self._idle:
+                closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+                loop.update_begins(optimizer, closure=closure is not None)
+
+        return before
+
+    def _after_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
+        def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if self._idle:
+                return
+            loop.state.after_update(optimizer)
+            calls, modes = self.calls, self._modes
+            if modes is not None and calls.in_eval and self._updates < 2:
+                calls.empty_statistics = modes.empty_statistics()
+            if loop.update_ended(optimizer, calls, self._updates):
+                self._on_news()
+            if loop is self._loops[-1]:
+                self.calls = CallsSeen()
+                self._updates += 1
+                self._left -= 1
+
+        return after

@@ -1,0 +1,216 @@
+"""One optimizer's part of the record: its gradients, rates and state from update to update."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...records import Finding, Reading
+from .adapters import Adapter, find_adapters
+from .gradient_marks import GradientMarks, Marks, spread
+from .gradient_size import GradientSizes
+from .loop_record import LoopRecord, UpdateSeen
+from .model_calls import CallsSeen
+from .optimizer_state import StateHistory
+from .rules import judge
+from .user_line import user_line
+
+_MAX_ADAPTERS = 4
+_updates_of_all = [0]
+"""Updates of every recorded optimizer: with several, one is stepped between two updates of another."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """What happened to the gradients since the last update."""
+
+    passes: int = 0
+    open: int = 0
+    """Passes whose gradients are still there."""
+    thrown_away: int = 0
+    one_by_one: bool = True
+    kept: bool = False
+    at_begin: Marks = ()
+    at_end: Marks = ()
+    fed: frozenset[int] = frozenset()
+    old: Tensor | None = None
+    old_share: float = 0.0
+    no_gradient: bool = False
+    replaced: bool = False
+    closure: bool = False
+
+
+class RecordedOptimizer:
+    """Marks the gradients at the events of a loop, and asks the rules after each update."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        probes, adapters = spread(parameters), _few(find_adapters(model))
+        self._adapters = {len(probes) + place: adapter.name for place, adapter in enumerate(adapters)}
+        self._adapter_modules = [weakref.ref(adapter.module) for adapter in adapters]
+        self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
+        self.state = StateHistory(optimizer)
+        self.sizes = GradientSizes(optimizer)
+        self.record = LoopRecord()
+        self._window = _Window()
+        self._at_update: Marks | None = None
+        self._turn = 0
+        self._settled = 0
+        self._said: set[str] = set()
+        self._news: list[Finding] = []
+
+    def begin_window(self) -> None:
+        """Nothing is known of the gradients from here on."""
+        self._window = _Window()
+        self._at_update = None
+
+    def take(self) -> list[Finding]:
+        """What was found and not taken yet."""
+        news, self._news = self._news, []
+        return news
+
+    # -- gradients
+
+    def backward_begins(self) -> None:
+        window, marks = self._window, self._marks
+        if not window.passes:
+            window.kept = self._at_update is not None and marks.unchanged(self._at_update)
+            if window.kept and (smallest := marks.smallest()) is not None:
+                window.old = smallest.detach().clone()
+        elif marks.cleared(window.at_end):
+            window.one_by_one &= window.open == 1
+            window.thrown_away, window.open, window.kept = window.thrown_away + window.open, 0, False
+        elif not marks.unchanged(window.at_end):
+            window.kept = False
+        window.at_begin = marks.take()
+
+    def backward_ended(self) -> None:
+        window, marks = self._window, self._marks
+        fed = marks.added_to(window.at_begin)
+        if not fed:
+            return  # a gradient of something else: a penalty, an attack
+        window.passes, window.open = window.passes + 1, window.open + 1
+        window.fed |= fed
+        window.at_end = marks.take()
+        self.sizes.after_backward(self.record.count)
+
+    def update_begins(self, optimizer: Optimizer, *, closure: bool) -> None:
+        window, marks = self._window, self._marks
+        self.state.before_update(optimizer)
+        window.closure = closure
+        if closure or not window.passes:
+            return
+        window.no_gradient = bool(window.open) and marks.cleared(window.at_end)
+        window.replaced = marks.replaced(window.at_end)
+        self.sizes.before_update(changed=not marks.unchanged(window.at_end))
+        if window.kept and window.old is not None:
+            window.old_share = _share(window.old, marks.smallest())
+            window.kept = window.old_share > 0
+
+    # -- the update
+
+    def update_ended(self, optimizer: Optimizer, calls: CallsSeen, step: int) -> bool:
+        """Enter the update that was made. Whether a rule found something."""
+        window, self._window = self._window, _Window()
+        self._at_update = self._marks.take()
+        in_turn = _updates_of_all[0] != self._turn
+        _updates_of_all[0] += 1
+        self._turn = _updates_of_all[0]
+        sizes = self.sizes.after_update(self.record.count)
+        self.record.sizes += sizes
+        self.record.state_lost, self.record.narrowed = self.state.lost, self.state.narrowed
+        strange = calls.strange()
+        update = UpdateSeen(
+            step=step,
+            closure=window.closure,
+            in_turn=in_turn,
+            backwards=window.passes,
+            thrown_away=window.thrown_away,
+            all_but_last=window.one_by_one and window.thrown_away == window.passes - 1 and window.passes > 1,
+            one_batch=calls.input_gradient or calls.over_one_batch,
+            kept=window.kept,
+            old_share=window.old_share,
+            no_gradient=window.no_gradient,
+            replaced=window.replaced,
+            rates=tuple(_rate(group) for group in optimizer.param_groups),
+            can_rise=tuple(bool(group.get("initial_lr")) for group in optimizer.param_groups),
+            training=calls.training,
+            in_eval=calls.in_eval,
+            empty_statistics=calls.empty_statistics,
+            evaluations=len(strange) if calls.changes_values or calls.moves_statistics else 0,
+            distinct_evaluations=len(set(strange)),
+            moves_statistics=calls.moves_statistics,
+            compares_itself=calls.compares_itself,
+            idle_adapters=self._idle(window.fed),
+        )
+        self.record.add(update)
+        return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
+
+    def settled(self, reading: Reading) -> bool:
+        """The loss and the norm of the oldest update that has none yet. Whether a rule found something."""
+        place = self._settled - self.record.count
+        if not -len(self.record.updates) <= place < 0:
+            self._settled = self.record.count
+            return False
+        self._settled += 1
+        updates = self.record.updates
+        updates[place] = replace(updates[place], loss=reading.loss, grad_norm=reading.grad_norm)
+        unmoved = reading.grad_norm == 0 or self.record.same_loss()
+        return unmoved and self._judge()
+
+    def _idle(self, fed: frozenset[int]) -> tuple[str, ...]:
+        """The adapters, if none of them got a gradient and something else did."""
+        idle = [name for place, name in self._adapters.items() if place not in fed]
+        return tuple(idle) if fed and len(idle) == len(self._adapters) else ()
+
+    def _judge(self) -> bool:
+        found = [finding for finding in judge(self.record) if finding.code not in self._said]
+        if not found:
+            return False
+        file, line = user_line(2)
+        for finding in found:
+            self._said.add(finding.code)
+            place = {"source": f"{file}:{line}"} if file else {}
+            self._news.append(replace(finding, evidence={**finding.evidence, **place}))
+        return True
+
+
+def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
+    """Whether nothing of it can interest a rule. Most updates are."""
+    return not (
+        update.thrown_away
+        or update.kept
+        or update.no_gradient
+        or not all(update.rates)
+        or update.in_eval
+        or update.evaluations
+        or update.idle_adapters
+        or record.state_lost
+        or record.narrowed
+        or record.repeated
+        or max(update.rates, default=0.0) < 1e-5 * record.peak_rate
+    )
+
+
+def _few(adapters: list[Adapter]) -> list[Adapter]:
+    return adapters[:: max(1, len(adapters) // _MAX_ADAPTERS)][:_MAX_ADAPTERS]
+
+
+def _share(old: Tensor, now: Tensor | None) -> float:
+    """How much of a gradient was there before this step's backward. Reads the device."""
+    if now is None or now.shape != old.shape:
+        return 0.0
+    before, new = float(old.float().norm()), float((now.detach() - old).float().norm())
+    return before / (before + new) if before + new > 0 else 0.0
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """A rate kept in a tensor on a device is taken for 1.0 rather than waited for."""
+    rate = group.get("lr", 1.0)
+    if isinstance(rate, Tensor):
+        return float(rate) if rate.device.type == "cpu" else 1.0
+    return float(rate) if isinstance(rate, int | float) else 1.0

@@ -1,0 +1,38 @@
+"""Rules over the record of a loop, one error a file. They import no torch.
+
+Each module has RULE, judge, SPECIMEN and NEAR_MISS.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ....records import Finding
+from ..loop_record import LoopRecord
+from .data import repeated_batch
+from .gradients import accumulation_cleared, accumulation_tail_dropped, missing_zero_grad, zero_grad_before_step
+from .modes import eval_mode_in_training, train_mode_in_eval
+from .rates import clip_throttles, lr_zero, wrong_param_group_lr
+from .state import dtype_downcast_of_moments, lora_inactive, momentum_not_restored, reference_aliased
+
+ALL: tuple[ModuleType, ...] = (
+    missing_zero_grad,
+    zero_grad_before_step,
+    accumulation_cleared,
+    accumulation_tail_dropped,
+    lr_zero,
+    wrong_param_group_lr,
+    clip_throttles,
+    eval_mode_in_training,
+    train_mode_in_eval,
+    momentum_not_restored,
+    dtype_downcast_of_moments,
+    lora_inactive,
+    reference_aliased,
+    repeated_batch,
+)
+
+
+def judge(record: LoopRecord) -> list[Finding]:
+    """What the rules see in the record after its last update. Pure."""
+    return [found for module in ALL if (found := module.judge(record)) is not None]

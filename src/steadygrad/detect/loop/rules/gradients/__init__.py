@@ -1,0 +1,1 @@
+"""When gradients are cleared and used."""

@@ -1,0 +1,1 @@
+"""State of optimizers, adapters and references."""

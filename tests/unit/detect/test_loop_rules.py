@@ -1,0 +1,45 @@
+"""Every rule over the record of a loop: its page, its specimen, its near miss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from steadygrad.detect.loop import rules as loop_rules
+from steadygrad.records import rules, to_plain
+
+
+def _name(module: ModuleType) -> str:
+    return f"{module.RULE.code}-{module.RULE.slug}"
+
+
+@pytest.mark.parametrize("module", loop_rules.ALL, ids=_name)
+def test_rule_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> None:
+    found = module.judge(module.SPECIMEN())
+    assert found is not None
+    assert (found.code, found.slug) == (module.RULE.code, module.RULE.slug)
+    assert found.evidence["fix"]
+    json.dumps(to_plain(found), allow_nan=False)
+    assert module.judge(module.NEAR_MISS()) is None
+
+
+@pytest.mark.parametrize("module", loop_rules.ALL, ids=_name)
+def test_near_miss_of_one_rule_is_no_specimen_of_another(module: ModuleType) -> None:
+    assert [found.code for found in loop_rules.judge(module.NEAR_MISS())] == []
+
+
+def test_every_rule_file_is_run() -> None:
+    home = Path(loop_rules.__file__).parent
+    with_rule = {path.stem for path in home.rglob("*.py") if "\nRULE = " in path.read_text()}
+    assert {module.__name__.rpartition(".")[2] for module in loop_rules.ALL} == with_rule
+    assert len(with_rule) >= 14
+
+
+@pytest.mark.parametrize("module", loop_rules.ALL, ids=_name)
+def test_rule_has_a_whole_page(module: ModuleType) -> None:
+    page = rules.page(module.RULE.code)
+    assert tuple(page.sections) == rules.HEADINGS
+    assert all(page.sections.values())

@@ -11,8 +11,9 @@ from ..detect.patterns.gradient_changed_after_backward import grown_gradients
 from ..records import Diagnosis, Origin
 from ..records.errors import UsageError
 from .causes import name_cause
-from .causes.collect_evidence import collect_evidence, collect_silent_evidence, is_compiled, risen, symptom_of
+from .causes.collect_evidence import collect_evidence, collect_silent_evidence, risen, symptom_of
 from .causes.evidence import Evidence
+from .interventions.backend.compiled import AsCompiled, runs_compiled
 from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
 from .locate.bad_rows import BadRows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
 from .locate.examine import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
@@ -20,7 +21,7 @@ from .remedies import propose
 from .remedies.remedy_context import RemedyContext
 from .remedies.trial import try_all
 from .replay.replay_observation import unread_state
-from .replay.replay_step import replay
+from .replay.replay_step import CANNOT_RUN, replay
 from .replay.replayable import Replayable
 
 REPLAYS_FOR_DOUBT = 2
@@ -187,15 +188,31 @@ class DiagnosisCase:
         phase = (
             "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
         )
-        self.notes.append(f"not reproduced: finite in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
+        compiled = runs_compiled(self.replayable.model) and not self._finite_as_compiled()
+        if compiled:
+            self.notes.append(f"finite in {times} of {1 + REPLAYS_FOR_DOUBT} eager replays, and not as compiled code")
+        else:
+            self.notes.append(
+                f"not reproduced: finite in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits"
+            )
         evidence = Evidence(
             symptom=symptom,
             phase=phase,
             step=self.replayable.facts.step,
             reproduced=(0, times),
-            compiled=is_compiled(self.replayable.model),
+            compiled=compiled,
+            proved_by="eager" if compiled else "",
         )
         return evidence, Origin(phase=phase)
+
+    def _finite_as_compiled(self) -> bool:
+        """Whether compiled code makes a finite step of the same bits; also where it cannot be run."""
+        change = AsCompiled()
+        try:
+            return replay(self.replayable, change=change).finite
+        except CANNOT_RUN as error:
+            self.notes.append(f"not replayed as compiled code: {in_a_line(error)}")
+            return True
 
     def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
         if origin is None or not self.replayable.batches:

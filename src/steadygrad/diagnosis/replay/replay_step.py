@@ -63,6 +63,8 @@ class ReplayChange:
 
     alters_rows = False
     """Whether a step with this change has other rows than it had."""
+    alters_values = True
+    """Whether an index may be computed otherwise than it was."""
 
     def undo(self, replayable: Replayable) -> None:
         """Restore what `restore` does not (dtypes, optimizer options)."""
@@ -194,7 +196,7 @@ def _checked(replayable: Replayable, change: ReplayChange, altered: bool) -> Ite
     """
     rows = altered or change.alters_rows
     elsewhere = any(parameter.device.type != "cpu" for parameter in replayable.model.parameters())
-    if not rows and (type(change) is ReplayChange or not elsewhere):
+    if not rows and (type(change) is ReplayChange or not change.alters_values or not elsewhere):
         yield
         return
     with no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...detect.observed_run import Suspicion
 from ...records import Origin
@@ -84,7 +84,10 @@ class RemedyContext:
         """Other kernels for the step, as proposals of the remedy that has these slugs."""
         if self.silent:
             return
-        for each in alternatives(failed_kernel(self.replayable, self.exam, self.evidence, self.cause)):
+        failed = failed_kernel(self.replayable, self.exam, self.evidence, self.cause)
+        if self.evidence.compiled and self.origin is not None:
+            failed = replace(failed, module=self.origin.module)
+        for each in alternatives(failed):
             if each.slug in slugs:
                 yield Proposal(
                     code=code, slug=each.slug, change=each.change, make=each.make, safety=each.safety,

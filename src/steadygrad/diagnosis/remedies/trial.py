@@ -98,7 +98,7 @@ def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | N
         if change is not None:
             change.undo(context.replayable)
     gap, cosine = (None, None)
-    if finite and reference is not None:
+    if finite and reference is not None and not context.evidence.compiled:  # distances are measured in eager
         gap, cosine = _distance(context, proposal, reference)
     return Trial(
         remedy=remedy,

@@ -56,47 +56,71 @@ class Eager(ReplayChange):
             yield
 
 
-class EagerModule(AsCompiled):
-    """One module runs eagerly; what is compiled around it stays so, in two parts."""
+class Recompiled(AsCompiled):
+    """The compiled modules compiled once more, in another way; the compiled code of the run is kept and restored.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._before: tuple[torch.nn.Module, Any] | None = None
-
-    def prepared(self, replayable: Replayable) -> None:
-        if self._before is None:
-            module = replayable.model.get_submodule(self.name)
-            self._before = (module, module.__dict__.get("forward"))
-            module.__dict__["forward"] = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
-
-    def undo(self, replayable: Replayable) -> None:
-        if self._before is not None:
-            module, own = self._before
-            del module.__dict__["forward"]
-            if own is not None:
-                module.__dict__["forward"] = own
-            self._before = None
-
-
-class KeepCasts(AsCompiled):
-    """Compiled anew by inductor with every cast between precisions kept, as eager code makes them."""
+    Dynamo keeps compiled code by backend. What is compiled here has a backend of another identity, or the run would
+    find it later and go on with it.
+    """
 
     def __init__(self) -> None:
         self._before: list[tuple[torch.nn.Module, str, Any]] = []
 
+    def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
+        return torch.compile(plain, backend=lambda graph, inputs: backend(graph, inputs), dynamic=dynamic)
+
     def prepared(self, replayable: Replayable) -> None:
-        if self._before:
-            return
+        if not self._before:
+            self.recompile(replayable)
+
+    def recompile(self, replayable: Replayable) -> None:
         for module in compiled_modules(replayable.model).values():
             name = "_compiled_call_impl" if module.__dict__.get("_compiled_call_impl") is not None else "forward"
             compiled = module.__dict__[name]
-            plain = getattr(compiled, "_torchdynamo_orig_callable", None)
-            if plain is None:
-                raise ValueError("the compiled function cannot be compiled again")
+            plain, backend, dynamic = _made_of(compiled)
             self._before.append((module, name, compiled))
-            module.__dict__[name] = torch.compile(plain, options={"emulate_precision_casts": True})
+            module.__dict__[name] = self.recompiled(plain, backend, dynamic)
 
     def undo(self, replayable: Replayable) -> None:
-        for module, name, compiled in reversed(self._before):
-            module.__dict__[name] = compiled
+        for module, name, own in reversed(self._before):
+            if own is None:
+                del module.__dict__[name]
+            else:
+                module.__dict__[name] = own
         self._before.clear()
+
+
+def _made_of(compiled: Any) -> tuple[Any, Any, bool | None]:
+    """What was compiled, by which backend, and for which shapes."""
+    plain, cells = getattr(compiled, "_torchdynamo_orig_callable", None), compiled.__closure__ or ()
+    held = dict(zip(compiled.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    backend, context = held.get("callback"), held.get("self")
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    if plain is None or not callable(backend):
+        raise ValueError("the compiled function cannot be compiled again")
+    return plain, backend, getattr(context, "_dynamic", None)
+
+
+class EagerModule(Recompiled):
+    """One module runs eagerly; what is compiled around it stays so, in two parts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def prepared(self, replayable: Replayable) -> None:
+        if not self._before:
+            module = replayable.model.get_submodule(self.name)
+            self._before.append((module, "forward", module.__dict__.get("forward")))
+            module.__dict__["forward"] = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
+            self.recompile(replayable)
+
+
+class KeepCasts(Recompiled):
+    """Compiled by inductor with every cast between precisions kept, as eager code makes them."""
+
+    def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
+        if getattr(backend, "compiler_name", "") != "inductor":
+            raise ValueError("the backend is not inductor")
+        return torch.compile(plain, dynamic=dynamic, options={"emulate_precision_casts": True})

@@ -94,8 +94,8 @@ class CasePatient:
 
     def forward(self, batch: Any) -> Mapping[str, torch.Tensor]:
         case = self.case
-        cast = torch.autocast("cpu", dtype=case.autocast) if case.autocast else contextlib.nullcontext()
-        with cast:
+        device = getattr(case, "device", "cpu")
+        with torch.autocast(device, dtype=case.autocast) if case.autocast else contextlib.nullcontext():
             loss = case.loss_fn(case.model, batch)
         return dict(loss) if isinstance(loss, Mapping) else {"loss": loss}
 
@@ -341,6 +341,12 @@ def _record(index: int, seen: ReplayObservation, case: Any) -> StepRecord:
     return StepRecord(
         run="zoo", step=index, loss=seen.loss, grad_norm=seen.grad_norm, lr=float(rate), applied=seen.stepped
     )
+
+
+def settings_of(case: Any) -> contextlib.AbstractContextManager[Any]:
+    """The process-wide switches that a case runs under (TF32, an attention backend ...); most have none."""
+    settings = getattr(case, "settings", None)
+    return settings() if settings is not None else contextlib.nullcontext()
 
 
 def load_case(path: str, make: Callable[..., Any] | None = None) -> Any:

@@ -3,7 +3,8 @@
     python -m zoo.score --cases DIR --json OUT --tools guard,attach,run,upper_bound,detect_anomaly
 
 Every case runs in a separate process with a time limit; a crash or a timeout counts against the tool. Every answer and
-field goes to the JSON file, one table and the misses to the terminal.
+field goes to the JSON file, one table and the misses to the terminal. Cases for a GPU are scored there by the same
+command; a folder of them brings its own `protocol_gpu.py`, and `--jobs 1` keeps them from sharing the device.
 """
 
 from __future__ import annotations
@@ -29,9 +30,20 @@ from steadygrad.diagnosis.causes import judges
 from steadygrad.diagnosis.remedies import remedies
 
 from .entry_points import ENTRY_POINTS, UPPER_BOUND
-from .patients import load_case
+from .patients import load_case, settings_of
 from .tools import MAY_NOT_DIAGNOSE, TOOLS
-from .truth import FIELDS, FINITE, LEFT_OUT, Answer, Subject, case_line, judge, marked_line, wrongly_verified
+from .truth import (
+    FIELDS,
+    FINITE,
+    LEFT_OUT,
+    Answer,
+    Subject,
+    case_line,
+    honest,
+    judge,
+    marked_line,
+    wrongly_verified,
+)
 
 HERE = Path(__file__).parent
 NOT_ASKED = "n/a"
@@ -83,7 +95,8 @@ def _load_before_forking(paths: list[Path]) -> None:
 
 def _one(tool: str, path: Path, *, limit: float) -> dict[str, Any]:
     """One tool on one case, in a process of its own."""
-    context = multiprocessing.get_context("fork")
+    # A device cannot be used by a child of a process that has looked at it.
+    context = multiprocessing.get_context("spawn" if "cuda" in path.read_text(encoding="utf-8") else "fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(tool, path, limit, send), daemon=False)
     started = time.monotonic()
@@ -133,7 +146,8 @@ def _work(tool: str, path: Path, limit: float, send: Any) -> None:
         torch.manual_seed(0)
         case = module.make()
         accumulation = case.accumulation
-        answer = TOOLS[tool](Subject(case, path, limit))
+        with settings_of(case):
+            answer = TOOLS[tool](Subject(case, path, limit))
     except BaseException as error:  # a crash of any kind is the tool's
         where = traceback.extract_tb(error.__traceback__)[-1]
         answer = Answer(error=f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:300])
@@ -153,11 +167,12 @@ def _scored(answer: Answer, truth: dict[str, Any], path: Path, accumulation: int
         "false_alarm": control and not left_out and alarm,
         "fields": judge(answer, truth, path, accumulation) if asked else {},
         "wrongly_verified": wrongly_verified(answer, truth) if asked else [],
+        "honest": left_out or honest(answer, truth),
     }
 
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    kept = ("tool", "case", "control", "left_out", "finite", "false_alarm", "fields", "wrongly_verified")
+    kept = ("tool", "case", "control", "left_out", "finite", "false_alarm", "fields", "wrongly_verified", "honest")
     cases = [{name: row[name] for name in kept} | {"answer": dataclasses.asdict(row["answer"])} for row in rows]
     return {"torch": torch.__version__, "python": sys.version.split()[0], "totals": _totals(rows), "cases": cases}
 

@@ -113,6 +113,7 @@ def judge(answer: Answer, truth: dict[str, Any], path: Path, accumulation: int =
     ops = {bare(op) for op in [truth["op"], *truth.get("op_also", [])] if op}
     modules = [truth["module"], *truth.get("module_also", [])]
     line = marked_line(path, truth["line_marker"])
+    lines = {line, *(marked_line(path, marker) for marker in _listed(truth.get("line_also")))}
     if answer.alarm_step is None:
         # No report is no answer to anything, even where the truth is that there is nothing to name.
         asked = {"operation": bool(truth["op"]), "line": line is not None, "remedy": bool(works)}
@@ -122,11 +123,27 @@ def judge(answer: Answer, truth: dict[str, Any], path: Path, accumulation: int =
         "phase": answer.phase == truth["phase"],
         "operation": bare(answer.op) in ops if truth["op"] else None,
         "module": answer.module in modules,
-        "line": case_line(answer, path) == line if line is not None else None,
+        "line": case_line(answer, path) in lines if line is not None else None,
         "rows": answer.rows == truth["bad_rows"],
-        "cause": answer.cause == truth["cause"],
+        "cause": answer.cause in causes_of(truth),
         "remedy": bool(set(answer.verified) & works) if works else None,
     }
+
+
+def causes_of(truth: dict[str, Any]) -> set[str]:
+    """The names of the cause that are right."""
+    return {truth["cause"], *_listed(truth.get("cause_also"))}
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def honest(answer: Answer, truth: dict[str, Any]) -> bool:
+    """Whether nothing is claimed that is not so: no wrong cause, no wrongly verified remedy, no alarm in a control."""
+    if truth["symptom"] == "none":
+        return answer.alarm_step is None and not answer.error
+    return (answer.cause is None or answer.cause in causes_of(truth)) and not wrongly_verified(answer, truth)
 
 
 def remedies_that_work(truth: dict[str, Any]) -> set[str]:

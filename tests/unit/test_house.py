@@ -50,7 +50,13 @@ WITHIN = {
         ("guard",),
         ("build", "handle"),
     ),
-    "checkup": (("doctor", "live_objects", "trials"), ("rule_selection",), ("rules",), ("advice",), ("inputs", "scan")),
+    "checkup": (
+        ("doctor", "live_objects", "trials"),
+        ("rule_selection",),
+        ("rules", "live_traits"),
+        ("advice",),
+        ("inputs", "scan"),
+    ),
     "reporters": (
         ("html", "live_view", "trackers", "pictures", "checklist", "export"),
         ("terminal",),

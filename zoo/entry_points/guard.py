@@ -55,7 +55,7 @@ def make_guard(case: Any, **options: Any) -> Any:
 
 def _under_autocast(case: Any) -> Callable[[Any, Any], Any]:
     def loss_fn(model: Any, batch: Any) -> Any:
-        with torch.autocast("cpu", dtype=case.autocast):
+        with torch.autocast(getattr(case, "device", "cpu"), dtype=case.autocast):
             return case.loss_fn(model, batch)
 
     return loss_fn

@@ -20,6 +20,7 @@ from ..records.checks.checkup import Advice, Level
 from ..records.errors import UsageError
 from .inputs.facts import GroupFacts, ParameterFacts, Setup
 from .inputs.run_settings import Settings
+from .live_traits import live_traits, versions
 from .rules import judges_of_setup
 
 SAMPLE = 4096
@@ -119,6 +120,8 @@ def measure(
         num_tokens=_length(tokenizer),
         max_positions=_whole(getattr(config, "max_position_embeddings", None)),
         settings=settings,
+        versions=versions(),
+        traits=live_traits(model, optimizers, scaler=scaler, precision=precision, guarded=guarded),
     )
 
 

@@ -11,17 +11,19 @@ from ..detect.patterns.gradient_changed_after_backward import grown_gradients
 from ..records import Diagnosis, Origin
 from ..records.errors import UsageError
 from .causes import name_cause
-from .causes.collect_evidence import collect_evidence, collect_silent_evidence, is_compiled, risen, symptom_of
+from .causes.collect_evidence import collect_evidence, collect_silent_evidence, risen, symptom_of
 from .causes.evidence import Evidence
+from .interventions.backend.compiled import AsCompiled, runs_compiled
 from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
 from .locate.bad_rows import BadRows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
 from .locate.examine import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
 from .remedies import propose
 from .remedies.remedy_context import RemedyContext
 from .remedies.trial import try_all
-from .replay.replay_observation import unread_state
-from .replay.replay_step import replay
+from .replay.replay_observation import ReplayObservation, unread_state
+from .replay.replay_step import CANNOT_RUN, replay
 from .replay.replayable import Replayable
+from .trace.compiled_graphs import find_in_compiled_code
 
 REPLAYS_FOR_DOUBT = 2
 """How often a step that came out finite is run again before it is called a fault that does not repeat."""
@@ -71,6 +73,13 @@ def _unknown(doubt: str) -> str:
     return "no known pattern fits this evidence"
 
 
+def _phase_of(symptom: str) -> str:
+    """Where a step that came out finite again must have gone wrong, by what was seen of it."""
+    if symptom == "nan_grad":
+        return "backward"
+    return "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
+
+
 class DiagnosisCase:
     """One failing step on its way from evidence to an answer."""
 
@@ -81,6 +90,7 @@ class DiagnosisCase:
         self.suspicion = suspicion
         self.notes: list[str] = []
         self.exam: Examination | None = None
+        self.compiled_rows: tuple[int, ...] | None = None
 
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
@@ -184,22 +194,58 @@ class DiagnosisCase:
             return collect_silent_evidence(self.replayable, self.suspicion)
         times = 1 + sum(1 for _ in range(REPLAYS_FOR_DOUBT) if replay(self.replayable).finite)
         symptom = self.suspicion.symptom if self.suspicion else symptom_of(exam.seen, None)
-        phase = (
-            "backward" if symptom == "nan_grad" else "optimizer" if symptom in ("nan_param", "nan_state") else "forward"
-        )
-        self.notes.append(f"not reproduced: finite in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits")
+        phase = _phase_of(symptom)
+        as_compiled = self._as_compiled() if runs_compiled(self.replayable.model) else None
+        compiled = as_compiled is not None and not as_compiled.finite
+        origin = Origin(phase=phase)
+        if as_compiled is not None and compiled:
+            symptom = symptom_of(as_compiled, self.suspicion)
+            origin = self._inside_compiled_code(as_compiled) or replace(origin, phase=_phase_of(symptom))
+            self.notes.append(f"finite in {times} of {1 + REPLAYS_FOR_DOUBT} eager replays, and not as compiled code")
+        else:
+            self.notes.append(
+                f"not reproduced: finite in {times} of {1 + REPLAYS_FOR_DOUBT} replays from the same bits"
+            )
         evidence = Evidence(
             symptom=symptom,
-            phase=phase,
+            phase=origin.phase,
             step=self.replayable.facts.step,
             reproduced=(0, times),
-            compiled=is_compiled(self.replayable.model),
+            compiled=compiled,
+            proved_by="eager" if compiled else "",
         )
-        return evidence, Origin(phase=phase)
+        return evidence, origin
+
+    def _as_compiled(self) -> ReplayObservation | None:
+        """What compiled code makes of the same bits; None where it cannot be run."""
+        try:
+            return replay(self.replayable, change=AsCompiled())
+        except CANNOT_RUN as error:
+            self.notes.append(f"not replayed as compiled code: {in_a_line(error)}")
+            return None
+
+    def _inside_compiled_code(self, seen: ReplayObservation) -> Origin | None:
+        """The op that the compiler got wrong; None, and a note, where it is not found."""
+        batch = self.replayable.batches[seen.guilty_batch or 0] if self.replayable.batches else None
+        size = num_rows(batch, self.replayable.facts.select_rows)
+        try:
+            found = find_in_compiled_code(self.replayable, backward=seen.loss_finite, num_rows=size)
+        except CANNOT_RUN as error:
+            self.notes.append(f"not located inside compiled code: {in_a_line(error)}")
+            forget(error)
+            return None
+        if found is None:
+            self.notes.append("not located inside compiled code: no graph of the model does worse than eager by itself")
+            return None
+        self.notes += [found.note] if found.note else []
+        self.compiled_rows = found.rows
+        return found.origin
 
     def _rows(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
         if origin is None or not self.replayable.batches:
             return BadRows()
+        if evidence.compiled:
+            return BadRows(rows=self.compiled_rows)
         if origin.phase == "data" and evidence.batch_outlier is not None:
             return BadRows(rows=evidence.batch_outlier[1])
         if self.exam is None:

@@ -84,4 +84,5 @@ def report_checkup(log: RunLog, model: nn.Module, optimizers: Sequence[Optimizer
             help=str(found.evidence.get("help", "")),
         )  # fmt: skip
         if found.severity is not Severity.NOTE:
-            log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
+            cure = f" ({help})" if (help := found.evidence.get("help")) else ""
+            log.show(f"{found.code} {found.slug}: {found.detail}{cure}", kind=found.code)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
+from typing import Any
 
 from .errors import UsageError
 
@@ -88,14 +91,32 @@ def pages() -> tuple[RulePage, ...]:
 
 def _walk() -> Iterator[RulePage]:
     for path in _files():
-        if found := _page_of(path):
-            yield found
+        yield from _pages_in(path)
+
+
+def _pages_in(path: Path) -> Iterator[RulePage]:
+    """The page of a rule's module, or one page for every table of a file of data."""
+    if path.suffix == ".toml":
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["bug"]:
+            yield _page_of_data(entry, path)
+    elif found := _page_of(path):
+        yield found
+
+
+def _page_of_data(entry: dict[str, Any], path: Path) -> RulePage:
+    texts = (
+        entry["sees"], entry["why"], entry["example"].strip("\n"),
+        f"{entry['todo']} Versions: {entry['library']} {entry['versions']}.",
+        entry["safety"], "\n".join(entry["links"]),
+    )  # fmt: skip
+    sections = {heading: indent(text, "    ") for heading, text in zip(HEADINGS, texts, strict=True)}
+    return RulePage(entry["code"], entry["slug"], entry["summary"], sections, path)
 
 
 def _files() -> Iterator[Path]:
     home = Path(__file__).resolve().parents[1]
     for room in ROOMS:
-        yield from sorted((home / room).rglob("*.py"))
+        yield from sorted(path for path in (home / room).rglob("*") if path.suffix in (".py", ".toml"))
 
 
 def rule_modules(package: str, home: Path, pattern: str) -> tuple[ModuleType, ...]:
@@ -112,7 +133,7 @@ def page(code: str) -> RulePage:
         # Parsing all of them would take longer than everything else that `steady explain` does.
         if f'"{wanted.upper()}"' not in text and f'"{wanted.lower()}"' not in text:
             continue
-        found = _page_of(path)
-        if found is not None and (found.code == wanted.upper() or found.slug == wanted.lower()):
-            return found
+        for found in _pages_in(path):
+            if found.code == wanted.upper() or found.slug == wanted.lower():
+                return found
     raise UsageError(f"There is no rule {wanted!r}. `steady explain` with no code lists all {len(pages())} of them.")

@@ -91,7 +91,7 @@ def test_every_page_has_every_section_and_a_public_reference() -> None:
 
 def test_the_rules_that_judge_live_objects_are_all_on_the_list_for_a_glance() -> None:
     named = {rule.__name__.split(".")[-1] for rule in JUDGES if hasattr(rule, "of_setup")}
-    assert named == set(rules.OF_SETUP)
+    assert named == {rule.__name__.split(".")[-1] for rule in rules.judges_of_setup()}
 
 
 def test_no_rule_judges_nothing() -> None:

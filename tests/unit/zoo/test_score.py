@@ -110,6 +110,15 @@ def test_a_line_outside_the_case_is_no_answer(truth: Any, tmp_path: Path) -> Non
     assert truth.judge(answer, TRUTH, case_file(tmp_path))["line"] is False
 
 
+def test_an_answer_is_honest_that_claims_nothing_wrong(truth: Any) -> None:
+    also = {**TRUTH, "cause_also": ["cancellation"]}
+    assert truth.honest(truth.Answer(alarm_step=3, cause="cancellation"), also)
+    assert not truth.honest(truth.Answer(alarm_step=3, cause="cancellation"), TRUTH)
+    assert truth.honest(truth.Answer(alarm_step=3, cause=None), TRUTH)  # "not diagnosed" is an answer
+    wrong = truth.Answer(alarm_step=3, verified=[TRUTH["fixes_that_do_not"][0]])
+    assert not truth.honest(wrong, TRUTH)
+
+
 def test_a_folder_is_scored_and_a_crash_counts_against_the_tool(score: Any, tmp_path: Path) -> None:
     folder = tmp_path / "cases"
     folder.mkdir()

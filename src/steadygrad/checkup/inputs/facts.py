@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...records.checks.checkup import DataStatistics
@@ -70,6 +71,9 @@ class Setup:
     num_tokens: int | None = None
     max_positions: int | None = None
     settings: Settings | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+    """What known bugs need to show: words of `checkup/rules/versions/known_bugs.toml`."""
 
     @property
     def trainable(self) -> tuple[ParameterFacts, ...]:

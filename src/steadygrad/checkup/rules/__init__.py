@@ -3,6 +3,7 @@
 A module has RULE and one or more judges, each a function from what it looks at to the advice it gives:
 `of_script(script)`, `of_settings(settings)`, `of_setup(setup)`, `of_data(data)`. SPECIMENS must each trigger it and
 NEAR_MISSES must not; text is a script, a mapping is settings, the rest are facts. No rule imports torch.
+Versions that are known to be wrong are rules as well: each table of `versions/known_bugs.toml` is one.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ OF_SETUP = (
 @cache
 def judges() -> tuple[ModuleType, ...]:
     """Every rule's module, in the order of their codes."""
-    return rule_modules(__name__, Path(__file__).parent, "pf*")
+    return (*rule_modules(__name__, Path(__file__).parent, "pf*"), *_known_bugs())
 
 
 @cache
 def judges_of_setup() -> tuple[ModuleType, ...]:
     """Only those that judge live objects."""
     home = Path(__file__).parent
-    return tuple(module for name in OF_SETUP for module in rule_modules(__name__, home, name))
+    return (*(module for name in OF_SETUP for module in rule_modules(__name__, home, name)), *_known_bugs(live=True))
+
+
+def _known_bugs(*, live: bool = False) -> tuple[ModuleType, ...]:
+    from .versions.known_bugs import known_bugs
+
+    return tuple(rule for rule in known_bugs() if not live or hasattr(rule, "of_setup"))

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...detect.observations.observed_run import Suspicion
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records import Origin
+from ..interventions.backend.alternatives import failed_kernel, proved_by
 from ..interventions.loss_scale import LossScaleChange
 from ..interventions.precision_changes import Precision
 from ..locate.examine import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
@@ -26,7 +26,7 @@ from ..locate.lost_gradient import (
 )
 from ..locate.reattribute import as_state, batch_outlier, odd_entry, reattribute_to_batch, reattribute_to_state, sound
 from ..replay.replay_observation import ReplayObservation, absmax, named_state
-from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
+from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable
 from .evidence import Evidence
 
@@ -64,6 +64,7 @@ def collect_evidence(
     evidence = replace(evidence, phase=origin.phase)
     if exam.record is not None:
         evidence = _about_op(replayable, exam, evidence, origin)
+        evidence = _with_other_kernels(replayable, exam, evidence)
         evidence, origin = reattribute_to_state(replayable, exam, evidence, origin)
         evidence, origin = reattribute_to_batch(replayable, exam, evidence, origin)
     if origin.phase == "state" and evidence.leaf is not None:
@@ -109,7 +110,6 @@ def _about_op(replayable: Replayable, exam: Examination, evidence: Evidence, ori
         mask_reached_loss=exam.mask_reached_loss,
         cancelled=cancelled(exam),
         tiny_scalar_in_half=tiny_scalar_in_half(exam),
-        plain_backend_finite=_plain_attention_is_sound(replayable) if "attention" in record.op else None,
         saturated=exam.saturated,
         capped=exam.capped,
         discarded_forward=record.backward and forward_bad and exam.seen.loss_finite,
@@ -131,23 +131,12 @@ def _lost_eps(replayable: Replayable, dtype: str) -> float | None:
     return next(lost, None)
 
 
-class _PlainAttention(ReplayChange):
-    """Attention computed by its plain decomposition."""
-
-    def around(self) -> Any:
-        return sdpa_kernel(SDPBackend.MATH)
-
-
-def _plain_attention_is_sound(replayable: Replayable) -> bool | None:
-    return sound(replayable, _PlainAttention())
-
-
-def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether any part of the model runs as compiled code in training."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-        for module in model.modules()
-    )
+def _with_other_kernels(replayable: Replayable, exam: Examination, evidence: Evidence) -> Evidence:
+    """Whether the step is finite when another kernel computes the op that failed, and which one."""
+    if not evidence.inputs_finite:
+        return evidence
+    slug = proved_by(failed_kernel(replayable, exam, evidence))
+    return replace(evidence, plain_backend_finite=None if slug is None else bool(slug), proved_by=slug or "")
 
 
 def _owner_of_all(evidence: Evidence) -> str | None:

@@ -100,8 +100,18 @@ class Evidence:
     risen: bool = False
     """Of a spike: the failing step began with a loss or gradient out of line, made so by an update before it."""
     plain_backend_finite: bool | None = None
+    proved_by: str = ""
+    """The slug of the remedy under which the step was finite when the cause was proved."""
     compiled: bool = False
+    """The step fails again as compiled code and is finite in eager."""
     batch_changed: bool = False
+
+    @property
+    def inputs_finite(self) -> bool:
+        """Whether what the origin was given is finite. An update writes over what it was given."""
+        if self.stage == "commit":
+            return not self.bad_before and self.symptom in ("nan_param", "nan_state")
+        return not any(d.num_nan or d.num_inf for d in self.inputs)
 
     @property
     def half(self) -> bool:

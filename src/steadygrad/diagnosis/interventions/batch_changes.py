@@ -35,6 +35,8 @@ class DropRows(ReplayChange):
 class SkipBatch(ReplayChange):
     """No update where the loss or a gradient is not finite. Nothing else is undone: buffers keep what forward wrote."""
 
+    alters_values = False
+
     def __init__(self) -> None:
         self.num_skipped = 0
 

@@ -107,16 +107,17 @@ class CapturedOp:
             return widened(item.detach().clone()) if small and describable(item) else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-            if args and type(args[0]) in (list, tuple) and "foreach" in str(func):
+            if args and type(args[0]) in (list, tuple) and ("foreach" in str(func) or "fused" in str(func)):
                 self._watch_list(record, args, out)
-            elif out is None:
+            elif out is None and self.record is not record:
                 self.record, self.func = record, func
                 self.args, self.kwargs = tree_map(copy, tuple(args)), tree_map(copy, dict(kwargs))
                 if self.light:
                     return
                 self.inputs = tuple(digest(tensor) for tensor in _described((args, kwargs)))
             else:
-                outputs = _described(out)
+                # An op that returns nothing has written into its arguments.
+                outputs = _described(out if out is not None else (args, kwargs))
                 self.output_tensors = tuple(item for item in map(copy, outputs) if item is not None)
                 if self.light:
                     return

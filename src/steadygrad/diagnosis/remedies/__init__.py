@@ -12,6 +12,8 @@ from .remedy_context import Proposal, RemedyContext
 MAX_TRIALS = 14
 WITHOUT_REPRODUCTION = frozenset({"recompute_step", "skip_batch"})
 """A step that comes out finite by itself is finite under any change, so a trial of a change would prove nothing."""
+AS_COMPILED = frozenset({"eager", "emulate_casts", "skip_batch"})
+"""What can be tried where only the compiled step fails: a change of one line would be tried in eager, and hold."""
 
 
 @cache
@@ -24,5 +26,8 @@ def propose(context: RemedyContext) -> list[Proposal]:
     """What is worth trying for this patient."""
     found = [proposal for remedy in remedies() for proposal in remedy.propose(context)]
     if context.evidence.reproduced[0] == 0:
-        found = [proposal for proposal in found if proposal.slug in WITHOUT_REPRODUCTION]
+        possible = AS_COMPILED if context.evidence.compiled else WITHOUT_REPRODUCTION
+        found = [proposal for proposal in found if proposal.slug in possible]
+    # What proved the cause is known to help: it comes first, and no limit cuts it off.
+    found.sort(key=lambda proposal: proposal.slug != context.evidence.proved_by)
     return found[:MAX_TRIALS]

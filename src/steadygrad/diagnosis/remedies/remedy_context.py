@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ...detect.observations.observed_run import Suspicion
 from ...records import Origin
 from ..causes.evidence import Evidence
+from ..interventions.backend.alternatives import alternatives, failed_kernel
 from ..interventions.call_arguments import CallIntervention, Operate
 from ..locate.bad_rows import BadRows
 from ..locate.examine import Examination
@@ -78,6 +79,20 @@ class RemedyContext:
         assert named.where is not None
         site, name, owners = named.where, named.call, self.replayable.facts.owners
         return lambda: CallIntervention(site, name, operate, owners, everywhere=everywhere, also=also)
+
+    def alternatives(self, code: str, *slugs: str) -> Iterator[Proposal]:
+        """Other kernels for the step, as proposals of the remedy that has these slugs."""
+        if self.silent:
+            return
+        failed = failed_kernel(self.replayable, self.exam, self.evidence, self.cause)
+        if self.evidence.compiled and self.origin is not None:
+            failed = replace(failed, module=self.origin.module)
+        for each in alternatives(failed):
+            if each.slug in slugs:
+                yield Proposal(
+                    code=code, slug=each.slug, change=each.change, make=each.make, safety=each.safety,
+                    if_needed=each.if_needed, code_change=each.line,
+                )  # fmt: skip
 
     @property
     def call(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from ...detect.patterns.gradient_scaled_wrongly import SIZE_MISMATCH
 from ...detect.patterns.loss_jumps_and_stays import LONG_STRIDE
 from ...records import Remedy, Trial
+from ..interventions.backend.compiled import as_compiled
 from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch
 from ..interventions.precision_changes import Precision
 from ..isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
@@ -88,14 +90,15 @@ def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | N
     change: ReplayChange | None = None
     try:
         change = proposal.make()
-        finite, steps, verdict = _run(context, proposal, change, peak)
+        with as_compiled() if context.evidence.compiled else nullcontext():
+            finite, steps, verdict = _run(context, proposal, change, peak)
     except CANNOT_RUN as error:
         return Trial(remedy=remedy, finite=False, verdict=f"cannot be tried here: {_why_not(error)}"[:200])
     finally:
         if change is not None:
             change.undo(context.replayable)
     gap, cosine = (None, None)
-    if finite and reference is not None:
+    if finite and reference is not None and not context.evidence.compiled:  # distances are measured in eager
         gap, cosine = _distance(context, proposal, reference)
     return Trial(
         remedy=remedy,

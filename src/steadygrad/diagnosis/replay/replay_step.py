@@ -8,6 +8,7 @@ change one thing. Replaying syncs with the host; it happens only after a step wa
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -63,6 +64,8 @@ class ReplayChange:
 
     alters_rows = False
     """Whether a step with this change has other rows than it had."""
+    alters_values = True
+    """Whether an index may be computed otherwise than it was."""
 
     def undo(self, replayable: Replayable) -> None:
         """Restore what `restore` does not (dtypes, optimizer options)."""
@@ -194,10 +197,12 @@ def _checked(replayable: Replayable, change: ReplayChange, altered: bool) -> Ite
     """
     rows = altered or change.alters_rows
     elsewhere = any(parameter.device.type != "cpu" for parameter in replayable.model.parameters())
-    if not rows and (type(change) is ReplayChange or not elsewhere):
+    if not rows and (type(change) is ReplayChange or not change.alters_values or not elsewhere):
         yield
         return
-    with no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):
+    # Compiled code that meets a dispatch mode is given up by dynamo for good: it must not meet one.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eager, no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):
         yield
 
 

@@ -1,0 +1,127 @@
+"""Kernels that are wrong on a device: cause and remedy through `sg.Guard`, and every switch as it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import steadygrad as sg
+from steadygrad.diagnosis.interventions.backend.flags import SWITCHES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Attention(nn.Module):
+    """Attention whose logits lie near `level` in chosen batches, with a mask that hides nothing."""
+
+    def __init__(self, dim: int = 64) -> None:
+        super().__init__()
+        self.value = nn.Linear(dim, dim)
+        self.query = nn.Linear(dim, dim)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        x = batch["x"]
+        q, k, v = self.query(x) * 0.01, x * 0.01, self.value(x)
+        level = batch["level"].view(-1, 1).to(x.dtype)
+        q = torch.cat([torch.ones_like(q[..., :1]), q[..., 1:]], -1)[:, None]
+        k = torch.cat([(level * math.sqrt(x.shape[-1])).expand(x.shape[0], x.shape[1])[..., None], k[..., 1:]], -1)[
+            :, None
+        ]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return F.scaled_dot_product_attention(q, k, v[:, None], attn_mask=mask)
+
+
+def run(length: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    torch.manual_seed(0)
+    model = Attention().to("cuda", torch.bfloat16)
+    random = torch.Generator().manual_seed(1)
+    batches = [
+        {"x": torch.randn(2, length, 64, generator=random).to("cuda", torch.bfloat16), "level": torch.zeros(2).cuda()}
+        for _ in range(6)
+    ]
+    batches[3]["level"][1] = -120.0  # every logsumexp of this row is below ln(FLT_MAX)
+    before = {switch.name: switch.read() for switch in SWITCHES}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with sg.Guard(model, optimizer, lambda m, b: m(b).float().pow(2).mean()) as guard:
+        for batch in batches:
+            guard.step(batch)
+    return guard, before, {switch.name: switch.read() for switch in SWITCHES}
+
+
+def test_a_wrong_attention_backward_gets_its_cause_and_another_backend() -> None:
+    guard, before, after = run(704)
+    assert before == after
+    if not guard.incidents:
+        pytest.skip("this version of cuDNN computes the gradient right")
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis.cause.slug == "library_bug"
+    verified = {trial.remedy.slug: trial.remedy.code_change for trial in diagnosis.trials if trial.verified}
+    assert verified["attention_backend"] == "torch.backends.cuda.enable_cudnn_sdp(False)"
+    assert "pad_length" in verified
+
+
+def test_a_length_that_fills_the_tiles_is_healthy() -> None:
+    guard, before, after = run(768)
+    assert not guard.incidents
+    assert before == after
+
+
+class Variance(nn.Module):
+    """E[x^2] - E[x]^2 of a constant row: exactly zero in eager, below zero where it is contracted."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        mean = h.mean(1)
+        return torch.sqrt((h * h).mean(1) - mean * mean + 1e-5)
+
+
+def test_a_compiled_variance_is_tried_in_eager() -> None:
+    model = nn.Sequential(Variance(), nn.Linear(32, 2)).cuda()
+    model[0].compile(dynamic=False)
+    random = torch.Generator().manual_seed(6)
+    batches = [(-40 + 20 * torch.randn(6, 16, 32, generator=random)).cuda() for _ in range(6)]
+    levels = (torch.tensor(-83.0 - k * 0.013) for k in range(1000))
+    batches[3][2] = next(float(c) for c in levels if float((c * c).double() - c.double() ** 2) < -2e-4)
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).pow(2).mean()) as guard:
+        for batch in batches:
+            guard.step(batch)
+    if not guard.incidents:
+        pytest.skip("this compiler does not contract the difference")
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis.cause.slug == "compiler_numerics"
+    assert "eager" in {trial.remedy.slug for trial in diagnosis.trials if trial.verified}
+
+
+def test_products_in_tf32_are_tried_in_float32() -> None:
+    class Segments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("avg", torch.eye(64).repeat_interleave(4, 1) / 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            m1, m2 = torch.matmul(self.avg, x), torch.matmul(self.avg, x * x)
+            return torch.sqrt(m2 - m1 * m1 + 1e-4)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Segments(), nn.Linear(64, 3)).cuda()
+    wave = torch.tensor([1.0, -1.0]).repeat(128)[:, None]
+    random = torch.Generator().manual_seed(13)
+    batches = [(2 + wave * (1 + 0.3 * torch.rand(8, 256, 64, generator=random))).cuda() for _ in range(6)]
+    batches[3][4, 64:96] = batches[3][4, 63]
+    torch.set_float32_matmul_precision("high")
+    try:
+        with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).pow(2).mean()) as guard:
+            for batch in batches:
+                guard.step(batch)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    verified = {trial.remedy.slug for trial in guard.incidents[0].diagnosis.trials if trial.verified}
+    assert "fp32_matmul" in verified

@@ -21,7 +21,7 @@ from .errors import UsageError
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
-    "detect/detectors", "detect/sampled", "detect/patterns", "diagnosis/causes", "diagnosis/remedies",
+    "detect/detectors", "detect/sampled", "detect/graph", "detect/patterns", "diagnosis/causes", "diagnosis/remedies",
     "checkup/rules", "checkup/scan/rules",
     "numerics/rules",
 )  # fmt: skip

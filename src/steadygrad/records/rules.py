@@ -22,7 +22,7 @@ from .errors import UsageError
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
     "detect/detectors", "detect/sampled", "detect/graph", "detect/patterns", "diagnosis/causes", "diagnosis/remedies",
-    "checkup/rules", "checkup/scan/rules",
+    "checkup/rules", "checkup/scan/rules", "checkup/trials/batch_rules",
     "numerics/rules",
 )  # fmt: skip
 CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")

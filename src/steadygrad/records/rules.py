@@ -24,9 +24,9 @@ from .errors import UsageError
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
-    "detect/detectors", "detect/sampled", "detect/patterns", "detect/loop",
-    "detect/graph", "diagnosis/causes", "diagnosis/remedies",
-    "checkup/rules", "checkup/scan/rules",
+    "detect/detectors", "detect/sampled", "detect/patterns", "detect/loop", "detect/graph",
+    "diagnosis/causes", "diagnosis/remedies",
+    "checkup/rules", "checkup/scan/rules", "checkup/trials/batch_rules",
     "numerics/rules",
 )  # fmt: skip
 CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")

@@ -54,7 +54,7 @@ class ActivationProbe:
     def attach(self) -> None:
         """Put the hooks on and start anew; does nothing if the model or a part of it is compiled."""
         model = self._model()
-        if model is None or _is_compiled(model):
+        if model is None or is_compiled(model):
             return
         self._seen = SeenActivation()
         if not self._handles:
@@ -100,7 +100,8 @@ def _note(seen: SeenActivation, key: tuple[str, torch.dtype], tensor: Tensor) ->
     seen.absmax[key] = largest if known is None else torch.maximum(known.to(largest.device), largest)
 
 
-def _is_compiled(model: nn.Module) -> bool:
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it is compiled."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()

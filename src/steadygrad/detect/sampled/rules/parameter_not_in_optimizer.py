@@ -1,7 +1,8 @@
 """A trainable parameter is in no optimizer.
 
 What it sees
-    It requires a gradient, but no optimizer the guard was given holds it.
+    It requires a gradient, but no optimizer the guard was given holds it. Parameters of a criterion outside of the
+    model are seen where the graph of a loss leads to them.
 
 Why it hurts
     Backward computes its gradient every step and nothing uses it. The usual cause is a layer added or replaced after
@@ -48,6 +49,21 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
         [tensor.name for tensor in orphans],
         f"require a gradient but are in no optimizer ({len(orphans)} of {len(samplings[-1].tensors)} tensors)",
         num_elements=sum(tensor.numel for tensor in orphans),
+    )
+
+
+def of_leaves(leaves: Sequence[tuple[str, int]], num_leaves: int) -> Finding | None:
+    """From the graph of a loss: parameters, by name and number of elements, that backward reaches and no optimizer
+    holds. They may belong to a criterion that is no part of the model."""
+    if not leaves:
+        return None
+    return about(
+        RULE,
+        StepObservation(),
+        Severity.WARNING,
+        [name for name, _ in leaves],
+        f"take part in the loss but are in no optimizer ({len(leaves)} of {num_leaves} parameters that it depends on)",
+        num_elements=sum(size for _, size in leaves),
     )
 
 

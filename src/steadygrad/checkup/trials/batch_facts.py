@@ -1,0 +1,165 @@
+"""What a probe of one batch found out about a model and its loss, as plain tensors on the host.
+
+Which outputs count in the loss, and what they should have been, is read off the gradient of the loss with respect to
+them: a cross-entropy pulls one class up and pushes all others down, however it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SHIFTS = range(-2, 5)
+MATCH, OTHERS = 0.95, 0.9
+MIN_TARGETS = 8
+_COVERED = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceFacts:
+    """Token ids that entered a model, and one of its outputs with a prediction for each position.
+
+    Args:
+        ids: (rows, positions), as they entered.
+        counted: (rows, output positions), which of them the loss depends on.
+        targets: the same shape, the class that the loss wants there; -1 where it is not known or not counted.
+        changed: by position p, (rows, output positions): which outputs changed when the token at p was replaced.
+    """
+
+    ids: Tensor
+    counted: Tensor
+    targets: Tensor
+    changed: dict[int, Tensor] = field(default_factory=dict)
+
+    def shift(self) -> int | None:
+        """s where every target is the token s positions after its output's; None where no s, or several, would do."""
+        shares = {shift: share for shift in SHIFTS if (share := self._share(shift)) is not None}
+        best = max(shares, key=lambda shift: shares[shift], default=None)
+        if best is None or shares[best] < MATCH:
+            return None
+        return best if all(share < OTHERS for shift, share in shares.items() if shift != best) else None
+
+    def _share(self, shift: int) -> float | None:
+        outputs = self.targets.shape[1]
+        places = torch.arange(outputs) + shift
+        inside = (places >= 0) & (places < self.ids.shape[1])
+        known = (self.targets >= 0) & inside
+        if int(known.sum()) < max(MIN_TARGETS, _COVERED * int((self.targets >= 0).sum())):
+            return None
+        tokens = self.ids[:, places.clamp(0, self.ids.shape[1] - 1)]
+        return float((tokens == self.targets)[known].float().mean())
+
+    def lookahead(self) -> int | None:
+        """c where an output depends on the tokens up to c positions after it, and on no later ones; None where that
+        differs from position to position, as in a model that sees everything."""
+        found = set()
+        for place, changed in self.changed.items():
+            touched = changed.any(0).nonzero()
+            if not len(touched):
+                return None
+            found.add(place - int(touched[0]))
+        return found.pop() if len(found) == 1 and len(self.changed) > 1 else None
+
+    def seen_targets(self, shift: int) -> float:
+        """The share of the replaced tokens that changed the prediction whose target they are."""
+        hit, asked = 0, 0
+        for place, changed in self.changed.items():
+            output = place - shift
+            if 0 <= output < self.counted.shape[1]:
+                rows = self.counted[:, output]
+                hit, asked = hit + int(changed[rows, output].sum()), asked + int(rows.sum())
+        return hit / asked if asked else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class PaddingFacts:
+    """(rows, positions) of which positions are padding, by whose word, and which of them the loss depends on."""
+
+    padding: Tensor
+    counted: Tensor
+    name: str
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchFacts:
+    """All of it.
+
+    Args:
+        rows: how many rows the batch has.
+        sequences: one for each output with a prediction for each position of the token ids.
+        paddings: one for each output with a prediction for each position of padded inputs.
+        others_changed: the share of the other rows whose outputs changed when one row was replaced; None where it was
+            not tried.
+        unlabelled: the share of the rows that have no label; None where the batch has no labels with an ignored value.
+    """
+
+    rows: int = 0
+    sequences: list[SequenceFacts] = field(default_factory=list)
+    paddings: list[PaddingFacts] = field(default_factory=list)
+    others_changed: float | None = None
+    unlabelled: float | None = None
+
+
+def counted_outputs(gradient: Tensor) -> Tensor:
+    """(rows, positions): where the loss depends on an output."""
+    return (gradient != 0).flatten(2).any(-1) if gradient.dim() > 2 else gradient != 0
+
+
+def wanted_classes(gradient: Tensor) -> Tensor:
+    """The class that a cross-entropy wants at each position: the one that its gradient pulls up; -1 where the gradient
+    is not that of a cross-entropy with one right class."""
+    if gradient.shape[-1] < 2:
+        return torch.full(gradient.shape[:-1], -1)
+    (lowest, following), (wanted, _) = (each.unbind(-1) for each in gradient.topk(2, largest=False))
+    one = (lowest < 0) & (following > lowest / 3)  # label smoothing pulls at the others, too, and less
+    balanced = gradient.sum(-1).abs() <= 1e-3 * gradient.abs().sum(-1).clamp(min=1e-30)
+    return torch.where(one & balanced, wanted, -1)
+
+
+def padded_positions(inputs: Tensor, others: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
+    """Which positions of (rows, positions, ...) are padding, and by whose word: a mask or a vector of lengths that
+    leaves out positions with one value, or a token that fills the ends of rows and is nowhere else."""
+    for name, each in others.items():
+        extra = each.shape[1] - inputs.shape[1] if each.dim() == 2 else -1
+        if 0 <= extra <= 1 and len(each) == len(inputs):
+            masked = _by_mask(each[:, : inputs.shape[1]])
+            if masked is not None and _is_constant(inputs[masked]):
+                return masked, name
+    tail = _by_tail(inputs)
+    if tail is None:
+        return None
+    for name, each in others.items():
+        lengths = each if each.shape == inputs.shape[:1] and not each.is_floating_point() else None
+        if lengths is not None and torch.equal(torch.arange(inputs.shape[1])[None] >= lengths[:, None], tail):
+            return tail, name
+    return (tail, f"token {int(inputs[tail][0])}") if inputs.dim() == 2 and not inputs.is_floating_point() else None
+
+
+def _is_constant(values: Tensor) -> bool:
+    return bool((values == values[:1]).all())
+
+
+def _by_mask(mask: Tensor) -> Tensor | None:
+    """The zeros of a mask whose rows are ones followed by zeros, or all zeros followed by ones; None for others."""
+    values = mask.to(torch.float32)
+    if not bool(((values == 0) | (values == 1)).all()):
+        return None
+    kept = values == 1
+    changes = (kept[:, 1:] != kept[:, :-1]).sum(1)
+    if bool((changes > 1).any()) or not bool(kept.any(1).all()) or bool(kept.all()):
+        return None
+    return ~kept if bool(kept[:, 0].all()) or bool(kept[:, -1].all()) else None
+
+
+def _by_tail(inputs: Tensor) -> Tensor | None:
+    """Runs of one token, or of zeros, at the ends of rows, of different lengths, with none of it anywhere else."""
+    token = inputs[:, -1].mode().values if inputs.dim() == 2 else inputs.new_zeros(())
+    same = (inputs == token).flatten(2).all(-1) if inputs.dim() > 2 else inputs == token
+    tail = same.flip(1).int().cumprod(1).flip(1).bool()
+    lengths = tail.sum(1)
+    if int((lengths > 1).sum()) < 2 or int(lengths.amin()) == int(lengths.amax()) or bool(tail.all(1).any()):
+        return None
+    return tail if bool((same == tail).all()) else None

@@ -1,0 +1,378 @@
+"""One probe of a batch: a forward with gradients, and the model's own call made again with changed inputs.
+
+    found = probe_batch(step)          # any `BatchProbe`: a replayable step of a guard or of `steady run`
+    found.findings, found.not_checked
+
+Does a prediction change when its own target changes, do rows influence each other, are labels shifted by the wrong
+amount, does padding count: questions that one batch answers before training goes on. At most a dozen forward passes;
+afterwards weights, buffers, gradients and random numbers are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...detect.graph.examine import examine_graph
+from ...detect.graph.rules import broadcasting_loss_shape, frozen_by_mistake, reference_aliased
+from ...detect.graph.rules.reference_aliased import ModuleCall
+from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.readable_tensors import why_not_read
+from ...engine.state.batch_buffer import pristine
+from ...records import Finding
+from ...records.errors import SteadyError
+from ...records.rerun_flag import rerun
+from .batch_facts import BatchFacts, PaddingFacts, SequenceFacts, counted_outputs, padded_positions, wanted_classes
+from .batch_rules import (
+    label_shift,
+    labels_mostly_masked,
+    padding_in_loss,
+    representation_collapse,
+    rows_influence_each_other,
+    target_leak,
+)
+from .borrowed_objects import borrowed
+from .model_call import CaughtCall, CaughtCalls, catching
+from .module_hooks import mapped, tensors_in
+
+ALL = (
+    target_leak,
+    label_shift,
+    rows_influence_each_other,
+    padding_in_loss,
+    representation_collapse,
+    labels_mostly_masked,
+)
+OF_A_BATCH = (target_leak, label_shift, rows_influence_each_other, padding_in_loss, labels_mostly_masked)
+MIN_ROWS, MIN_POSITIONS = 3, 4
+_POSITIONS = 4
+_NOISE = 20.0
+_TINY = 1e-6
+
+
+class BatchProbe(Protocol):
+    """A step that can be run again: `diagnosis.replay.replayable.Replayable` has all of it."""
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    batches: Sequence[Any]
+
+    def restore(self) -> None: ...
+    def forward(self, batch: Any) -> Mapping[str, Tensor]: ...
+    def examining(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(slots=True)
+class ProbedBatch:
+    """What the probe found, and what it could not look at, with the reason."""
+
+    findings: list[Finding] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+
+def probe_batch(step: BatchProbe, *, number: int = 0) -> ProbedBatch:
+    """Probe the first batch of a step. Never raises for what the model does; state is bit-identical afterwards.
+
+    Not run on several ranks: what it does depends on the values of a batch, and ranks must not go different ways.
+    """
+    found = ProbedBatch()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        found.not_checked.append("the first batch: several ranks train together")
+        return found
+    if not step.batches:
+        return found
+    if is_compiled(step.model):
+        found.not_checked.append("the first batch: the model is compiled")
+        return found
+    try:
+        with step.examining(), rerun():
+            _probe(step, found)
+    except SteadyError:
+        raise  # the state could not be restored: the owner must know
+    except Exception as error:
+        found.not_checked.append(f"the first batch: {type(error).__name__}: {error}")
+    found.findings = [replace(each, step=number) for each in found.findings]
+    return found
+
+
+def _probe(step: BatchProbe, found: ProbedBatch) -> None:
+    batch = step.batches[0]
+    step.restore()
+    with torch.enable_grad(), catching() as caught:
+        loss = step.forward(pristine(batch, clone=True))["loss"]
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in step.optimizers]
+    facts = BatchFacts(rows=_num_rows(batch))
+    named = dict(step.model.named_parameters())
+    of_graph = examine_graph(loss, parameters_in_optimizers=held, named_parameters=named, num_rows=facts.rows or None)
+    for each in of_graph:
+        if each.code != broadcasting_loss_shape.RULE.code or _targets_may_be_mixed(step, batch, found) is not False:
+            found.findings.append(each)
+    calls = [ModuleCall(each.module, each.with_grad) for each in caught.calls]
+    for finding in (reference_aliased.judge(calls, step.model), frozen_by_mistake.judge(step.model, caught.read)):
+        found.findings += [finding] if finding is not None else []
+    call = _the_call(caught, found)
+    if call is not None:
+        _look_at_call(call, loss, batch, facts, found)
+    found.findings += [each for rule in OF_A_BATCH if (each := rule.judge(facts)) is not None]
+
+
+def _the_call(caught: CaughtCalls, found: ProbedBatch) -> CaughtCall | None:
+    calls = [call for call in caught.calls if call.with_grad and any(t.requires_grad for t in call.outputs())]
+    if len(calls) == 1:
+        return calls[0]
+    found.not_checked.append(f"predictions: the loss calls {len(calls)} models with gradients, and one can be probed")
+    return None
+
+
+def _look_at_call(call: CaughtCall, loss: Tensor, batch: Any, facts: BatchFacts, found: ProbedBatch) -> None:
+    """Fill in the facts that need the gradient of the loss at the outputs, and changed inputs."""
+    outputs = [each for each in call.outputs() if each.requires_grad and each.dim() > 1 and each is not loss]
+    gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs else ()
+    used = [(each, g.detach().float().cpu()) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    given = call.inputs()
+    known = {key: t.detach().cpu() for key, t in _named_tensors(batch, call)}
+    facts.unlabelled = _unlabelled(known, used, facts.rows)
+    prober = _CallProber(call, found)
+    for each in given:
+        if each.dim() > 1 and each.shape[1] >= MIN_POSITIONS and why_not_read(each) is None:
+            _look_at_positions(each, used, known, facts, prober)
+    if _rows_are_known(facts, known, call):
+        facts.others_changed = prober.replace_a_row(facts.rows)
+
+
+def _look_at_positions(
+    given: Tensor,
+    used: Sequence[tuple[Tensor, Tensor]],
+    known: Mapping[str, Tensor],
+    facts: BatchFacts,
+    prober: _CallProber,
+) -> None:
+    """Inputs of (rows, positions, ...) and the outputs that have as many rows and positions."""
+    inputs = given.detach().cpu()
+    padded = padded_positions(inputs, known) if given.dim() < 4 else None
+    tokens = _are_tokens(inputs)
+    for output, gradient in used:
+        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.shape[1] <= 2:
+            continue
+        counted = counted_outputs(gradient)
+        if padded is not None:
+            padding = padded[0][:, : counted.shape[1]]
+            facts.paddings.append(PaddingFacts(padding=padding, counted=counted, name=padded[1]))
+        if tokens and output.dim() == 3:
+            targets = wanted_classes(gradient)
+            if padded is not None:
+                targets[targets == inputs[padded[0]][0]] = -1
+            facts.sequences.append(_sequence(given, output, counted, targets, prober))
+
+
+def _sequence(ids: Tensor, output: Tensor, counted: Tensor, targets: Tensor, prober: _CallProber) -> SequenceFacts:
+    """Token ids and one output with a prediction for each position; tokens are replaced where targets are tokens."""
+    facts = SequenceFacts(ids=ids.detach().cpu().long(), counted=counted, targets=targets)
+    shift = facts.shift()
+    if shift is not None and 0 <= shift <= 2:
+        for place in _places(facts, shift):
+            changed = prober.replace_a_token(ids, place, output)
+            if changed is None:
+                break
+            facts.changed[place] = changed
+    return facts
+
+
+def _places(facts: SequenceFacts, shift: int) -> list[int]:
+    """A few positions that are targets, spread over the sequence, none at its start."""
+    outputs = (facts.targets >= 0).float().mean(0)
+    usable = [t + shift for t in range(len(outputs)) if outputs[t] >= 0.5 and 1 <= t + shift < facts.ids.shape[1]]
+    count = min(_POSITIONS, len(usable))
+    return sorted({usable[(index + 1) * len(usable) // (count + 1)] for index in range(count)})
+
+
+class _CallProber:
+    """Makes the call again with changes, and compares with the unchanged one. At most a dozen calls."""
+
+    def __init__(self, call: CaughtCall, found: ProbedBatch) -> None:
+        self._call, self._found = call, found
+        self._plain: list[Tensor] | None = None
+        self._tolerance: list[float] = []
+        self._failed = False
+
+    def _outputs(self, change: Any = None) -> list[Tensor] | None:
+        if self._failed:
+            return None
+        try:
+            return self._call.again(change)
+        except Exception as error:
+            self._failed = True
+            self._found.not_checked.append(f"predictions: the model's call cannot be repeated ({type(error).__name__})")
+            return None
+
+    def _ready(self) -> list[Tensor] | None:
+        """The outputs of the unchanged call; two of them tell how far equal calls differ."""
+        if self._plain is None and not self._failed:
+            one, two = self._outputs(), self._outputs()
+            if one is not None and two is not None and [t.shape for t in one] == [t.shape for t in two]:
+                self._plain = one
+                for first, second in zip(one, two, strict=True):
+                    noise = float((first - second).abs().amax()) if first.numel() else 0.0
+                    size = float(first.abs().amax()) if first.numel() else 0.0
+                    self._tolerance.append(max(_NOISE * noise, _TINY * size))
+        return self._plain
+
+    def replace_a_token(self, ids: Tensor, place: int, output: Tensor) -> Tensor | None:
+        """(rows, positions): which predictions change with the token at this place; None where it cannot be tried."""
+        plain = self._ready()
+        index = next((i for i, t in enumerate(plain or ()) if t.shape == output.shape), None)
+        if plain is None or index is None:
+            return None
+        pool = torch.unique(ids)
+        if len(pool) < 2:
+            return None
+        other = ids.clone()
+        following = (torch.searchsorted(pool, ids[:, place].contiguous()) + 1) % len(pool)
+        other[:, place] = pool[following]
+        outputs = self._outputs(lambda t: other if t is ids else t)
+        if outputs is None or outputs[index].shape != output.shape:
+            return None
+        return ((outputs[index] - plain[index]).abs().amax(-1) > self._tolerance[index]).cpu()
+
+    def replace_a_row(self, rows: int) -> float | None:
+        """The share of the other rows whose outputs change when the first row becomes a copy of another one."""
+        plain = self._ready()
+        if plain is None:
+            return None
+        given = [t for t in self._call.inputs() if t.dim() and t.shape[0] == rows]
+        source = next((r for r in range(1, rows) if any(not torch.equal(t[0], t[r]) for t in given)), None)
+        if source is None:
+            return None
+
+        def change(tensor: Tensor) -> Tensor:
+            if not tensor.dim() or tensor.shape[0] != rows:
+                return tensor
+            copied = tensor.detach().clone()
+            copied[0] = copied[source]
+            return copied
+
+        outputs = self._outputs(change)
+        if outputs is None or [t.shape for t in outputs] != [t.shape for t in plain]:
+            return None
+        shares = []
+        for before, after, tolerance in zip(plain, outputs, self._tolerance, strict=True):
+            if before.dim() > 1 and before.shape[0] == rows and rows not in before.shape[1:]:
+                moved = (after - before).abs().flatten(1).amax(1)[1:] > tolerance
+                shares.append(float(moved.float().mean()))
+        return max(shares, default=None)
+
+
+def _rows_are_known(facts: BatchFacts, known: Mapping[str, Tensor], call: CaughtCall) -> bool:
+    """Whether the first dimension is surely the rows, and rows have nothing to do with each other by design."""
+    rows, given = facts.rows, call.inputs()
+    if rows < MIN_ROWS or not given or not all(t.dim() and t.shape[0] == rows for t in given if t.numel() > 1):
+        return False
+    if any(t.dim() > 1 and rows in t.shape[1:] for t in given):
+        return False
+    if any(tuple(buffer.shape).count(rows) > 1 for buffer in call.module.buffers()):
+        return False  # an adjacency or a similarity of all rows
+    if any(getattr(each, "track_running_stats", True) is False for each in call.module.modules()):
+        return False  # norms over the batch, in evaluation mode too
+    one_each = any(
+        t.shape in ((rows,), (rows, 1)) and not any(t.shape == g.shape for g in given) for t in known.values()
+    )
+    in_order = any(each.shift() is not None for each in facts.sequences)
+    return one_each or in_order
+
+
+def _num_rows(batch: Any) -> int:
+    """The leading size of the tensors of a batch; 0 where they do not share one."""
+    sizes = {t.shape[0] for t in tensors_in(batch) if t.dim()}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _named_tensors(batch: Any, call: CaughtCall) -> Iterator[tuple[str, Tensor]]:
+    for prefix, value in (("", batch), ("", call.kwargs), ("input", call.args)):
+        items = (
+            value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+        )
+        for key, each in items:
+            if isinstance(each, Tensor) and why_not_read(each) is None:
+                yield f"{prefix} {key}".strip() if isinstance(key, str) else f"{prefix or 'batch'}[{key}]", each
+
+
+def _are_tokens(tensor: Tensor) -> bool:
+    """Whether it may be token ids: whole numbers of two dimensions that are no mask and no positions."""
+    if tensor.dim() != 2 or tensor.is_floating_point() or tensor.dtype is torch.bool or tensor.is_complex():
+        return False
+    if tensor.shape[0] < 1 or tensor.shape[1] < MIN_POSITIONS or bool((tensor < 0).any()):
+        return False
+    if len(torch.unique(tensor)) < 3:
+        return False
+    return not bool((tensor == torch.arange(tensor.shape[1], device=tensor.device)).all())
+
+
+def _unlabelled(known: Mapping[str, Tensor], used: Sequence[tuple[Tensor, Tensor]], rows: int) -> float | None:
+    """The share of rows whose labels are all one negative value and whose outputs the loss does not depend on."""
+    for labels in known.values():
+        if labels.dim() != 2 or len(labels) != rows or labels.is_floating_point() or not bool((labels < 0).any()):
+            continue
+        without = (labels < 0).all(1) & (labels == labels[:, :1]).all(1)
+        for output, gradient in used:
+            if output.dim() == 3 and output.shape[0] == rows:
+                unused = ~(gradient != 0).flatten(1).any(1)
+                return float((without & unused).float().mean())
+    return None
+
+
+def _targets_may_be_mixed(step: BatchProbe, batch: Any, found: ProbedBatch) -> bool | None:
+    """Whether the loss stays the same when targets change places among rows: True proves that it pairs all with all,
+    False that it does not; None where it could not be tried."""
+    tensors = [t for t in tensors_in(batch) if t.is_floating_point() and t.dim() and why_not_read(t) is None]
+    if not _copies(batch):
+        return None
+    answers = []
+    for target in (t for t in tensors if t.numel() == t.shape[0] > 2):
+        plain = _loss_of(step, batch)
+        mixed = _loss_of(step, _with(batch, target, target.roll(1, 0)))
+        other = _loss_of(step, _with(batch, target, target + 1))
+        if abs(other - plain) > 1e-6 * abs(plain):  # it is used as a target, or as an input
+            answers.append(abs(mixed - plain) <= 1e-5 * abs(plain))
+    return any(answers) if answers else None
+
+
+def _with(batch: Any, one: Tensor, other: Tensor) -> Any:
+    return mapped(batch, lambda tensor: other if tensor is one else tensor)
+
+
+@torch.no_grad()
+def _loss_of(step: BatchProbe, batch: Any) -> float:
+    step.restore()
+    return float(step.forward(pristine(batch, clone=True))["loss"])
+
+
+def _copies(batch: Any) -> bool:
+    """Whether a batch is made of plain containers, so that one tensor of it can be replaced."""
+    return isinstance(batch, Tensor) or type(batch) in (dict, list, tuple)
+
+
+class LentStep:
+    """Model, loss and batch as they are given to `sg.selftest`. Satisfies `BatchProbe`."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss_fn: Any, batch: Any) -> None:
+        self.model, self.optimizers, self.batches, self._loss_fn = model, optimizers, [batch], loss_fn
+        self._lent: Any = None
+
+    def restore(self) -> None:
+        self._lent.put_back()
+
+    def forward(self, batch: Any) -> Mapping[str, Tensor]:
+        answer = self._loss_fn(self.model, batch)
+        return answer if isinstance(answer, Mapping) else {"loss": answer}
+
+    @contextmanager
+    def examining(self) -> Iterator[None]:
+        with borrowed(self.model, self.optimizers, self._loss_fn) as self._lent:
+            yield
+        self._lent = None

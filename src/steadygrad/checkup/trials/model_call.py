@@ -1,0 +1,108 @@
+"""The model's own call inside a step, caught once and made again with changed inputs. No gradients, evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ...engine.state.rng import RngState, put_rng, take_rng
+from .module_hooks import mapped, tensors_in
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class CaughtCall:
+    """One call of a module that was not made inside of another module's."""
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    output: Any
+    with_grad: bool
+    rng: RngState
+    autocast: tuple[str, torch.dtype] | None = None
+
+    def inputs(self) -> list[Tensor]:
+        return list({id(t): t for t in tensors_in((self.args, self.kwargs))}.values())
+
+    def outputs(self) -> list[Tensor]:
+        """The floating-point tensors it gave out."""
+        found = {id(t): t for t in tensors_in(self.output) if t.is_floating_point() and t.dim()}
+        return list(found.values())
+
+    @torch.no_grad()
+    def again(self, change: Change | None = None) -> list[Tensor]:
+        """The outputs of the same call with changed inputs, with the same random numbers, in evaluation mode."""
+
+        def changed(tensor: Tensor) -> Tensor:
+            return (tensor if change is None else change(tensor)).detach().clone()
+
+        modes = [(each, each.training) for each in self.module.modules()]
+        kept, around = take_rng(), self._around()
+        try:
+            self.module.eval()
+            put_rng(self.rng)
+            with around:
+                answer = self.module(*mapped(self.args, changed), **mapped(self.kwargs, changed))
+        finally:
+            put_rng(kept)
+            for each, training in modes:
+                each.training = training
+        return [t for t in tensors_in(answer) if t.is_floating_point() and t.dim()]
+
+    def _around(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.autocast[0], dtype=self.autocast[1])
+
+
+@dataclass(slots=True)
+class CaughtCalls:
+    """What was called while a step's forward ran."""
+
+    calls: list[CaughtCall] = field(default_factory=list)
+    read: dict[int, Tensor] = field(default_factory=dict)
+    """The indices that frozen embeddings looked up, by the id of the module."""
+
+
+@contextmanager
+def catching() -> Iterator[CaughtCalls]:
+    """Catch the outermost calls of modules within the block, whichever object they belong to."""
+    caught = CaughtCalls()
+    depth: list[tuple[nn.Module, RngState | None]] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        depth.append((module, take_rng() if not depth else None))
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        while depth:
+            last, rng = depth.pop()
+            if last is module:
+                break
+        else:
+            return
+        if isinstance(module, nn.Embedding) and not module.weight.requires_grad and args:
+            caught.read[id(module)] = args[0]
+        if rng is not None and not depth:
+            with_grad = torch.is_grad_enabled()
+            caught.calls.append(CaughtCall(module, args, kwargs, output, with_grad, rng, _autocast(output)))
+
+    handles = [
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _autocast(output: Any) -> tuple[str, torch.dtype] | None:
+    device = next((tensor.device.type for tensor in tensors_in(output)), "cpu")
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None

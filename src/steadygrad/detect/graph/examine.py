@@ -1,0 +1,125 @@
+"""Ask the rules: about the graph of a loss before its backward, or about model and optimizers before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...records import Finding
+from ..sampled.rules.parameter_not_in_optimizer import of_leaves
+from .autograd_graph import LossGraph, walked
+from .graph_findings import Held, optimizer_of
+from .rules import (
+    broadcasting_loss_shape,
+    dead_relu,
+    frozen_by_mistake,
+    reference_aliased,
+    saturated_activation,
+    softmax_twice,
+    tied_weights_broken,
+    vanishing_gradient,
+    weight_decay_dominates,
+)
+
+ALL = (
+    softmax_twice,
+    broadcasting_loss_shape,
+    dead_relu,
+    saturated_activation,
+    vanishing_gradient,
+    weight_decay_dominates,
+    tied_weights_broken,
+    frozen_by_mistake,
+    reference_aliased,
+)
+REPEATED = frozenset({"SY442", "SY443", "SY448"})
+"""Codes of `examine_graph` that mean something only where three different batches show them, of the same subject, and
+in the case of SY448 after an update."""
+
+
+@torch.no_grad()
+def examine_graph(
+    loss: Tensor,
+    *,
+    parameters_in_optimizers: Held,
+    named_parameters: Mapping[str, Tensor],
+    num_rows: int | None = None,
+    step: int = 0,
+) -> list[Finding]:
+    """What the graph of this loss shows, before its backward. Changes nothing and keeps nothing of it.
+
+    `parameters_in_optimizers` has the ids that all optimizers of the run hold, best as one set for each optimizer.
+    Costs a few microseconds a node, and one small reduction and one host read for the activations. What torch does not
+    show (compiled parts, activations behind checkpointing) is not looked at. A rule that fails is left out.
+    """
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return []
+    names = {id(parameter): name for name, parameter in named_parameters.items()}
+    with walked(loss, names=names, num_rows=num_rows) as graph:
+        return _ask(
+            step,
+            (
+                lambda: softmax_twice.judge(graph),
+                lambda: broadcasting_loss_shape.judge(graph),
+                lambda: dead_relu.judge(graph),
+                lambda: saturated_activation.judge(graph, parameters_in_optimizers),
+                lambda: reference_aliased.judge_graph(graph),
+                lambda: _not_in_optimizer(graph, parameters_in_optimizers),
+            ),
+        )
+
+
+def examine_setup(
+    model: nn.Module, optimizers: Sequence[Optimizer], *, rows_read: Mapping[int, Tensor] | None = None, step: int = 0
+) -> list[Finding]:
+    """What model and optimizers show by themselves. Reads a few rows of weights; changes nothing."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return _ask(
+        step,
+        (
+            lambda: weight_decay_dominates.judge(optimizers, names),
+            lambda: tied_weights_broken.judge(model),
+            lambda: frozen_by_mistake.judge(model, rows_read),
+        ),
+    )
+
+
+def layers_by_depth(loss: Tensor, names: Mapping[int, str]) -> list[str]:
+    """The names of the weight matrices in the order in which backward reaches them; empty where part of the graph is
+    compiled or longer than the walk, so that no order is known. For `vanishing_gradient.judge`."""
+    with walked(loss, names=names) as graph:
+        if graph.truncated or any(node.name.startswith("Compiled") for node in graph.nodes):
+            return []
+        depth: dict[int, int] = {}
+        for node in reversed(graph.nodes):
+            below = depth.setdefault(node.index, 0) + 1
+            for each in graph.inputs(node):
+                depth[each.index] = max(depth.get(each.index, 0), below)
+        leaves = [node for node in graph.nodes if node.leaf is not None and node.leaf.dim() > 1]
+        leaves.sort(key=lambda node: depth[node.index])
+        return [names[id(node.leaf)] for node in leaves if id(node.leaf) in names]
+
+
+def _not_in_optimizer(graph: LossGraph, held: Held) -> Finding | None:
+    owner = optimizer_of(held)
+    if not owner:
+        return None
+    outside = [leaf for leaf in graph.leaves() if isinstance(leaf, nn.Parameter) and id(leaf) not in owner]
+    called = [(graph.names.get(id(leaf)) or graph.called(leaf), leaf.numel()) for leaf in outside]
+    return of_leaves(called, len(graph.leaves()))
+
+
+def _ask(step: int, rules: Iterable[Callable[[], Finding | None]]) -> list[Finding]:
+    found = []
+    for rule in rules:
+        try:
+            finding = rule()
+        except Exception:  # a graph of a kind that a rule was not written for: that rule does not judge it
+            continue
+        if finding is not None:
+            found.append(replace(finding, step=step))
+    return found

@@ -1,0 +1,45 @@
+"""How a rule over a graph or over live objects says what it saw, and how it reads a few numbers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...records import Finding, Severity
+from ...records.rules import Rule
+from ..sampled.device_readback import Readback
+
+NAMED = 16
+Held = Collection[Any]
+"""The ids of the parameters that optimizers hold: a collection of ids, or one such collection for each optimizer."""
+
+
+def seen(rule: Rule, subject: str, detail: str, **evidence: Any) -> Finding:
+    """A warning of `rule`; the step is filled in by whoever asked."""
+    return Finding(
+        code=rule.code,
+        slug=rule.slug,
+        severity=Severity.WARNING,
+        step=0,
+        subject=subject,
+        detail=detail,
+        evidence=evidence,
+    )
+
+
+def read(numbers: Sequence[Tensor]) -> list[float]:
+    """One number of each tensor, with one host read for each device."""
+    return [value[0] for value in Readback(numbers).values()] if numbers else []
+
+
+def optimizer_of(held: Held) -> dict[int, int]:
+    """Which optimizer holds a parameter, by its id; all in the first where they were given together."""
+    found: dict[int, int] = {}
+    for number, each in enumerate(held):
+        if isinstance(each, int):
+            found[each] = 0
+        else:
+            found |= {int(one): number for one in each}
+    return found

@@ -1,0 +1,130 @@
+"""Two weights that were one tensor are trained as two.
+
+What it sees
+    An embedding table and an output layer hold the same values in different memory, and both are trained; or a model
+    declares such a tie (`config.tie_word_embeddings`) and the two are different tensors.
+
+Why it hurts
+    The tie that the design counts on is gone after the first update. A save that writes one of them, or a load that
+    ties them again, drops what the other one learned.
+
+Smallest example
+    head.weight = torch.nn.Parameter(embedding.weight.clone())
+    # fixed
+    head.weight = embedding.weight
+
+What to do
+    Assign the parameter itself and do it last: after moving, casting, copying or resizing the model (`tie_weights()`).
+
+Safety
+    It changes nothing; at most 256 rows of each pair are compared. A model that declares that the two are not tied may
+    start with equal values.
+
+References
+    https://arxiv.org/abs/1608.05859
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....records import Finding
+from ....records.rules import Rule
+from ...tensors.readable_tensors import has_values
+from ..graph_findings import read, seen
+
+RULE = Rule("SY446", "tied_weights_broken", "Two weights that were one tensor are trained as two.")
+EQUAL = 0.5
+MIN_ROWS = 4
+_ROWS = 256
+
+
+def judge(model: nn.Module) -> Finding | None:
+    """Compares some rows of each embedding with those of output layers of its shape. One host read for each pair."""
+    declared = _declared(model)
+    if declared is False:
+        return None
+    names = {id(p): name for name, p in model.named_parameters()}
+    for table, output in _pairs(model, declared is True):
+        if not _both_trained(table, output) or _one_storage(table, output):
+            continue
+        share = _equal_rows(table, output)
+        if not declared and share < EQUAL:
+            continue
+        one, other = names.get(id(table), "the embedding"), names.get(id(output), "the output layer")
+        why = "the model declares them tied" if declared else f"{share:.0%} of their rows are equal to the bit"
+        return seen(
+            RULE,
+            one,
+            f"{one} and {other} are two tensors that are trained apart, though {why}",
+            names=[one, other],
+            equal_rows=share,
+            declared=bool(declared),
+        )
+    return None
+
+
+def _declared(model: nn.Module) -> bool | None:
+    tie = getattr(getattr(model, "config", None), "tie_word_embeddings", None)
+    return tie if isinstance(tie, bool) else None
+
+
+def _pairs(model: nn.Module, declared: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    if declared:
+        ends = [_weight(model, f"get_{which}_embeddings") for which in ("input", "output")]
+        if ends[0] is not None and ends[1] is not None and ends[0].shape == ends[1].shape:
+            yield ends[0], ends[1]
+        return
+    modules = list(model.modules())
+    for table in (each.weight for each in modules if isinstance(each, nn.Embedding)):
+        for layer in modules:
+            if isinstance(layer, nn.Linear) and layer.weight.shape == table.shape:
+                yield table, layer.weight
+
+
+def _weight(model: Any, ask: str) -> Tensor | None:
+    try:
+        weight = getattr(model, ask)().weight
+    except Exception:  # not every model has both
+        return None
+    return weight if isinstance(weight, Tensor) else None
+
+
+def _both_trained(*weights: Tensor) -> bool:
+    return all(each.requires_grad and has_values(each.detach()) and each.numel() for each in weights)
+
+
+def _one_storage(one: Tensor, other: Tensor) -> bool:
+    return one is other or one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _equal_rows(one: Tensor, other: Tensor) -> float:
+    """The share of rows, of some that are not constant, that are equal to the bit."""
+    if one.dtype != other.dtype or one.device != other.device:
+        return 0.0
+    step = max(1, len(one) // _ROWS)
+    first, second = one.detach()[::step], other.detach()[::step]
+    varied = (first != first[:, :1]).any(1)
+    equal, counted = read([((first == second).all(1) & varied).sum(), varied.sum()])
+    return equal / counted if counted >= MIN_ROWS else 0.0
+
+
+def _model(head: Tensor) -> tuple[nn.Module]:
+    model = nn.ModuleDict({"embed": nn.Embedding(32, 8), "head": nn.Linear(8, 32, bias=False)})
+    model["head"].weight = nn.Parameter(head)
+    return (model,)
+
+
+def SPECIMEN() -> tuple[nn.Module]:
+    (model,) = _model(torch.zeros(32, 8))
+    model["head"].weight = nn.Parameter(model["embed"].weight.detach().clone())  # type: ignore[index]
+    return (model,)
+
+
+def NEAR_MISS() -> tuple[nn.Module]:
+    """Two tables that never were one."""
+    return _model(torch.randn(32, 8))

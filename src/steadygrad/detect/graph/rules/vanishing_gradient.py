@@ -1,0 +1,102 @@
+"""Gradients shrink from layer to layer, and the first layers get none to speak of.
+
+What it sees
+    The root mean square of the gradients of weight matrices, in the order in which backward reaches them, falls by a
+    similar factor from layer to layer, threefold or more, over at least four layers, to less than 0.00001 of the
+    largest.
+
+Why it hurts
+    The first layers stay what they were at the start: the network behind them learns from random features.
+
+Smallest example
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid()) for _ in range(9)]
+    # fixed
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.GELU()) for _ in range(9)]
+
+What to do
+    Use residual connections, normalisation, an activation that does not saturate, or initial weights that keep the
+    variance from layer to layer.
+
+Safety
+    It changes nothing. Gradients of exactly zero (frozen, unused, an adapter at its start), one small factor between
+    two parts (LayerScale), biases and gains are not reported.
+
+References
+    https://proceedings.mlr.press/v9/glorot10a.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from ....records import Finding
+from ....records.rules import Rule
+from ..graph_findings import seen
+
+RULE = Rule(
+    "SY444", "vanishing_gradient", "Gradients shrink from layer to layer, and the first layers get none to speak of."
+)
+RATIO = 1e-5
+LAYERS = 4
+STEEP, FAR = 0.5, 10.0
+"""Decades that a layer takes on the average, or that all take together. Plain networks of a dozen layers lose a third
+of a decade a layer at the start and learn."""
+ONE_DROP = 0.5
+"""A single drop that makes up more of the fall than this is one small factor, and no decay from layer to layer."""
+
+
+class GradientSize(NamedTuple):
+    """The gradient of one parameter."""
+
+    name: str
+    norm: float
+    numel: int
+    ndim: int
+
+    @property
+    def rms(self) -> float:
+        return self.norm / math.sqrt(max(1, self.numel))
+
+
+def judge(gradients: Sequence[GradientSize]) -> Finding | None:
+    """Pure. `gradients` are in the order in which backward reaches them: the layer nearest to the loss comes first."""
+    layers = [g for g in gradients if g.ndim > 1 and g.rms > 0 and math.isfinite(g.rms)]
+    if len(layers) <= LAYERS:
+        return None
+    sizes = [math.log10(each.rms) for each in layers]
+    start = max(range(len(sizes)), key=sizes.__getitem__)
+    end = min(range(start, len(sizes)), key=sizes.__getitem__)
+    fall = sizes[start] - sizes[end]
+    if end - start < LAYERS or fall < -math.log10(RATIO):
+        return None
+    drops = [before - after for before, after in zip(sizes[start:end], sizes[start + 1 : end + 1], strict=True)]
+    falling = sum(1 for drop in drops if drop > 0)
+    if max(drops) > ONE_DROP * fall or falling < LAYERS or falling < 0.75 * len(drops):
+        return None
+    if median(drops) < STEEP and fall < FAR:
+        return None
+    first, last = layers[end], layers[start]
+    return seen(
+        RULE,
+        first.name,
+        f"the gradient of {first.name} is {10**-fall:.1e} of that of {last.name}, and shrinks over {len(drops)} layers",
+        ratio=10**-fall,
+        layers=len(drops),
+        names=[first.name, last.name],
+    )
+
+
+def _layers(*norms: float) -> tuple[Sequence[GradientSize]]:
+    return ([GradientSize(f"layers.{9 - place}.weight", norm, 64, 2) for place, norm in enumerate(norms)],)
+
+
+def SPECIMEN() -> tuple[Sequence[GradientSize]]:
+    return _layers(1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+
+def NEAR_MISS() -> tuple[Sequence[GradientSize]]:
+    """Behind one small factor all gradients are equally small."""
+    return _layers(1.0, 1.0, 1e-6, 1e-6, 1e-6, 1e-6, 1e-6)

@@ -15,19 +15,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records import Finding, Reading
 from ...records.rerun_flag import rerunning
+from ..graph.live_graph import LOOKS, LiveGraph
+from ..graph.rules import reference_aliased
+from ..graph.rules.reference_aliased import ModuleCall
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook
+from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
 _WITH_NUMBERS = 12
+_SETUP_AT = (0, 10)
 
 
 class LoopRecorder:
@@ -50,6 +55,11 @@ class LoopRecorder:
         self._left = _EVERY_ONE
         """Updates that are still to be recorded without a pause."""
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
+        self._graph = LiveGraph(model, optimizers)
+        self._others: list[ModuleCall] = []
+        self._rows: int | None = None
+        self._said: set[str] = set()
+        self._loss: Tensor | None = None
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._undo: list[Callable[[], None]] = []
         self._closed = False
@@ -92,7 +102,17 @@ class LoopRecorder:
 
     def take(self) -> list[Finding]:
         """What the rules found since the last call."""
-        return [finding for loop in self._loops for finding in loop.take()]
+        return [*self._graph.take(), *(finding for loop in self._loops for finding in loop.take())]
+
+    def before_backward(self, loss: Tensor) -> None:
+        """A loss, before its backward, where the entry point sees it."""
+        if not self._idle and not self._graph.done:
+            QuietHook(self._look, self._failed)(loss)
+
+    def _look(self, loss: Tensor) -> None:
+        self._graph.loss(loss, self._updates, self._rows)
+        if self._graph.found:
+            self._on_news()
 
     def settled(self, reading: Reading) -> None:
         """The numbers of an update became known. A step late where the device decides."""
@@ -120,6 +140,15 @@ class LoopRecorder:
         for loop in self._loops:
             loop.begin_window()
 
+    def _compare_modules(self) -> None:
+        others, self._others = self._others, []
+        model = self._model()
+        if model is not None and self._updates < _WITH_NUMBERS:
+            found = reference_aliased.judge([ModuleCall(model, bool(self.calls.trained), "the model"), *others], model)
+            if found is not None and found.code not in self._said:
+                self._said.add(found.code)
+                self._graph.found.append(found)
+
     # -- hooks
 
     def _hook(self, call: Callable[..., None]) -> QuietHook:
@@ -139,7 +168,13 @@ class LoopRecorder:
             return
         if self._modes is None or self._updates % _THEN_EVERY == 0:
             self._modes = ModeModules(model)
+        if model is not self._model():  # a shallow copy has the hooks of the original
+            self._others.append(ModuleCall(model, torch.is_grad_enabled()))
+            return
         note_call(self.calls, self._modes, model, (args, kwargs))
+        if not self._graph.done and torch.is_grad_enabled():
+            rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
+            self._rows = rows.pop() if len(rows) == 1 else None
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""
@@ -155,6 +190,10 @@ class LoopRecorder:
         if self._idle or task == self._backward_task:
             return
         self._backward_task = task
+        if self._updates < _WITH_NUMBERS and (loss := backward_root()) is not None:
+            self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
+            if not self._graph.done:
+                self._look(loss)
         for loop in self._loops:
             loop.backward_begins()
         torch.autograd.Variable._execution_engine.queue_callback(self._hook(self._backward_ended))
@@ -170,6 +209,14 @@ class LoopRecorder:
             if not self._idle:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=closure is not None)
+                if not self._graph.done or self._updates < LOOKS:
+                    self._graph.before_update(self._updates)
+                if self._updates in _SETUP_AT:
+                    self._graph.setup(self._updates)
+                if self._others:
+                    self._compare_modules()
+                if self._graph.found:
+                    self._on_news()
 
         return before
 
@@ -181,10 +228,11 @@ class LoopRecorder:
             calls, modes = self.calls, self._modes
             if modes is not None and calls.in_eval and self._updates < 2:
                 calls.empty_statistics = modes.empty_statistics()
-            if loop.update_ended(optimizer, calls, self._updates):
+            loss = float(self._loss) if self._loss is not None else None
+            if loop.update_ended(optimizer, calls, self._updates, loss):
                 self._on_news()
             if loop is self._loops[-1]:
-                self.calls = CallsSeen()
+                self.calls, self._loss = CallsSeen(), None
                 self._updates += 1
                 self._left -= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,7 +114,7 @@ class RecordedOptimizer:
 
     # -- the update
 
-    def update_ended(self, optimizer: Optimizer, calls: CallsSeen, step: int) -> bool:
+    def update_ended(self, optimizer: Optimizer, calls: CallsSeen, step: int, loss: float | None = None) -> bool:
         """Enter the update that was made. Whether a rule found something."""
         window, self._window = self._window, _Window()
         self._at_update = self._marks.take()
@@ -146,6 +147,7 @@ class RecordedOptimizer:
             moves_statistics=calls.moves_statistics,
             compares_itself=calls.compares_itself,
             idle_adapters=self._idle(window.fed),
+            loss=loss,
         )
         self.record.add(update)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
@@ -158,7 +160,8 @@ class RecordedOptimizer:
             return False
         self._settled += 1
         updates = self.record.updates
-        updates[place] = replace(updates[place], loss=reading.loss, grad_norm=reading.grad_norm)
+        loss = reading.loss if math.isfinite(reading.loss) else updates[place].loss
+        updates[place] = replace(updates[place], loss=loss, grad_norm=reading.grad_norm)
         unmoved = reading.grad_norm == 0 or self.record.same_loss()
         return unmoved and self._judge()
 

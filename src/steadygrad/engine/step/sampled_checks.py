@@ -189,7 +189,7 @@ def _diagnosis_of(found: Finding) -> Diagnosis:
     return Diagnosis(
         symptom="silent",
         phase=phase,
-        cause=Cause(code=found.code, slug=found.slug),
+        cause=Cause(**found.evidence.get("cause", {"code": found.code, "slug": found.slug})),
         origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
         confidence=1.0,
         because=found.detail,

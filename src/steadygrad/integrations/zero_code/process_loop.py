@@ -192,6 +192,7 @@ class ProcessLoop:
             note_loss(self.models.calls, loss)
             self.slices.backward_begins(loss)
             self.examiner.backward_begins(loss)
+            self.sampled.backward_begins(loss)
 
     # -- at an update
 

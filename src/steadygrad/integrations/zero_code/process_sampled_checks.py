@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...detect.loop.optimizer_state import watch_loads
@@ -60,6 +61,12 @@ class SampledChecks:
             loop = self._watch.known_loop(optimizer)
             if checker is not None and loop is not None and checker.model() is call.module:
                 checker.before_forward(loop.log.ledger.steps)
+
+    def backward_begins(self, loss: Tensor) -> None:
+        """A loss, before its backward."""
+        for checker in list(self._checkers.values()):
+            if checker is not None and checker.recorder is not None:
+                checker.recorder.before_backward(loss)
 
     def around(self, loop: OptimizerLoop, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""

@@ -13,7 +13,7 @@ from .data import repeated_batch
 from .gradients import accumulation_cleared, accumulation_tail_dropped, missing_zero_grad, zero_grad_before_step
 from .modes import eval_mode_in_training, train_mode_in_eval
 from .rates import clip_throttles, lr_zero, wrong_param_group_lr
-from .state import dtype_downcast_of_moments, lora_inactive, momentum_not_restored, reference_aliased
+from .state import dtype_downcast_of_moments, lora_inactive, loss_never_changes, momentum_not_restored
 
 ALL: tuple[ModuleType, ...] = (
     missing_zero_grad,
@@ -28,7 +28,7 @@ ALL: tuple[ModuleType, ...] = (
     momentum_not_restored,
     dtype_downcast_of_moments,
     lora_inactive,
-    reference_aliased,
+    loss_never_changes,
     repeated_batch,
 )
 

@@ -33,7 +33,7 @@ from ..loop_finding import loop_finding
 
 RULE = Rule(
     "SY432",
-    "reference_aliased",
+    "loss_never_changes",
     "The loss never changes because the model is compared with itself: the reference is the trained model.",
 )
 
@@ -52,6 +52,7 @@ def judge(record: LoopRecord) -> Finding | None:
         f"the loss is {settled[-1].loss:.6g} at every update because the reference is the trained model itself",
         fix="make the reference a deep copy: reference = copy.deepcopy(model).requires_grad_(False)",
         phase="loss",
+        cause={"code": "SY448", "slug": "reference_aliased"},
     )
 
 

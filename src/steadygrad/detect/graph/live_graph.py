@@ -1,0 +1,97 @@
+"""Looks at the graphs of a run's first losses, and at its model and optimizers, while it is trained."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...records import Finding
+from .examine import REPEATED, examine_graph, examine_setup, layers_by_depth
+from .rules import vanishing_gradient
+from .rules.vanishing_gradient import GradientSize
+
+LOOKS = 3
+"""Losses that are looked at: what one batch shows by chance, three do not."""
+
+
+class LiveGraph:
+    """The first losses of one training. Keeps nothing of a graph, and nothing alive."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model = weakref.ref(model)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._layers: list[str] = []
+        self._looked_at = -1
+        self.looks = 0
+        self.found: list[Finding] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to look at."""
+        return self.looks >= LOOKS
+
+    def _live(self) -> tuple[nn.Module | None, list[Optimizer]]:
+        optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        return self._model(), optimizers
+
+    def loss(self, loss: Tensor, update: int, num_rows: int | None) -> None:
+        """A loss, before its backward, once for each update. Reads the device once."""
+        model, optimizers = self._live()
+        if self.done or model is None or update == self._looked_at:
+            return
+        self._looked_at, self.looks = update, self.looks + 1
+        held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+        named = dict(model.named_parameters())
+        findings = examine_graph(
+            loss, parameters_in_optimizers=held, named_parameters=named, num_rows=num_rows, step=update
+        )  # fmt: skip
+        for found in findings:
+            needed = LOOKS if found.code in REPEATED else 1
+            if found.code == "SY448" and not update:
+                continue  # at the first step a difference of zero is right
+            self._enter(found, LOOKS - 1 if found.code == "SY448" else needed)
+        self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
+
+    def before_update(self, update: int) -> None:
+        """The gradients of an update that was looked at. Reads the device once."""
+        layers, self._layers = self._layers, []
+        model, _ = self._live()
+        if not layers or model is None or update != self._looked_at:
+            return
+        named = dict(model.named_parameters())
+        chosen = [(name, named[name]) for name in layers if name in named]
+        gradients = [(n, p.grad) for n, p in chosen if p.grad is not None and p.grad.layout is torch.strided]
+        if not gradients or len({gradient.device for _, gradient in gradients}) > 1:
+            return
+        norms = torch.stack([gradient.detach().float().norm() for _, gradient in gradients]).tolist()
+        sizes = [
+            GradientSize(name, norm, gradient.numel(), gradient.dim())
+            for (name, gradient), norm in zip(gradients, norms, strict=True)
+        ]
+        found = vanishing_gradient.judge(sizes)
+        if found is not None:
+            self._enter(replace(found, step=update), LOOKS)
+
+    def setup(self, update: int) -> None:
+        """Model and optimizers as they are before the first update and after a few."""
+        model, optimizers = self._live()
+        for found in examine_setup(model, optimizers, step=update) if model is not None else ():
+            self._enter(found, 1)
+
+    def _enter(self, found: Finding, needed: int) -> None:
+        key = found.code, found.subject
+        self._seen[key] += 1
+        if self._seen[key] == needed:
+            self.found.append(found)
+
+    def take(self) -> list[Finding]:
+        """What was found and not taken yet."""
+        found, self.found = self.found, []
+        return found

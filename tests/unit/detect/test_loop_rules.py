@@ -7,7 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch import nn
 
+import steadygrad as sg
 from steadygrad.detect.loop import rules as loop_rules
 from steadygrad.records import rules, to_plain
 
@@ -43,3 +46,23 @@ def test_rule_has_a_whole_page(module: ModuleType) -> None:
     page = rules.page(module.RULE.code)
     assert tuple(page.sections) == rules.HEADINGS
     assert all(page.sections.values())
+
+
+def test_recording_pauses_and_goes_on_inside_a_forward_without_a_fault() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = sg.attach(optimizer, model=model)
+    recorded = []
+    for _ in range(260):
+        optimizer.zero_grad()
+        model(torch.randn(4, 4)).pow(2).mean().backward()
+        optimizer.step()
+        recorded.append(guard._checker.recorder._loops[0].record.count)
+    guard.close()
+    assert guard.summary()["guard_faults"] == {}
+    assert recorded[199] == recorded[245] == 200
+    assert 200 < recorded[-1] < 210
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not optimizer._optimizer_step_post_hooks

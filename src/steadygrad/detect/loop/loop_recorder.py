@@ -163,7 +163,8 @@ class LoopRecorder:
     def _idle(self) -> bool:
         return self._left <= 0 or rerunning()
 
-    def _called(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, model: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """Without `kwargs` where the hook was taken off in the middle of this call: then nothing is noted."""
         if self._idle:
             return
         if self._modes is None or self._updates % _THEN_EVERY == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from .examine import REPEATED, examine_graph, examine_setup, layers_by_depth
 from .rules import vanishing_gradient
 from .rules.vanishing_gradient import GradientSize
 
+NOT_HELD = "SY405"
 LOOKS = 3
 """Losses that are looked at: what one batch shows by chance, three do not."""
 
@@ -47,11 +49,17 @@ class LiveGraph:
         if self.done or model is None or update == self._looked_at:
             return
         self._looked_at, self.looks = update, self.looks + 1
-        held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
         named = dict(model.named_parameters())
-        findings = examine_graph(
-            loss, parameters_in_optimizers=held, named_parameters=named, num_rows=num_rows, step=update
-        )  # fmt: skip
+
+        def examine(held_by: Sequence[Optimizer]) -> list[Finding]:
+            held = [{id(p) for group in o.param_groups for p in group["params"]} for o in held_by]
+            return examine_graph(
+                loss, parameters_in_optimizers=held, named_parameters=named, num_rows=num_rows, step=update
+            )  # fmt: skip
+
+        findings = examine(optimizers)
+        if any(found.code == NOT_HELD for found in findings):  # does an optimizer hold it that we were not given?
+            findings = examine([*optimizers, *_every_optimizer()])
         for found in findings:
             needed = LOOKS if found.code in REPEATED else 1
             if found.code == "SY448" and not update:
@@ -95,3 +103,8 @@ class LiveGraph:
         """What was found and not taken yet."""
         found, self.found = self.found, []
         return found
+
+
+def _every_optimizer() -> list[Optimizer]:
+    """Every optimizer of the process. Takes a while: asked once or twice in a run, and only in doubt."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]

@@ -21,6 +21,8 @@ class Mark:
 
     gradient: TensorWeakRef
     version: int
+    nonzero: bool = False
+    """Known to have had a value other than zero: looked at for the smallest gradient in host memory."""
 
     def is_still(self, gradient: Tensor | None) -> bool:
         """Whether this is the same gradient, and it was not written to since."""
@@ -46,9 +48,13 @@ class GradientMarks:
             found.append(None if parameter is None else parameter.grad)
         return found
 
-    def take(self) -> Marks:
+    def take(self, *, values: bool = False) -> Marks:
+        """The gradients as they are now; with `values` the smallest one in host memory is read."""
+        looked_at = self.smallest() if values else None
         return tuple(
-            None if gradient is None else Mark(TensorWeakRef(gradient), gradient._version)
+            None
+            if gradient is None
+            else Mark(TensorWeakRef(gradient), gradient._version, gradient is looked_at and _has_values(gradient))
             for gradient in self.gradients()
         )
 
@@ -60,13 +66,13 @@ class GradientMarks:
         return bool(there) and all(there)
 
     def cleared(self, marks: Marks) -> bool:
-        """Whether every gradient that was there is gone, or is zero in host memory; False where there was none."""
-        there = [
-            gradient is None or _is_zero(mark, gradient)
-            for mark, gradient in zip(marks, self.gradients(), strict=True)
-            if mark is not None
-        ]
-        return bool(there) and all(there)
+        """Whether every gradient that was there is gone, or was written to and is zero; False where there was none."""
+        there = [(mark, g) for mark, g in zip(marks, self.gradients(), strict=True) if mark is not None]
+        if not there or any(mark.is_still(gradient) for mark, gradient in there):
+            return False
+        kept = [(mark, gradient) for mark, gradient in there if gradient is not None]
+        known = [gradient for mark, gradient in kept if mark.nonzero]
+        return not kept or (bool(known) and not any(_has_values(gradient) for gradient in known))
 
     def replaced(self, marks: Marks) -> bool:
         """Whether another tensor stands in the place of a gradient."""
@@ -88,10 +94,9 @@ class GradientMarks:
         return min(there, key=Tensor.numel, default=None)
 
 
-def _is_zero(mark: Mark, gradient: Tensor) -> bool:
-    if mark.is_still(gradient) or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
-        return False
-    return not bool(gradient.any())
+def _has_values(gradient: Tensor) -> bool:
+    """Whether a gradient in host memory has a value other than zero."""
+    return gradient.device.type == "cpu" and gradient.layout is torch.strided and bool(gradient.any())
 
 
 def spread(parameters: Sequence[Tensor], most: int = MOST) -> list[Tensor]:

@@ -96,7 +96,7 @@ class RecordedOptimizer:
             return  # a gradient of something else: a penalty, an attack
         window.passes, window.open = window.passes + 1, window.open + 1
         window.fed |= fed
-        window.at_end = marks.take()
+        window.at_end = marks.take(values=True)
         self.sizes.after_backward(self.record.count)
 
     def update_begins(self, optimizer: Optimizer, *, closure: bool) -> None:

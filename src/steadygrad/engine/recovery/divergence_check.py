@@ -1,9 +1,10 @@
 """Whether a suspected divergence is one: batches are evaluated again, under the weights of now and of a good snapshot.
 
 A loss may rise because the weights ran away, or because the data changed: longer sequences, another phase of a
-curriculum, classes that come one after another. Data that changed leaves the training useful: on the newest batches
-the weights of now do better than those of the snapshot, even where older batches are forgotten. Weights that ran away
-do worse on both. Only that, seen twice with a pause in between and no recovery meanwhile, demonstrates a divergence.
+curriculum, classes that come one after another, two kinds in turn. Data that changed leaves the training useful: on the
+newest batches, or on those in between, the weights of now do better than those of the snapshot, even where others are
+forgotten. Weights that ran away do worse on all. Only that, seen twice with a pause in between and no recovery
+meanwhile, demonstrates a divergence.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from ..step.window import out_of_memory
 
 ASKED = 3
 """Older batches, and as many of the newest, that are evaluated."""
+BETWEEN = 6
+"""Batches from between them, evenly chosen."""
 CONFIRM_AFTER = 32
 """Steps between the first evaluation that shows harm and the one that confirms it."""
 PAUSE = 64
@@ -99,15 +102,18 @@ class DivergenceCheck:
         )  # fmt: skip
 
     def _harmed(self, snapshot: Snapshot, buffered: Sequence[BufferedBatch]) -> bool | None:
-        """Whether most of the older and most of the newest batches do worse now; None if it cannot be known."""
+        """Whether most of the older and most of the newest batches do worse now, and none between them is learnt; None
+        if it cannot be known."""
         older = [t for t in buffered if t.step <= snapshot.step + ASKED][:ASKED]
         newest = [t for t in buffered if t not in older][-ASKED:]
         if len(older) < ASKED or len(newest) < ASKED:
             return None
+        between = [t for t in buffered if t not in older and t not in newest]
+        asked = [*older, *newest, *between[:: max(1, len(between) // BETWEEN)][:BETWEEN]]
         entry = self._forward.take()
         try:
-            now = [self._loss(t) for t in (*older, *newest)]
-            then = self._under(snapshot, [*older, *newest])
+            now = [self._loss(t) for t in asked]
+            then = self._under(snapshot, asked)
         except UserCodeError:
             return None
         except Exception as error:
@@ -117,7 +123,8 @@ class DivergenceCheck:
         finally:
             self._forward.restore(entry)
         worse = [_worse(a, b) for a, b in zip(now, then, strict=True)]
-        return 2 * sum(worse[:ASKED]) > ASKED and 2 * sum(worse[ASKED:]) > ASKED
+        learnt = any(_better(a, b) for a, b in zip(now[2 * ASKED :], then[2 * ASKED :], strict=True))
+        return not learnt and 2 * sum(worse[:ASKED]) > ASKED and 2 * sum(worse[ASKED : 2 * ASKED]) > ASKED
 
     def _under(self, snapshot: Snapshot, buffered: Sequence[BufferedBatch]) -> list[float | None]:
         """Their losses with the weights of the snapshot."""
@@ -139,3 +146,8 @@ def _worse(now: Any, then: Any) -> bool:
     if now is None or then is None or not math.isfinite(then):
         return False
     return not math.isfinite(now) or now - then > max(abs(then), 1e-12)
+
+
+def _better(now: Any, then: Any) -> bool:
+    """Whether a loss has fallen: the training since has been of use for that batch."""
+    return now is not None and then is not None and now < 0.9 * then

@@ -264,11 +264,24 @@ def test_layers_that_take_rows_for_time_steps_are_seen(kind: Any) -> None:
     assert codes(kind(batch_first=True), batch, rows_loss) == []
 
 
+class Standardised(nn.Module):
+    """Takes the statistics of the batch itself, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        return self.two((h - h.mean(0)) / (h.std(0) + 1e-5))
+
+
 def test_batch_norm_and_time_first_batches_are_healthy() -> None:
     batch = {"x": torch.randn(ROWS, 8), "y": torch.randint(0, 3, (ROWS,))}
     assert codes(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)), batch, rows_loss) == []
     always = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3))
     assert codes(always, batch, rows_loss) == []
+    assert codes(Standardised(), batch, rows_loss) == []
     time_first = {"ids": tokens(9, 4)}
     assert codes(Recurrent(), time_first, lambda m, b: token_loss(m(b["ids"])[:-1], b["ids"][1:])) == []
 
@@ -433,6 +446,7 @@ def test_nothing_is_reported_about_a_healthy_training_and_no_bit_changes(make: A
     rng = take_rng()
     found = probe_batch(LentStep(healthy.model, healthy.optimizers, healthy.loss, healthy.batch))
     assert found.findings == []
+    assert not torch.nn.modules.module._has_any_global_hook()
     assert torch.equal(take_rng().cpu, rng.cpu)
     assert take_rng().python == rng.python
     assert all(torch.equal(value, state[name]) for name, value in healthy.model.state_dict().items())

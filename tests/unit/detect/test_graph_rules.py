@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import healthy_models
 from steadygrad.detect.graph import autograd_graph, examine
 from steadygrad.detect.graph.autograd_graph import walk
-from steadygrad.detect.graph.examine import examine_graph, examine_setup, layers_by_depth
+from steadygrad.detect.graph.examine import Confirmed, examine_graph, examine_setup, layers_by_depth
 from steadygrad.detect.graph.rules import (
     dead_relu,
     frozen_by_mistake,
@@ -513,6 +513,19 @@ def test_a_preference_margin_of_exactly_zero_after_an_update_is_seen() -> None:
         policy[0].weight.mul_(1.01)
     assert codes(_preference(policy, policy, rows), policy) == ["SY448"]
     assert codes(_preference(policy, reference, rows), policy) == []
+
+
+def test_some_codes_are_reported_after_three_batches_and_every_finding_once() -> None:
+    model = _dead(healthy_models.mlp(8, 32, 32, 4))
+    confirmed = Confirmed()
+
+    def step(updated: bool) -> list[str]:
+        loss = F.cross_entropy(model(torch.randn(8, 8)).softmax(-1), LABELS)
+        found = examine_graph(loss, parameters_in_optimizers=set(), named_parameters=dict(model.named_parameters()))
+        return [finding.code for finding in confirmed.new(found, updated=updated)]
+
+    expected = [["SY440"], [], [], ["SY442"], []]
+    assert [step(updated=number > 0) for number in range(5)] == expected
 
 
 # -- nothing is reported about healthy trainings

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks_of_torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...engine.state.rng import RngState, put_rng, take_rng
@@ -68,6 +69,12 @@ class CaughtCalls:
     calls: list[CaughtCall] = field(default_factory=list)
     read: dict[int, Tensor] = field(default_factory=dict)
     """The indices that frozen embeddings looked up, by the id of the module."""
+    attended: set[tuple[int, ...]] = field(default_factory=set)
+    """The shapes that attention layers were given whose first dimension is time."""
+
+    def attends_over(self, rows: int) -> bool:
+        """Whether an attention layer takes the rows for time steps."""
+        return any(shape[0] == rows and rows not in shape[1:] for shape in self.attended)
 
 
 @contextmanager
@@ -88,6 +95,8 @@ def catching() -> Iterator[CaughtCalls]:
             return
         if isinstance(module, nn.Embedding) and not module.weight.requires_grad and args:
             caught.read[id(module)] = args[0]
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first and args and args[0].dim() == 3:
+            caught.attended.add(tuple(args[0].shape))
         if rng is not None and not depth:
             with_grad = torch.is_grad_enabled()
             caught.calls.append(CaughtCall(module, args, kwargs, output, with_grad, rng, _autocast(output)))
@@ -101,6 +110,8 @@ def catching() -> Iterator[CaughtCalls]:
     finally:
         for handle in handles:
             handle.remove()
+            # torch forgets to take this mark off, and warns about hooks that are not there.
+            getattr(hooks_of_torch, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 
 def _autocast(output: Any) -> tuple[str, torch.dtype] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -36,9 +37,29 @@ ALL = (
     frozen_by_mistake,
     reference_aliased,
 )
-REPEATED = frozenset({"SY442", "SY443", "SY448"})
-"""Codes of `examine_graph` that mean something only where three different batches show them, of the same subject, and
-in the case of SY448 after an update."""
+REPEATED = frozenset({"SY442", "SY443", "SY444", "SY448"})
+"""Codes that mean something only where three different batches show them, of the same subject, after an update."""
+_BATCHES = 3
+
+
+class Confirmed:
+    """Findings of several steps: which are to be reported now. Each is reported once."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._reported: set[tuple[str, str]] = set()
+
+    def new(self, findings: Iterable[Finding], *, updated: bool) -> list[Finding]:
+        """Those of this step that are confirmed by it. `updated`: the weights have changed since the start."""
+        found = []
+        for finding in findings:
+            key = (finding.code, finding.subject)
+            self._seen[key] += updated or finding.code not in REPEATED
+            enough = _BATCHES if finding.code in REPEATED else 1
+            if self._seen[key] >= enough and key not in self._reported:
+                self._reported.add(key)
+                found.append(finding)
+        return found
 
 
 @torch.no_grad()

@@ -155,6 +155,10 @@ LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
         lambda z: F.cross_entropy(torch.sigmoid(z), LABELS),
         lambda z: F.cross_entropy(torch.log_softmax(z, -1).exp(), LABELS),
         lambda z: F.binary_cross_entropy_with_logits(torch.sigmoid(z).squeeze(), torch.rand(8, 4)),
+        lambda z: F.cross_entropy(z.softmax(-1).clamp(min=1e-6) + 1e-6, LABELS),
+        lambda z: F.nll_loss(z.softmax(-1), LABELS),
+        lambda z: -torch.log(z.softmax(-1).softmax(-1)).gather(1, LABELS[:, None]).mean(),
+        lambda z: -F.logsigmoid(torch.sigmoid(z)).mean(),
         lambda z: F.nll_loss(F.log_softmax(F.softmax(z, 1).view(2, 4, 4).view(8, 4), 1), LABELS),
     ],
 )
@@ -196,6 +200,9 @@ def test_other_uses_of_softmax_are_healthy(loss: Any) -> None:
         lambda p, y: ((y - p) ** 2).mean(),
         lambda p, y: 0.5 * (y - p.squeeze(-1)[None]).abs().sum() if y.dim() > 1 else (p - y).abs().sum() * 0.5,
         lambda p, y: ((p.squeeze(-1) - y[:, None]) ** 2).mean(),
+        lambda p, y: torch.max(0.9 * (y - p), -0.1 * (y - p)).mean(),
+        lambda p, y: torch.log(torch.cosh(p - y)).mean(),
+        lambda p, y: ((p - y) ** 2 / (1 + p**2)).mean(),
     ],
 )
 def test_a_column_against_a_row_is_seen(loss: Any) -> None:
@@ -212,6 +219,8 @@ def test_a_column_against_a_row_is_seen(loss: Any) -> None:
         lambda p, y: ((p - y) ** 2).min(1).values.mean(),
         lambda p, y: -torch.logsumexp(-((p - y) ** 2), 1).mean(),
         lambda p, y: ((p - p.T) ** 2).mean() - ((p - y) ** 2).exp().mean(),
+        lambda p, y: 2 * (p - y).abs().mean() - (p - p.T).abs().mean(),
+        lambda p, y: (p - y).abs().mean(1).min(),
         lambda p, y: (p * torch.ones(8, 8).tril()).sum(0).exp().mean(),
     ],
 )

@@ -1,7 +1,7 @@
 """Weight decay takes more from the weights at every step than gradients can give back.
 
 What it sees
-    One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.5 % or more, and the
+    One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.2 % or more, and the
     largest update it makes cannot hold the weights of the group where they are.
 
 Why it hurts
@@ -48,7 +48,7 @@ RULE = Rule(
     "weight_decay_dominates",
     "Weight decay takes more from the weights at every step than gradients can give back.",
 )
-SHRINK = 5e-3
+SHRINK = 2e-3
 _MARGIN = 4.0
 """An update of fixed size must be able to hold weights this much larger: its direction is never always the same."""
 _SMALL = 1e-3

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import healthy_models
+import steadygrad as sg
 from healthy_models import LENGTH, ROWS, WIDTH, WORDS, Transformer, mlp, token_loss, tokens
 from steadygrad.checkup.trials import first_batch_probe
 from steadygrad.checkup.trials.batch_facts import counted_outputs, wanted_classes
 from steadygrad.checkup.trials.batch_rules import label_shift, representation_collapse, target_leak
 from steadygrad.checkup.trials.first_batch_probe import LentStep, ProbedBatch, probe_batch
+from steadygrad.diagnosis.replay.guard_step import GuardStep
 from steadygrad.engine.state.rng import take_rng
+from steadygrad.engine.step.window import Window
 from steadygrad.records import rules, to_plain
 
 Loss = Any
@@ -276,12 +279,28 @@ class Standardised(nn.Module):
         return self.two((h - h.mean(0)) / (h.std(0) + 1e-5))
 
 
+class Counting(nn.Module):
+    """Gathers statistics of all it has seen, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.count += len(x)
+            self.total += x.sum(0)
+        return x - self.total / self.count
+
+
 def test_batch_norm_and_time_first_batches_are_healthy() -> None:
     batch = {"x": torch.randn(ROWS, 8), "y": torch.randint(0, 3, (ROWS,))}
     assert codes(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)), batch, rows_loss) == []
     always = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3))
     assert codes(always, batch, rows_loss) == []
     assert codes(Standardised(), batch, rows_loss) == []
+    assert codes(nn.Sequential(Counting(), nn.Linear(8, 3)), batch, rows_loss) == []
     time_first = {"ids": tokens(9, 4)}
     assert codes(Recurrent(), time_first, lambda m, b: token_loss(m(b["ids"])[:-1], b["ids"][1:])) == []
 
@@ -485,3 +504,34 @@ def test_two_models_in_one_loss_are_not_taken_for_one() -> None:
     found = probed(model, torch.randn(ROWS, 6), lambda m, b: (m["one"](b) - m["two"](b)).pow(2).mean())
     assert found.findings == []
     assert found.not_checked == ["predictions: the loss calls 2 models with gradients, and one can be probed"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_step_of_a_guard_is_probed_and_training_goes_on_as_without(causal: bool) -> None:
+    def train(probe: bool) -> tuple[list[str], list[Tensor]]:
+        torch.manual_seed(0)
+        model, batch = Transformer(causal), language()
+        guard = sg.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-3), next_token)
+        found: list[str] = []
+        for number in range(4):
+            if probe and number == 2:
+                found = [finding.code for finding in probe_batch(_step_of(guard, batch)).findings]
+            guard.step(batch)
+        guard.close()
+        return found, [p.detach().clone() for p in model.parameters()]
+
+    found, weights = train(probe=True)
+    _, expected = train(probe=False)
+    assert found == ([] if causal else ["SY450"])
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
+
+
+def _step_of(guard: sg.Guard, batch: Any) -> GuardStep:
+    loop: Any = guard._loop
+    loop.settle()
+    parts, window = loop.parts, Window()
+    window.add(batch, "0", {}, parts.forward.take())
+    return GuardStep(
+        program=parts.program, forward=parts.forward, state=parts.state, window=window, step=loop.step,
+        symptom="silent", findings=(), history=(), names={}, max_grad_norm=None,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -173,6 +174,56 @@ def test_one_unmasked_layer_of_several_is_enough_and_dropout_does_not_matter() -
     assert codes(model, language(), next_token) == []
     model.blocks[1].causal = False
     assert codes(model, language(), next_token) == ["SY450"]
+
+
+class PrefixAttention(Transformer):
+    """The first tokens see each other, the others see what is before them."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__(causal=False)
+        self.prefix = prefix
+
+    def forward(self, ids: Tensor, keep: Tensor | None = None) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        seen = (places[None] <= places[:, None]) | (places[None] < self.prefix)
+        x = self.embed(ids) + self.place(places)
+        for block in self.blocks:
+            block.attend = partial(_attend, block, seen)
+            x = block(x)
+        return self.head(x)
+
+
+def _attend(block: Any, seen: Tensor, x: Tensor, memory: Tensor, keep: Tensor | None = None) -> Tensor:
+    q, (k, v) = block.q(x), block.kv(memory).chunk(2, -1)
+    return block.out((q @ k.transpose(-1, -2)).masked_fill(~seen, -1e9).softmax(-1) @ v)
+
+
+def test_a_prefix_that_sees_itself_and_is_not_predicted_is_healthy() -> None:
+    batch = language()
+    batch["labels"] = batch["ids"].clone()
+    batch["labels"][:, :4] = -100
+    assert codes(PrefixAttention(4), batch, next_token) == []
+    batch["labels"] = batch["ids"]
+    assert codes(PrefixAttention(LENGTH), batch, next_token) == ["SY450"]
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_a_denoising_auto_encoder_and_a_model_from_right_to_left_are_healthy(noise: float) -> None:
+    clean = tokens()
+    noisy = torch.where(torch.rand(clean.shape) < noise, tokens(), clean)
+    batch = {"ids": noisy, "clean": clean}
+    assert codes(Transformer(causal=False), batch, lambda m, b: token_loss(m(b["ids"]), b["clean"])) == []
+    backwards = lambda m, b: token_loss(m(b["ids"].flip(1)).flip(1)[:, 1:], b["ids"][:, :-1])  # noqa: E731
+    assert codes(Transformer(causal=True), {"ids": clean}, backwards) == []
+
+
+def test_one_model_that_is_called_twice_in_a_loss_is_probed() -> None:
+    def both(m: nn.Module, b: Any) -> Tensor:
+        return token_loss(m(b[0])[:, :-1], b[0][:, 1:]) - 0.1 * token_loss(m(b[1])[:, :-1], b[1][:, 1:])
+
+    pair = (tokens(), tokens())
+    assert codes(Transformer(causal=True), pair, both) == []
+    assert codes(Transformer(causal=False), pair, both) == ["SY450"]
 
 
 # -- labels

@@ -533,8 +533,24 @@ def test_some_codes_are_reported_after_three_batches_and_every_finding_once() ->
         found = examine_graph(loss, parameters_in_optimizers=set(), named_parameters=dict(model.named_parameters()))
         return [finding.code for finding in confirmed.new(found, updated=updated)]
 
-    expected = [["SY440"], [], [], ["SY442"], []]
-    assert [step(updated=number > 0) for number in range(5)] == expected
+    assert [step(updated=number > 0) for number in range(5)] == [["SY440"], [], ["SY442"], [], []]
+
+
+@pytest.mark.parametrize("trained_by_hand", [True, False])
+def test_a_parameter_that_something_else_trains_is_not_reported(trained_by_hand: bool) -> None:
+    model, scale = nn.Linear(6, 4), nn.Parameter(torch.ones(4))
+    confirmed, found = Confirmed(), []
+    for number in range(4):
+        loss = (model(torch.randn(8, 6)) * scale).pow(2).mean()
+        seen = examine_graph(
+            loss, parameters_in_optimizers={id(p) for p in model.parameters()}, named_parameters={"scale": scale}
+        )
+        found += [(number, finding.code) for finding in confirmed.new(seen, updated=number > 0)]
+        loss.backward()
+        if trained_by_hand:
+            with torch.no_grad():
+                scale -= 0.1 * scale.grad
+    assert found == ([] if trained_by_hand else [(1, "SY405")])
 
 
 # -- nothing is reported about healthy trainings

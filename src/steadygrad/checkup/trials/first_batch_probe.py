@@ -127,9 +127,10 @@ def _probe(step: BatchProbe, found: ProbedBatch) -> None:
 
 def _the_call(caught: CaughtCalls, found: ProbedBatch) -> CaughtCall | None:
     calls = [call for call in caught.calls if call.with_grad and any(t.requires_grad for t in call.outputs())]
-    if len(calls) == 1:
+    modules = {id(call.module) for call in calls}
+    if len(modules) == 1:
         return calls[0]
-    found.not_checked.append(f"predictions: the loss calls {len(calls)} models with gradients, and one can be probed")
+    found.not_checked.append(f"predictions: the loss calls {len(modules)} models with gradients, and one can be probed")
     return None
 
 

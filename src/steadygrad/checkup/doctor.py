@@ -111,7 +111,7 @@ def _examined(
     statistics: DataStatistics | None = None
     setup = None
     if target is not None:
-        from .live_objects import measure
+        from .live_objects import measure, silent_errors
 
         setup = measure(
             target,
@@ -124,6 +124,7 @@ def _examined(
             look=True,
         )
         found += judge(setup, selection)
+        found += [each for each in silent_errors(target, optimizer) if selection.wants(each.code)]
         looked_at.append("model")
     if dataset is not None:
         from .inputs.dataset_rows import read_rows

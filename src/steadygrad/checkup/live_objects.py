@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..detect.graph.examine import examine_setup
 from ..engine.step.device_gate import why_not_on_device
 from ..records import Finding, Severity
 from ..records.checks.checkup import Advice, Level
 from ..records.errors import UsageError
+from ..records.rules import page
 from .inputs.facts import GroupFacts, ParameterFacts, Setup
 from .inputs.run_settings import Settings
 from .live_traits import live_traits, versions
@@ -56,6 +58,22 @@ def _as_finding(advice: Advice) -> Finding:
         detail=advice.detail,
         evidence={**advice.evidence, "level": advice.level.value, "help": advice.help},
     )
+
+
+def silent_errors(model: nn.Module, optimizer: Any = None) -> list[Advice]:
+    """Mistakes that model and optimizers show by themselves and that never become non-finite. Reads a few weights."""
+    return [
+        Advice(
+            code=each.code,
+            slug=each.slug,
+            level=Level.WARNING,
+            detail=each.detail,
+            help=" ".join(page(each.code).sections["What to do"].split()),
+            subject=each.subject,
+            evidence=each.evidence,
+        )
+        for each in examine_setup(model, _optimizers(optimizer))
+    ]
 
 
 def measure(

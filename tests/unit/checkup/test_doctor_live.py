@@ -170,3 +170,16 @@ def test_what_is_neither_path_nor_model_is_refused_in_words() -> None:
         sg.doctor(3)
     with pytest.raises(UsageError, match=r"needs a torch\.optim\.Optimizer"):
         sg.doctor(Tagger(), "adam")
+
+
+def test_silent_errors_of_model_and_optimizer_are_advised_on() -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(12))
+    for index in (1, 10, 11):
+        layers[index].requires_grad_(False)
+    model = torch.nn.ModuleDict({"layers": layers, "norm": torch.nn.LayerNorm(4)})
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found = sg.doctor(model, torch.optim.AdamW(trained, lr=1e-2, weight_decay=5.0), show=False)
+    assert {"SY445", "SY447"} <= {advice.code for advice in found.advice}
+    assert all(advice.help for advice in found.advice if advice.code.startswith("SY"))
+    healthy = sg.doctor(model.requires_grad_(True), torch.optim.AdamW(model.parameters(), lr=1e-3), show=False)
+    assert not any(advice.code.startswith("SY") for advice in healthy.advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import healthy_models
+import steadygrad as sg
 from healthy_models import LENGTH, ROWS, WIDTH, WORDS, Transformer, mlp, token_loss, tokens
 from steadygrad.checkup.trials import first_batch_probe
 from steadygrad.checkup.trials.batch_facts import counted_outputs, wanted_classes
 from steadygrad.checkup.trials.batch_rules import label_shift, representation_collapse, target_leak
 from steadygrad.checkup.trials.first_batch_probe import LentStep, ProbedBatch, probe_batch
+from steadygrad.diagnosis.replay.guard_step import GuardStep
 from steadygrad.engine.state.rng import take_rng
+from steadygrad.engine.step.window import Window
 from steadygrad.records import rules, to_plain
 
 Loss = Any
@@ -172,6 +176,56 @@ def test_one_unmasked_layer_of_several_is_enough_and_dropout_does_not_matter() -
     assert codes(model, language(), next_token) == ["SY450"]
 
 
+class PrefixAttention(Transformer):
+    """The first tokens see each other, the others see what is before them."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__(causal=False)
+        self.prefix = prefix
+
+    def forward(self, ids: Tensor, keep: Tensor | None = None) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        seen = (places[None] <= places[:, None]) | (places[None] < self.prefix)
+        x = self.embed(ids) + self.place(places)
+        for block in self.blocks:
+            block.attend = partial(_attend, block, seen)
+            x = block(x)
+        return self.head(x)
+
+
+def _attend(block: Any, seen: Tensor, x: Tensor, memory: Tensor, keep: Tensor | None = None) -> Tensor:
+    q, (k, v) = block.q(x), block.kv(memory).chunk(2, -1)
+    return block.out((q @ k.transpose(-1, -2)).masked_fill(~seen, -1e9).softmax(-1) @ v)
+
+
+def test_a_prefix_that_sees_itself_and_is_not_predicted_is_healthy() -> None:
+    batch = language()
+    batch["labels"] = batch["ids"].clone()
+    batch["labels"][:, :4] = -100
+    assert codes(PrefixAttention(4), batch, next_token) == []
+    batch["labels"] = batch["ids"]
+    assert codes(PrefixAttention(LENGTH), batch, next_token) == ["SY450"]
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_a_denoising_auto_encoder_and_a_model_from_right_to_left_are_healthy(noise: float) -> None:
+    clean = tokens()
+    noisy = torch.where(torch.rand(clean.shape) < noise, tokens(), clean)
+    batch = {"ids": noisy, "clean": clean}
+    assert codes(Transformer(causal=False), batch, lambda m, b: token_loss(m(b["ids"]), b["clean"])) == []
+    backwards = lambda m, b: token_loss(m(b["ids"].flip(1)).flip(1)[:, 1:], b["ids"][:, :-1])  # noqa: E731
+    assert codes(Transformer(causal=True), {"ids": clean}, backwards) == []
+
+
+def test_one_model_that_is_called_twice_in_a_loss_is_probed() -> None:
+    def both(m: nn.Module, b: Any) -> Tensor:
+        return token_loss(m(b[0])[:, :-1], b[0][:, 1:]) - 0.1 * token_loss(m(b[1])[:, :-1], b[1][:, 1:])
+
+    pair = (tokens(), tokens())
+    assert codes(Transformer(causal=True), pair, both) == []
+    assert codes(Transformer(causal=False), pair, both) == ["SY450"]
+
+
 # -- labels
 
 
@@ -264,11 +318,40 @@ def test_layers_that_take_rows_for_time_steps_are_seen(kind: Any) -> None:
     assert codes(kind(batch_first=True), batch, rows_loss) == []
 
 
+class Standardised(nn.Module):
+    """Takes the statistics of the batch itself, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        return self.two((h - h.mean(0)) / (h.std(0) + 1e-5))
+
+
+class Counting(nn.Module):
+    """Gathers statistics of all it has seen, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.count += len(x)
+            self.total += x.sum(0)
+        return x - self.total / self.count
+
+
 def test_batch_norm_and_time_first_batches_are_healthy() -> None:
     batch = {"x": torch.randn(ROWS, 8), "y": torch.randint(0, 3, (ROWS,))}
     assert codes(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)), batch, rows_loss) == []
     always = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3))
     assert codes(always, batch, rows_loss) == []
+    assert codes(Standardised(), batch, rows_loss) == []
+    assert codes(nn.Sequential(Counting(), nn.Linear(8, 3)), batch, rows_loss) == []
     time_first = {"ids": tokens(9, 4)}
     assert codes(Recurrent(), time_first, lambda m, b: token_loss(m(b["ids"])[:-1], b["ids"][1:])) == []
 
@@ -433,6 +516,7 @@ def test_nothing_is_reported_about_a_healthy_training_and_no_bit_changes(make: A
     rng = take_rng()
     found = probe_batch(LentStep(healthy.model, healthy.optimizers, healthy.loss, healthy.batch))
     assert found.findings == []
+    assert not torch.nn.modules.module._has_any_global_hook()
     assert torch.equal(take_rng().cpu, rng.cpu)
     assert take_rng().python == rng.python
     assert all(torch.equal(value, state[name]) for name, value in healthy.model.state_dict().items())
@@ -471,3 +555,34 @@ def test_two_models_in_one_loss_are_not_taken_for_one() -> None:
     found = probed(model, torch.randn(ROWS, 6), lambda m, b: (m["one"](b) - m["two"](b)).pow(2).mean())
     assert found.findings == []
     assert found.not_checked == ["predictions: the loss calls 2 models with gradients, and one can be probed"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_step_of_a_guard_is_probed_and_training_goes_on_as_without(causal: bool) -> None:
+    def train(probe: bool) -> tuple[list[str], list[Tensor]]:
+        torch.manual_seed(0)
+        model, batch = Transformer(causal), language()
+        guard = sg.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-3), next_token)
+        found: list[str] = []
+        for number in range(4):
+            if probe and number == 2:
+                found = [finding.code for finding in probe_batch(_step_of(guard, batch)).findings]
+            guard.step(batch)
+        guard.close()
+        return found, [p.detach().clone() for p in model.parameters()]
+
+    found, weights = train(probe=True)
+    _, expected = train(probe=False)
+    assert found == ([] if causal else ["SY450"])
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
+
+
+def _step_of(guard: sg.Guard, batch: Any) -> GuardStep:
+    loop: Any = guard._loop
+    loop.settle()
+    parts, window = loop.parts, Window()
+    window.add(batch, "0", {}, parts.forward.take())
+    return GuardStep(
+        program=parts.program, forward=parts.forward, state=parts.state, window=window, step=loop.step,
+        symptom="silent", findings=(), history=(), names={}, max_grad_norm=None,
+    )  # fmt: skip

@@ -381,3 +381,25 @@ def test_what_is_no_function_is_told_what_to_write(script: Path, call: Callable[
         assert "return model, optimizer, loss_fn, batches" in err
     assert "raised OSError: no data" in call(f"{script}:raises")[2]
     assert "There is no file" in call("gone.py:make")[2]
+
+
+def test_silent_errors_of_the_first_batch_and_of_the_steps_are_in_doubt() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    batches = [(torch.randn(16, 6), torch.randint(0, 4, (16,))) for _ in range(10)]
+
+    def checked(loss_fn: Any) -> dict[str, str]:
+        result = sg.selftest(model, torch.optim.SGD(model.parameters(), lr=0.01), loss_fn, batches)
+        return {check.name: check.detail for check in result.checks if check.outcome != "pass"}
+
+    def probabilities(m: torch.nn.Module, b: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(m(b[0]).softmax(-1), b[1])
+
+    def logits(m: torch.nn.Module, b: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(m(b[0]), b[1])
+
+    assert "no silent error shows" not in checked(logits)
+    assert "SY440" in checked(probabilities)["no silent error shows"]
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    assert "SY442" in checked(logits)["no silent error shows"]

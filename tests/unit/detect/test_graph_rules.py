@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import healthy_models
 from steadygrad.detect.graph import autograd_graph, examine
 from steadygrad.detect.graph.autograd_graph import walk
-from steadygrad.detect.graph.examine import examine_graph, examine_setup, layers_by_depth
+from steadygrad.detect.graph.examine import Confirmed, examine_graph, examine_setup, layers_by_depth
 from steadygrad.detect.graph.rules import (
     dead_relu,
     frozen_by_mistake,
@@ -155,6 +155,10 @@ LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
         lambda z: F.cross_entropy(torch.sigmoid(z), LABELS),
         lambda z: F.cross_entropy(torch.log_softmax(z, -1).exp(), LABELS),
         lambda z: F.binary_cross_entropy_with_logits(torch.sigmoid(z).squeeze(), torch.rand(8, 4)),
+        lambda z: F.cross_entropy(z.softmax(-1).clamp(min=1e-6) + 1e-6, LABELS),
+        lambda z: F.nll_loss(z.softmax(-1), LABELS),
+        lambda z: -torch.log(z.softmax(-1).softmax(-1)).gather(1, LABELS[:, None]).mean(),
+        lambda z: -F.logsigmoid(torch.sigmoid(z)).mean(),
         lambda z: F.nll_loss(F.log_softmax(F.softmax(z, 1).view(2, 4, 4).view(8, 4), 1), LABELS),
     ],
 )
@@ -196,6 +200,9 @@ def test_other_uses_of_softmax_are_healthy(loss: Any) -> None:
         lambda p, y: ((y - p) ** 2).mean(),
         lambda p, y: 0.5 * (y - p.squeeze(-1)[None]).abs().sum() if y.dim() > 1 else (p - y).abs().sum() * 0.5,
         lambda p, y: ((p.squeeze(-1) - y[:, None]) ** 2).mean(),
+        lambda p, y: torch.max(0.9 * (y - p), -0.1 * (y - p)).mean(),
+        lambda p, y: torch.log(torch.cosh(p - y)).mean(),
+        lambda p, y: ((p - y) ** 2 / (1 + p**2)).mean(),
     ],
 )
 def test_a_column_against_a_row_is_seen(loss: Any) -> None:
@@ -212,6 +219,8 @@ def test_a_column_against_a_row_is_seen(loss: Any) -> None:
         lambda p, y: ((p - y) ** 2).min(1).values.mean(),
         lambda p, y: -torch.logsumexp(-((p - y) ** 2), 1).mean(),
         lambda p, y: ((p - p.T) ** 2).mean() - ((p - y) ** 2).exp().mean(),
+        lambda p, y: 2 * (p - y).abs().mean() - (p - p.T).abs().mean(),
+        lambda p, y: (p - y).abs().mean(1).min(),
         lambda p, y: (p * torch.ones(8, 8).tril()).sum(0).exp().mean(),
     ],
 )
@@ -513,6 +522,35 @@ def test_a_preference_margin_of_exactly_zero_after_an_update_is_seen() -> None:
         policy[0].weight.mul_(1.01)
     assert codes(_preference(policy, policy, rows), policy) == ["SY448"]
     assert codes(_preference(policy, reference, rows), policy) == []
+
+
+def test_some_codes_are_reported_after_three_batches_and_every_finding_once() -> None:
+    model = _dead(healthy_models.mlp(8, 32, 32, 4))
+    confirmed = Confirmed()
+
+    def step(updated: bool) -> list[str]:
+        loss = F.cross_entropy(model(torch.randn(8, 8)).softmax(-1), LABELS)
+        found = examine_graph(loss, parameters_in_optimizers=set(), named_parameters=dict(model.named_parameters()))
+        return [finding.code for finding in confirmed.new(found, updated=updated)]
+
+    assert [step(updated=number > 0) for number in range(5)] == [["SY440"], [], ["SY442"], [], []]
+
+
+@pytest.mark.parametrize("trained_by_hand", [True, False])
+def test_a_parameter_that_something_else_trains_is_not_reported(trained_by_hand: bool) -> None:
+    model, scale = nn.Linear(6, 4), nn.Parameter(torch.ones(4))
+    confirmed, found = Confirmed(), []
+    for number in range(4):
+        loss = (model(torch.randn(8, 6)) * scale).pow(2).mean()
+        seen = examine_graph(
+            loss, parameters_in_optimizers={id(p) for p in model.parameters()}, named_parameters={"scale": scale}
+        )
+        found += [(number, finding.code) for finding in confirmed.new(seen, updated=number > 0)]
+        loss.backward()
+        if trained_by_hand:
+            with torch.no_grad():
+                scale -= 0.1 * scale.grad
+    assert found == ([] if trained_by_hand else [(1, "SY405")])
 
 
 # -- nothing is reported about healthy trainings

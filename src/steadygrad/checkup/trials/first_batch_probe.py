@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...detect.graph.examine import examine_graph
+from ...detect.graph.examine import REPEATED, examine_graph
+from ...detect.graph.graph_findings import num_ranks
 from ...detect.graph.rules import broadcasting_loss_shape, frozen_by_mistake, reference_aliased
 from ...detect.graph.rules.reference_aliased import ModuleCall
 from ...detect.sampled.activation_probe import is_compiled
@@ -54,6 +55,8 @@ MIN_ROWS, MIN_POSITIONS = 3, 4
 _POSITIONS = 4
 _NOISE = 20.0
 _TINY = 1e-6
+_ORDER = 1e-2
+"""Sums over the rows depend on their order by rounding; this much is not rounding."""
 
 
 class BatchProbe(Protocol):
@@ -82,7 +85,7 @@ def probe_batch(step: BatchProbe, *, number: int = 0) -> ProbedBatch:
     Not run on several ranks: what it does depends on the values of a batch, and ranks must not go different ways.
     """
     found = ProbedBatch()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if num_ranks() > 1:
         found.not_checked.append("the first batch: several ranks train together")
         return found
     if not step.batches:
@@ -110,7 +113,7 @@ def _probe(step: BatchProbe, found: ProbedBatch) -> None:
     facts = BatchFacts(rows=_num_rows(batch))
     named = dict(step.model.named_parameters())
     of_graph = examine_graph(loss, parameters_in_optimizers=held, named_parameters=named, num_rows=facts.rows or None)
-    for each in of_graph:
+    for each in (found_now for found_now in of_graph if found_now.code not in REPEATED):
         if each.code != broadcasting_loss_shape.RULE.code or _targets_may_be_mixed(step, batch, found) is not False:
             found.findings.append(each)
     calls = [ModuleCall(each.module, each.with_grad) for each in caught.calls]
@@ -118,19 +121,22 @@ def _probe(step: BatchProbe, found: ProbedBatch) -> None:
         found.findings += [finding] if finding is not None else []
     call = _the_call(caught, found)
     if call is not None:
-        _look_at_call(call, loss, batch, facts, found)
+        _look_at_call(call, loss, batch, facts, found, caught)
     found.findings += [each for rule in OF_A_BATCH if (each := rule.judge(facts)) is not None]
 
 
 def _the_call(caught: CaughtCalls, found: ProbedBatch) -> CaughtCall | None:
     calls = [call for call in caught.calls if call.with_grad and any(t.requires_grad for t in call.outputs())]
-    if len(calls) == 1:
+    modules = {id(call.module) for call in calls}
+    if len(modules) == 1:
         return calls[0]
-    found.not_checked.append(f"predictions: the loss calls {len(calls)} models with gradients, and one can be probed")
+    found.not_checked.append(f"predictions: the loss calls {len(modules)} models with gradients, and one can be probed")
     return None
 
 
-def _look_at_call(call: CaughtCall, loss: Tensor, batch: Any, facts: BatchFacts, found: ProbedBatch) -> None:
+def _look_at_call(
+    call: CaughtCall, loss: Tensor, batch: Any, facts: BatchFacts, found: ProbedBatch, caught: CaughtCalls
+) -> None:
     """Fill in the facts that need the gradient of the loss at the outputs, and changed inputs."""
     outputs = [each for each in call.outputs() if each.requires_grad and each.dim() > 1 and each is not loss]
     gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs else ()
@@ -143,7 +149,10 @@ def _look_at_call(call: CaughtCall, loss: Tensor, batch: Any, facts: BatchFacts,
         if each.dim() > 1 and each.shape[1] >= MIN_POSITIONS and why_not_read(each) is None:
             _look_at_positions(each, used, known, facts, prober)
     if _rows_are_known(facts, known, call):
-        facts.others_changed = prober.replace_a_row(facts.rows)
+        share = prober.replace_a_row(facts.rows)
+        # Statistics of the batch, taken by hand, treat all rows alike; what takes rows for time steps does not.
+        if share and (caught.attends_over(facts.rows) or prober.order_matters(facts.rows)):
+            facts.others_changed = share
 
 
 def _look_at_positions(
@@ -242,30 +251,37 @@ class _CallProber:
 
     def replace_a_row(self, rows: int) -> float | None:
         """The share of the other rows whose outputs change when the first row becomes a copy of another one."""
-        plain = self._ready()
-        if plain is None:
-            return None
         given = [t for t in self._call.inputs() if t.dim() and t.shape[0] == rows]
         source = next((r for r in range(1, rows) if any(not torch.equal(t[0], t[r]) for t in given)), None)
         if source is None:
             return None
+        order = torch.arange(rows)
+        order[0] = source
+        moved = self._rows_off(rows, order)
+        return None if moved is None else float(moved[:, 1:].any(0).float().mean())
 
-        def change(tensor: Tensor) -> Tensor:
-            if not tensor.dim() or tensor.shape[0] != rows:
-                return tensor
-            copied = tensor.detach().clone()
-            copied[0] = copied[source]
-            return copied
+    def order_matters(self, rows: int) -> bool:
+        """Whether rows in reverse order give other outputs than the outputs in reverse order."""
+        moved = self._rows_off(rows, torch.arange(rows).flip(0), at_least=_ORDER)
+        return moved is not None and bool(moved.any())
 
-        outputs = self._outputs(change)
-        if outputs is None or [t.shape for t in outputs] != [t.shape for t in plain]:
+    def _rows_off(self, rows: int, order: Tensor, at_least: float = 0.0) -> Tensor | None:
+        """(outputs, rows): where the outputs for rows in this order are not the outputs in this order."""
+        plain = self._ready()
+        outputs = None if plain is None else self._outputs(lambda t: _in_order(t, rows, order))
+        if plain is None or outputs is None or [t.shape for t in outputs] != [t.shape for t in plain]:
             return None
-        shares = []
+        found = []
         for before, after, tolerance in zip(plain, outputs, self._tolerance, strict=True):
             if before.dim() > 1 and before.shape[0] == rows and rows not in before.shape[1:]:
-                moved = (after - before).abs().flatten(1).amax(1)[1:] > tolerance
-                shares.append(float(moved.float().mean()))
-        return max(shares, default=None)
+                expected = before[order.to(before.device)]
+                limit = max(tolerance, at_least * float(before.abs().amax()))
+                found.append(((after - expected).abs().flatten(1).amax(1) > limit).cpu())
+        return torch.stack(found) if found else None
+
+
+def _in_order(tensor: Tensor, rows: int, order: Tensor) -> Tensor:
+    return tensor[order.to(tensor.device)] if tensor.dim() and tensor.shape[0] == rows else tensor
 
 
 def _rows_are_known(facts: BatchFacts, known: Mapping[str, Tensor], call: CaughtCall) -> bool:
@@ -361,7 +377,8 @@ class LentStep:
     """Model, loss and batch as they are given to `sg.selftest`. Satisfies `BatchProbe`."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss_fn: Any, batch: Any) -> None:
-        self.model, self.optimizers, self.batches, self._loss_fn = model, optimizers, [batch], loss_fn
+        self.model, self.optimizers, self._loss_fn = model, optimizers, loss_fn
+        self.batches: Sequence[Any] = [batch]
         self._lent: Any = None
 
     def restore(self) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks_of_torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ...detect.tensors.readable_tensors import why_not_read
 from ...engine.state.rng import RngState, put_rng, take_rng
 from .module_hooks import mapped, tensors_in
 
@@ -45,6 +47,8 @@ class CaughtCall:
             return (tensor if change is None else change(tensor)).detach().clone()
 
         modes = [(each, each.training) for each in self.module.modules()]
+        # A normaliser that counts what it sees, in evaluation mode too, must see the same before each call.
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers() if why_not_read(buffer) is None]
         kept, around = take_rng(), self._around()
         try:
             self.module.eval()
@@ -55,6 +59,8 @@ class CaughtCall:
             put_rng(kept)
             for each, training in modes:
                 each.training = training
+            for buffer, values in buffers:
+                buffer.copy_(values)
         return [t for t in tensors_in(answer) if t.is_floating_point() and t.dim()]
 
     def _around(self) -> AbstractContextManager[Any]:
@@ -68,6 +74,12 @@ class CaughtCalls:
     calls: list[CaughtCall] = field(default_factory=list)
     read: dict[int, Tensor] = field(default_factory=dict)
     """The indices that frozen embeddings looked up, by the id of the module."""
+    attended: set[tuple[int, ...]] = field(default_factory=set)
+    """The shapes that attention layers were given whose first dimension is time."""
+
+    def attends_over(self, rows: int) -> bool:
+        """Whether an attention layer takes the rows for time steps."""
+        return any(shape[0] == rows and rows not in shape[1:] for shape in self.attended)
 
 
 @contextmanager
@@ -88,6 +100,8 @@ def catching() -> Iterator[CaughtCalls]:
             return
         if isinstance(module, nn.Embedding) and not module.weight.requires_grad and args:
             caught.read[id(module)] = args[0]
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first and args and args[0].dim() == 3:
+            caught.attended.add(tuple(args[0].shape))
         if rng is not None and not depth:
             with_grad = torch.is_grad_enabled()
             caught.calls.append(CaughtCall(module, args, kwargs, output, with_grad, rng, _autocast(output)))
@@ -101,6 +115,8 @@ def catching() -> Iterator[CaughtCalls]:
     finally:
         for handle in handles:
             handle.remove()
+            # torch forgets to take this mark off, and warns about hooks that are not there.
+            getattr(hooks_of_torch, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 
 def _autocast(output: Any) -> tuple[str, torch.dtype] | None:

@@ -21,16 +21,21 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from ...detect.graph.examine import Confirmed, examine_graph, examine_setup, layers_by_depth
+from ...detect.graph.rules import vanishing_gradient
+from ...detect.graph.rules.vanishing_gradient import GradientSize
 from ...engine.fault_barrier import UserCodeError
 from ...engine.state.batch_buffer import pristine
 from ...engine.state.rng import RngState, put_rng, take_rng
 from ...engine.step.user_step import PRECISIONS, named_terms
+from ...records import Finding
 from ...records.checks.checkup import Advice, Level
 from ...records.checks.selftest import Selftest, SelftestStep
 from ...records.errors import UsageError
 from ..live_objects import measure
 from ..rules import judges_of_setup
 from .borrowed_objects import borrowed
+from .first_batch_probe import LentStep, probe_batch
 from .module_hooks import tensors_in
 from .selftest_verdict import SelftestTrial, judge
 
@@ -79,6 +84,8 @@ def selftest(
         trial.precision = f"the {' and '.join(sorted(str(d).removeprefix('torch.') for d in half))} of its weights"
     with borrowed(model, optimizers, loss_fn) as lent:
         drawn = _drawn(batches, steps)
+        probed = probe_batch(LentStep(model, optimizers, loss_fn, drawn[0]))
+        trial.silent = [*examine_setup(model, optimizers), *probed.findings]
         bench = SelftestRunner(model, optimizers, loss_fn, precision, max_grad_norm)
         try:
             bench.first_pass(drawn[0], trial, again=lent.put_back)
@@ -86,6 +93,8 @@ def selftest(
             bench.train(drawn, trial)
             trial.idle = bench.idle(drawn[0], {*trial.without_gradient, *trial.zero_gradient, *trial.unmoved})
             trial.loss_afterwards = bench.loss_again(drawn[0], rng)
+            known = {finding.code for finding in trial.silent}
+            trial.silent += [finding for finding in bench.silent if finding.code not in known]
         except Exception as error:  # whatever the user's code raises is the answer
             original = error.original if isinstance(error, UserCodeError) else error
             trial.raised = f"{type(original).__name__}: {original}"
@@ -137,6 +146,9 @@ class SelftestRunner:
         device = next((p.device.type for _, p in self.named), "cpu")
         self.device = device
         self.precision = precision
+        self._confirmed = Confirmed()
+        self.silent: list[Finding] = []
+        """Silent errors that the steps showed."""
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, dtype=self.dtype)
@@ -241,11 +253,17 @@ class SelftestRunner:
     def _step(self, number: int, batch: Any, scaler: Any) -> SelftestStep:
         self._zero_grad()
         loss = self._loss(batch)
+        names = {id(p): name for name, p in self.named}
+        held = [{id(p) for group in each.param_groups for p in group["params"]} for each in self.optimizers]
+        found = examine_graph(loss, parameters_in_optimizers=held, named_parameters=dict(self.named))
+        order = layers_by_depth(loss, names)
         (loss if scaler is None else scaler.scale(loss)).backward()
         if scaler is not None:
             for optimizer in self.optimizers:
                 scaler.unscale_(optimizer)
         gradients = [p.grad for _, p in self.named if p.grad is not None]
+        vanished = vanishing_gradient.judge(_sizes(order, dict(self.named)))
+        self.silent += self._confirmed.new([*found, *([vanished] if vanished else [])], updated=number > 1)
         norm = float(get_total_norm(gradients)) if gradients else 0.0
         old = [p.detach().clone() for _, p in self.named]
         if self.max_grad_norm is not None:
@@ -271,6 +289,13 @@ class SelftestRunner:
         put_rng(rng)
         with torch.no_grad():
             return float(self._loss(batch))
+
+
+def _sizes(names: Sequence[str], named: dict[str, nn.Parameter]) -> list[GradientSize]:
+    pairs = [(name, named[name]) for name in names]
+    return [
+        GradientSize(name, float(_dense(p.grad).norm()), p.numel(), p.dim()) for name, p in pairs if p.grad is not None
+    ]
 
 
 def _dense(gradient: Tensor) -> Tensor:

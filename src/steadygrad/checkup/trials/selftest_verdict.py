@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...records import Finding
 from ...records.checks.checkup import Advice
 from ...records.checks.selftest import Selftest, SelftestCheck, SelftestStep
 from ..advice import listed
@@ -46,6 +47,8 @@ class SelftestTrial:
     """Groups whose rate a scheduler has set to zero for the first step."""
     advice: tuple[Advice, ...] = ()
     """What the doctor says of the set-up."""
+    silent: list[Finding] = field(default_factory=list)
+    """Silent errors that the first batch, the steps or the objects showed."""
     unreturnable: tuple[str, ...] = ()
 
 
@@ -85,6 +88,11 @@ def _checks(trial: SelftestTrial) -> Iterator[SelftestCheck]:
     yield _finite("the loss is a number", trial.first_loss, f"{trial.first_loss:.6g} on the first batch")
     yield _gradients(trial)
     yield _moves(trial)
+    if trial.silent:
+        known = "SY405" if trial.not_in_optimizer else ""
+        said = dict.fromkeys(f"{each.detail} ({each.code})" for each in trial.silent if each.code != known)
+        if said:
+            yield _check("no silent error shows", DOUBT, "; ".join(said))
     yield _stays_finite(trial)
     if len(trial.steps) == trial.asked_for and math.isfinite(trial.loss_afterwards):
         yield _learns(trial)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +38,35 @@ ALL = (
     frozen_by_mistake,
     reference_aliased,
 )
-REPEATED = frozenset({"SY442", "SY443", "SY448"})
-"""Codes of `examine_graph` that mean something only where three different batches show them, of the same subject, and
-in the case of SY448 after an update."""
+REPEATED = {"SY405": 2, "SY442": 3, "SY443": 3, "SY444": 3, "SY448": 2}
+"""Codes that mean something only where so many different batches show them, of the same subject. For SY448 the weights
+must have changed since the start, and for SY405 the parameters must not have: then something else trains them."""
+
+
+class Confirmed:
+    """Findings of several steps: which are to be reported now. Each is reported once."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._versions: dict[str, Any] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def new(self, findings: Iterable[Finding], *, updated: bool) -> list[Finding]:
+        """Those of this step that are confirmed by it. `updated`: an update has been made since the start."""
+        found = []
+        for finding in findings:
+            key = (finding.code, finding.subject)
+            if finding.code == "SY405":
+                version = finding.evidence.get("version")
+                if self._versions.setdefault(finding.subject, version) != version:
+                    self._reported.add(key)
+            # The first batch counts for all but the two that are about what an update does.
+            self._seen[key] += updated or finding.code != "SY448"
+            enough = self._seen[key] >= REPEATED.get(finding.code, 1) and (updated or finding.code != "SY405")
+            if enough and key not in self._reported:
+                self._reported.add(key)
+                found.append(finding)
+        return found
 
 
 @torch.no_grad()
@@ -110,7 +138,7 @@ def _not_in_optimizer(graph: LossGraph, held: Held) -> Finding | None:
         return None
     outside = [leaf for leaf in graph.leaves() if isinstance(leaf, nn.Parameter) and id(leaf) not in owner]
     called = [(graph.names.get(id(leaf)) or graph.called(leaf), leaf.numel()) for leaf in outside]
-    return of_leaves(called, len(graph.leaves()))
+    return of_leaves(called, len(graph.leaves()), version=sum(leaf._version for leaf in outside))
 
 
 def _ask(step: int, rules: Iterable[Callable[[], Finding | None]]) -> list[Finding]:

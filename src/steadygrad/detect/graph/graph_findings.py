@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ...records import Finding, Severity
 from ...records.rules import Rule
@@ -32,6 +32,11 @@ def seen(rule: Rule, subject: str, detail: str, **evidence: Any) -> Finding:
 def read(numbers: Sequence[Tensor]) -> list[float]:
     """One number of each tensor, with one host read for each device."""
     return [value[0] for value in Readback(numbers).values()] if numbers else []
+
+
+def num_ranks() -> int:
+    """How many processes train together. What only one of them does must not wait for the others."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def optimizer_of(held: Held) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """Rows of a batch influence each other's predictions.
 
 What it sees
-    In evaluation mode, replacing one row of the inputs changes the predictions of other rows.
+    In evaluation mode, replacing one row of the inputs changes the predictions of other rows, and the order of the rows
+    matters, or an attention layer takes the rows for time steps.
 
 Why it hurts
     A prediction depends on which rows happen to be in its batch: the model can read answers from its neighbours, and
@@ -18,8 +19,9 @@ What to do
 
 Safety
     It changes nothing: the model's call is made again without gradients in evaluation mode, so batch norm uses its
-    running statistics, and all state is restored. Graphs, similarity matrices and losses over pairs of rows are not
-    reported: inputs, buffers or outputs that hold rows times rows are not judged.
+    running statistics, and all state is restored. Statistics of the batch that are taken by hand are not reported; nor
+    are graphs, similarity matrices and losses over pairs of rows: inputs, buffers or outputs that hold rows times rows
+    are not judged.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html

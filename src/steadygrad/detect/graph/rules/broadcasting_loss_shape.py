@@ -36,17 +36,22 @@ from ..graph_findings import seen
 RULE = Rule("SY441", "broadcasting_loss_shape", "The loss compares every prediction with every target.")
 _BINARY = frozenset({"Sub", "Rsub", "Add", "Mul", "Div", "MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"})
 _LOSSES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
-_BETWEEN = frozenset({"Pow", "Abs", "Mul", "Div", "Neg", "ToCopy", "Clone", "LogCosh", "Sqrt", "Add"})
-"""What may stand between the difference and its mean: functions of one element at a time."""
+_BETWEEN = frozenset(
+    {"Pow", "Abs", "Mul", "Div", "Neg", "ToCopy", "Clone", "Cosh", "Log", "Log1P", "Sqrt", "Add", "Sub"}
+)
+_CHOICES = frozenset({"Maximum", "Minimum", "Where"})
+"""What may stand between the difference and its mean: functions of one pair at a time."""
 _REDUCTIONS = frozenset({"Mean", "Sum"})
-_STEPS = 12
+_STEPS = 24
 
 
 def judge(graph: LossGraph) -> Finding | None:
     """Pure; reads names, edges and shapes."""
     for node in graph.nodes:
         rows = _rows_against_rows(graph, node)
-        if rows is not None and (graph.num_rows is None or rows == graph.num_rows) and _is_averaged(graph, node):
+        if rows is None or (graph.num_rows is not None and rows != graph.num_rows):
+            continue
+        if _is_averaged(graph, node, rows) and not _compares_predictions(graph, rows):
             layer = graph.layer_before(node)
             return seen(
                 RULE,
@@ -84,25 +89,49 @@ def _computed(graph: LossGraph, node: GraphNode) -> bool:
     return graph.through_views(node).leaf is None
 
 
-def _is_averaged(graph: LossGraph, node: GraphNode) -> bool:
-    """Whether all pairs go into one mean or sum, and each enters it alone."""
-    is_expansion = node.name == "Expand"
+def _is_averaged(graph: LossGraph, node: GraphNode, rows: int) -> bool:
+    """Whether all pairs go into a mean or sum, through functions of one pair at a time."""
+    inside, waiting, is_expansion = {node.index}, [node], node.name == "Expand"
+    averaged = False
     for _ in range(_STEPS):
-        if len(node.consumers) != 1:
+        if not waiting:
+            return averaged
+        each = waiting.pop(0)
+        for consumer in (graph.nodes[index] for index in each.consumers):
+            shape = graph.shape(consumer)
+            allowed = _LOSSES | _BINARY if is_expansion else _LOSSES | _BINARY | _BETWEEN | _CHOICES | _REDUCTIONS
+            if consumer.name not in allowed or not _of_one_row(graph, consumer, inside, rows):
+                return False
+            if shape == () and consumer.name in _LOSSES | _REDUCTIONS:
+                averaged = True
+            elif shape is None or shape[:2] != (rows, rows):
+                return False
+            elif consumer.index not in inside:
+                inside.add(consumer.index)
+                waiting.append(consumer)
+        is_expansion = False
+    return False
+
+
+def _of_one_row(graph: LossGraph, node: GraphNode, inside: set[int], rows: int) -> bool:
+    """Whether what else enters an op belongs to one row, as a predicted variance does, or is a like difference."""
+    for each in (each for each in graph.inputs(node) if each.index not in inside):
+        while each.name in _BETWEEN and len(graph.inputs(each)) == 1 and _rows_against_rows(graph, each) is None:
+            each = graph.inputs(each)[0]
+        alike = _rows_against_rows(graph, each) == rows
+        if not alike and graph.shape(graph.through_views(each)) not in ((), (1,), (rows,), (rows, 1)):
             return False
-        consumer = graph.nodes[node.consumers[0]]
-        if len(graph.inputs(consumer)) != 1:
-            return False  # both sides depend on parameters
-        shape = graph.shape(consumer)
-        if consumer.name in _LOSSES and shape == ():
-            return True
-        if is_expansion and consumer.name not in (*_LOSSES, *_BINARY):
-            return False
-        if consumer.name in _REDUCTIONS:
-            return shape == ()
-        if consumer.name not in (*_BETWEEN, *_LOSSES, *_BINARY):
-            return False
-        node, is_expansion = consumer, False
+    return True
+
+
+def _compares_predictions(graph: LossGraph, rows: int) -> bool:
+    """Whether predictions are also compared with each other: a distance between sets, and no error of shapes."""
+    for node in graph.named("Sub", "Mul", "Add", "Cdist", "EuclideanDist", "Mm"):
+        inputs = graph.inputs(node)
+        if len(inputs) == 2 and graph.shape(node) == (rows, rows):
+            shapes = {graph.shape(each) for each in inputs}
+            if (1, rows) in shapes or shapes == {(rows, 1), (rows,)}:
+                return True
     return False
 
 

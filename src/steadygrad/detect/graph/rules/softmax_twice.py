@@ -1,8 +1,9 @@
 """Probabilities are fed to a loss that expects logits.
 
 What it sees
-    In the graph of the loss, a log-softmax (cross-entropy) is applied to the output of a softmax or sigmoid, or a
-    binary cross-entropy of logits to the output of a sigmoid or softmax, with nothing but views and casts in between.
+    In the graph of the loss, a log-softmax (cross-entropy), a log-sigmoid or a binary cross-entropy of logits is
+    applied to the output of a softmax or sigmoid, with nothing but views, casts and bounds in between; or a negative
+    log-likelihood to probabilities whose logarithm was not taken.
 
 Why it hurts
     The second softmax sees numbers between 0 and 1: with K classes the loss cannot fall below log(e + K - 1) - 1, and
@@ -36,14 +37,22 @@ from ..graph_findings import seen
 
 RULE = Rule("SY440", "softmax_twice", "Probabilities are fed to a loss that expects logits.")
 _WANT_LOGITS = {
-    "LogSoftmax": "cross-entropy (log_softmax)",
-    "BinaryCrossEntropyWithLogits": "binary cross-entropy of logits",
+    "LogSoftmax": "cross-entropy (log_softmax), which expects logits",
+    "BinaryCrossEntropyWithLogits": "binary cross-entropy of logits, which expects logits",
+    "LogSigmoid": "log_sigmoid, which expects logits",
+    "Softmax": "another softmax, which expects logits",
+    "NllLoss": "negative log-likelihood, which expects log-probabilities",
+    "NllLoss2D": "negative log-likelihood, which expects log-probabilities",
 }
+_HARMLESS = frozenset({"Clamp", "ClampMin", "ClampMax", "Add"})
+"""What leaves probabilities about what they are: bounds, and a small number added."""
 
 
 def judge(graph: LossGraph) -> Finding | None:
     """Pure; reads names, edges and a few shapes."""
     for node in graph.named(*_WANT_LOGITS):
+        if node.name == "Softmax" and next(graph.layers_after(node), None) is not None:
+            continue  # inside of the network: attention, a gate
         first = next(iter(graph.inputs(node)), None)
         made = _probabilities(graph, node, first) if first is not None else None
         if made is not None:
@@ -51,7 +60,7 @@ def judge(graph: LossGraph) -> Finding | None:
             return seen(
                 RULE,
                 graph.called(layer[1]) if layer is not None else made,
-                f"the output of {made} enters {_WANT_LOGITS[node.name]}, which expects logits",
+                f"the output of {made} enters {_WANT_LOGITS[node.name]}",
                 function=made,
                 loss=node.name,
                 shape=list(graph.shape(node) or ()),
@@ -62,13 +71,15 @@ def judge(graph: LossGraph) -> Finding | None:
 def _probabilities(graph: LossGraph, node: GraphNode, first: GraphNode) -> str | None:
     """What made the probabilities that enter a loss of logits; None where they are no probabilities."""
     source = graph.through_views(first)
+    while source.name in _HARMLESS and len(graph.inputs(source)) == 1:
+        source = graph.through_views(graph.inputs(source)[0])
     if source.name == "Sigmoid":
         return "sigmoid"
     if source.name == "Exp" and any(graph.through_views(each).name == "LogSoftmax" for each in graph.inputs(source)):
         return "exp(log_softmax)"
     if source.name != "Softmax":
         return None
-    if source is first and node.name == "LogSoftmax":
+    if source is first and node.name in ("LogSoftmax", "Softmax"):
         # One softmax over the classes, another over something else, is no repetition.
         size = len(graph.shape(node) or (0,))
         one, other = graph.number(node, "dim"), graph.number(source, "dim")

@@ -1,7 +1,7 @@
 """Weight decay takes more from the weights at every step than gradients can give back.
 
 What it sees
-    One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.5 % or more, and the
+    One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.2 % or more, and the
     largest update it makes cannot hold the weights of the group where they are.
 
 Why it hurts
@@ -41,14 +41,14 @@ from ....records.rerun_flag import rerun
 from ....records.rules import Rule
 from ...make_finding import listed
 from ...tensors.readable_tensors import has_values
-from ..graph_findings import NAMED, read, seen
+from ..graph_findings import NAMED, num_ranks, read, seen
 
 RULE = Rule(
     "SY445",
     "weight_decay_dominates",
     "Weight decay takes more from the weights at every step than gradients can give back.",
 )
-SHRINK = 5e-3
+SHRINK = 2e-3
 _MARGIN = 4.0
 """An update of fixed size must be able to hold weights this much larger: its direction is never always the same."""
 _SMALL = 1e-3
@@ -114,7 +114,7 @@ def _rms(tensor: Any) -> Tensor:
 def _step(optimizer: Optimizer, group: Mapping[str, Any], value: float, gradient: float) -> float | None:
     """Where one step of such an optimizer takes a weight of this value; None where it cannot be tried."""
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") and torch.distributed.is_initialized():
+    if not kind.__module__.startswith("torch.optim") and num_ranks() > 1:
         return None
     weight = torch.nn.Parameter(torch.full((4, 4), value, dtype=torch.float64))
     weight.grad = torch.full_like(weight, gradient)

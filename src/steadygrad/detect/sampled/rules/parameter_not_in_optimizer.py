@@ -27,6 +27,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ....policy import Policy
 from ....records import Finding, Severity
@@ -52,7 +53,7 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
     )
 
 
-def of_leaves(leaves: Sequence[tuple[str, int]], num_leaves: int) -> Finding | None:
+def of_leaves(leaves: Sequence[tuple[str, int]], num_leaves: int, **evidence: Any) -> Finding | None:
     """From the graph of a loss: parameters, by name and number of elements, that backward reaches and no optimizer
     holds. They may belong to a criterion that is no part of the model."""
     if not leaves:
@@ -64,6 +65,7 @@ def of_leaves(leaves: Sequence[tuple[str, int]], num_leaves: int) -> Finding | N
         [name for name, _ in leaves],
         f"take part in the loss but are in no optimizer ({len(leaves)} of {num_leaves} parameters that it depends on)",
         num_elements=sum(size for _, size in leaves),
+        **evidence,
     )
 
 

@@ -24,6 +24,8 @@ def disturbances(plain: State, observed: Observed, steps: int) -> list[str]:
             found.append(f"{name} {smallest:.3g} / {last:.3g}")
     if observed.halted:
         found.append("halted")
+    if observed.incidents:
+        found.append(f"{sum(observed.incidents.values())} incidents ({', '.join(observed.incidents)})")
     if observed.faults:
         found.append(f"guard failed in {', '.join(observed.faults)}")
     if claims := claims_of_refusal(observed):

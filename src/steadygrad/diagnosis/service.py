@@ -66,9 +66,9 @@ class DiagnosisService:
 
     def _isolated(self, work: Callable[[], T]) -> T | None:
         """Do this between two steps; None where it fails, which is logged for whoever looks for it."""
+        from ..engine.recovery.preserved_attributes import preserved_attributes
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
-        from .isolation.preserved_attributes import preserved_attributes
         from .isolation.resource_limits import (
             OutOfTime,
             ResourceLimits,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad import Guard
-from steadygrad.diagnosis.isolation.preserved_attributes import preserved_attributes
+from steadygrad.engine.recovery.preserved_attributes import preserved_attributes
 
 
 class Bag:
@@ -97,9 +97,7 @@ def test_a_module_stands_for_the_modules_inside_it_and_keeps_its_parameters() ->
 
 
 def test_a_container_that_is_too_long_to_copy_is_cut_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        importlib.import_module("steadygrad.diagnosis.isolation.preserved_attributes"), "MAX_ENTRIES", 3
-    )
+    monkeypatch.setattr(importlib.import_module("steadygrad.engine.recovery.preserved_attributes"), "MAX_ENTRIES", 3)
     bag = Bag()
     bag.items = [1, 2, 3, 4, 5]
     with preserved_attributes([bag]):

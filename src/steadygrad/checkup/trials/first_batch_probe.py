@@ -51,6 +51,8 @@ ALL = (
     labels_mostly_masked,
 )
 OF_A_BATCH = (target_leak, label_shift, rows_influence_each_other, padding_in_loss, labels_mostly_masked)
+Used = Sequence[tuple[torch.Size, Tensor]]
+"""The shapes of outputs that the loss depends on, with its gradient at each."""
 MIN_ROWS, MIN_POSITIONS = 3, 4
 _POSITIONS = 4
 _NOISE = 20.0
@@ -140,7 +142,23 @@ def _look_at_call(
     """Fill in the facts that need the gradient of the loss at the outputs, and changed inputs."""
     outputs = [each for each in call.outputs() if each.requires_grad and each.dim() > 1 and each is not loss]
     gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs else ()
-    used = [(each, g.detach().float().cpu()) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    used = [(each.shape, g.detach().float().cpu()) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    _facts_of_call(call, used, batch, facts, found, caught)
+
+
+def probe_call(call: CaughtCall, used: Used, *, number: int = 0) -> ProbedBatch:
+    """Probe one call of a model of which the gradients at its outputs are known. The loss is not computed again."""
+    found, facts = ProbedBatch(), BatchFacts(rows=_num_rows(call.inputs()))
+    used = [(shape, gradient.float().cpu()) for shape, gradient in used]
+    _facts_of_call(call, used, {}, facts, found, CaughtCalls())
+    found.findings += [each for rule in OF_A_BATCH if (each := rule.judge(facts)) is not None]
+    found.findings = [replace(each, step=number) for each in found.findings]
+    return found
+
+
+def _facts_of_call(
+    call: CaughtCall, used: Used, batch: Any, facts: BatchFacts, found: ProbedBatch, caught: CaughtCalls
+) -> None:
     given = call.inputs()
     known = {key: t.detach().cpu() for key, t in _named_tensors(batch, call)}
     facts.unlabelled = _unlabelled(known, used, facts.rows)
@@ -157,7 +175,7 @@ def _look_at_call(
 
 def _look_at_positions(
     given: Tensor,
-    used: Sequence[tuple[Tensor, Tensor]],
+    used: Used,
     known: Mapping[str, Tensor],
     facts: BatchFacts,
     prober: _CallProber,
@@ -167,20 +185,20 @@ def _look_at_positions(
     padded = padded_positions(inputs, known) if given.dim() < 4 else None
     tokens = _are_tokens(inputs)
     for output, gradient in used:
-        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.shape[1] <= 2:
+        if output[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output[1] <= 2:
             continue
         counted = counted_outputs(gradient)
         if padded is not None:
             padding = padded[0][:, : counted.shape[1]]
             facts.paddings.append(PaddingFacts(padding=padding, counted=counted, name=padded[1]))
-        if tokens and output.dim() == 3:
+        if tokens and len(output) == 3:
             targets = wanted_classes(gradient)
             if padded is not None:
                 targets[targets == inputs[padded[0]][0]] = -1
             facts.sequences.append(_sequence(given, output, counted, targets, prober))
 
 
-def _sequence(ids: Tensor, output: Tensor, counted: Tensor, targets: Tensor, prober: _CallProber) -> SequenceFacts:
+def _sequence(ids: Tensor, output: torch.Size, counted: Tensor, targets: Tensor, prober: _CallProber) -> SequenceFacts:
     """Token ids and one output with a prediction for each position; tokens are replaced where targets are tokens."""
     facts = SequenceFacts(ids=ids.detach().cpu().long(), counted=counted, targets=targets)
     shift = facts.shift()
@@ -232,10 +250,10 @@ class _CallProber:
                     self._tolerance.append(max(_NOISE * noise, _TINY * size))
         return self._plain
 
-    def replace_a_token(self, ids: Tensor, place: int, output: Tensor) -> Tensor | None:
+    def replace_a_token(self, ids: Tensor, place: int, output: torch.Size) -> Tensor | None:
         """(rows, positions): which predictions change with the token at this place; None where it cannot be tried."""
         plain = self._ready()
-        index = next((i for i, t in enumerate(plain or ()) if t.shape == output.shape), None)
+        index = next((i for i, t in enumerate(plain or ()) if t.shape == output), None)
         if plain is None or index is None:
             return None
         pool = torch.unique(ids)
@@ -245,7 +263,7 @@ class _CallProber:
         following = (torch.searchsorted(pool, ids[:, place].contiguous()) + 1) % len(pool)
         other[:, place] = pool[following]
         outputs = self._outputs(lambda t: other if t is ids else t)
-        if outputs is None or outputs[index].shape != output.shape:
+        if outputs is None or outputs[index].shape != output:
             return None
         return ((outputs[index] - plain[index]).abs().amax(-1) > self._tolerance[index]).cpu()
 
@@ -329,14 +347,14 @@ def _are_tokens(tensor: Tensor) -> bool:
     return not bool((tensor == torch.arange(tensor.shape[1], device=tensor.device)).all())
 
 
-def _unlabelled(known: Mapping[str, Tensor], used: Sequence[tuple[Tensor, Tensor]], rows: int) -> float | None:
+def _unlabelled(known: Mapping[str, Tensor], used: Used, rows: int) -> float | None:
     """The share of rows whose labels are all one negative value and whose outputs the loss does not depend on."""
     for labels in known.values():
         if labels.dim() != 2 or len(labels) != rows or labels.is_floating_point() or not bool((labels < 0).any()):
             continue
         without = (labels < 0).all(1) & (labels == labels[:, :1]).all(1)
         for output, gradient in used:
-            if output.dim() == 3 and output.shape[0] == rows:
+            if len(output) == 3 and output[0] == rows:
                 unused = ~(gradient != 0).flatten(1).any(1)
                 return float((without & unused).float().mean())
     return None

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
-from .preserved_attributes import preserved_attributes
 
 logger = logging.getLogger("steadygrad")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...detect.gradient_norms import GradientProbe, clip_exact
 from ...engine.fault_barrier import UserCodeError
 from ...engine.record.run_log import RunLog
+from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...engine.state.earlier_steps import EarlierSteps
 from ...engine.state.forward_state import ForwardState
 from ...engine.state.training_state import TrainingState, Tree
@@ -25,7 +26,6 @@ from ...engine.step.user_step import PRECISIONS, UserStep
 from ...engine.step.window import Window
 from ...records import Diagnosis, Finding, StepRecord
 from ...records.rerun_flag import rerun
-from ..isolation.preserved_attributes import preserved_attributes
 from ..isolation.resource_limits import NotRestored, forget, in_a_line, release_memory
 from ..locate.bad_rows import num_rows
 from .batch_tree import narrow as narrow

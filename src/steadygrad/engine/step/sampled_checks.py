@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
 from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
+from ..early_checks.first_batch import FirstBatch
 from ..fault_barrier import FaultBarrier
 from ..record.run_log import RunLog
 from ..state.forward_state import ForwardState
@@ -46,6 +47,7 @@ class SampledChecker:
         """Keeps the record of what the loop calls."""
         with barrier("vitals", None):
             self._vitals = StepSampler(model, optimizers, log.policy)
+        self._first_batch = FirstBatch(model, lambda fault: barrier.note("first_batch", fault))
         with barrier("loop_record", None):
             self.recorder = LoopRecorder(
                 model, optimizers, failed=lambda fault: barrier.note("loop_record", fault), on_news=self._expect
@@ -65,6 +67,8 @@ class SampledChecker:
         """Attach what measures activations, on a step that is due. Does not sync."""
         if self.recorder is not None:
             self.recorder.before_forward(step)
+        if not self._first_batch.done:
+            self._first_batch.before_forward(step)
         if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
             return
         with self._vitals_barrier():
@@ -112,6 +116,9 @@ class SampledChecker:
                 recorder.settled(reading)
                 self._enter_loop_findings(recorder.take(), reading.step)
             numbers = recorder.wants_numbers
+        if self._first_batch.ready:
+            with self._barrier("first_batch", None):
+                self._enter_loop_findings(self._first_batch.look(reading.step), reading.step)
         self.expects = bool(self._provisional or self._waiting or numbers)
 
     def _enter_loop_findings(self, findings: Sequence[Finding], step: int) -> None:
@@ -137,6 +144,7 @@ class SampledChecker:
 
     def close(self) -> None:
         """Leave no hook on the model or its optimizers."""
+        self._first_batch.close()
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
             with self._barrier("loop_record", None):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
@@ -25,6 +25,7 @@ from ...engine.state.training_state import TrainingState, bad_state
 from ...engine.step.trained_parameters import parameters_of
 from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Reading
+from ...records.rerun_flag import rerunning
 from ..loops.patching import Patches
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.backward_losses import BackwardPasses
@@ -113,14 +114,13 @@ class ProcessLoop:
     @property
     def alone(self) -> bool:
         """Whether no other rank trains the same weights."""
-        distributed = torch.distributed
         return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
     @property
     def away(self) -> bool:
         """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, or
         this is a forked child."""
-        return self.busy or bool(self.ledger.guards) or os.getpid() != self._process
+        return self.busy or rerunning() or bool(self.ledger.guards) or os.getpid() != self._process
 
     @property
     def looked_into(self) -> bool:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from ....diagnosis.isolation.preserved_attributes import preserved_attributes
 from ....diagnosis.replay.guard_step import select_rows
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.state_backup import StateBackup
+from ....engine.recovery.preserved_attributes import preserved_attributes
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState, Tree
 from ....records.rerun_flag import rerun

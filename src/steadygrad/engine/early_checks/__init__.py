@@ -1,0 +1,1 @@
+"""Checks that look at the first batches of a run."""

@@ -1,0 +1,112 @@
+"""The model's call on one of the first batches, made again a few times with changed inputs.
+
+Only the model is called again, in evaluation mode and without gradients: not the loss function, not the loop. Modes,
+buffers, counters, attributes and random numbers are the same bits afterwards. What the loss wants of each prediction is
+read off the gradient that came back to the model's output, so no label has to be known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.nested_tensors import tensors_in
+from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.readable_tensors import why_not_read
+from ...records import Finding
+from ...records.rerun_flag import rerun, rerunning
+from ..recovery.preserved_attributes import preserved_attributes
+from ..state.rng import take_rng
+from .repeatable_call import why_not_repeat
+
+_AT = 1
+"""The update whose batch is looked at: at the first one an output may be zero by its initialisation."""
+_MOST = 1 << 21
+"""Elements of an output's gradient that are kept; of larger ones the first rows."""
+
+
+class FirstBatch:
+    """Catches one call of a model and its gradient, and looks at it once the update is made."""
+
+    def __init__(self, model: nn.Module, failed: Callable[[Exception], None]) -> None:
+        self._model = weakref.ref(model)
+        self._failed_outside = failed
+        self._handle: RemovableHandle | None = None
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._gradients: list[tuple[torch.Size, Tensor]] = []
+        self._versions: list[int] = []
+        self.done = False
+
+    def before_forward(self, step: int) -> None:
+        """Listen to the forward that comes, where it is time. A comparison on other steps."""
+        model = self._model()
+        if self.done or step != _AT or self._handle is not None or model is None:
+            return
+        if is_compiled(model) or why_not_repeat(model) is not None:
+            self.done = True
+            return
+        hook = QuietHook(self._returned, self._failed)
+        self._handle = model.register_forward_hook(hook, with_kwargs=True)
+
+    def _failed(self, fault: Exception) -> None:
+        self.done = True
+        self._failed_outside(fault)
+
+    def close(self) -> None:
+        """Leave no hook and keep nothing."""
+        self.done = True
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._calls, self._gradients = None, [], []
+
+    def _returned(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
+            return
+        self._calls.append((args, dict(kwargs)))
+        if len(self._calls) > 1:
+            return
+        self._versions = [tensor._version for tensor in tensors_in((args, kwargs))]
+        found = vars(output) if hasattr(output, "__dataclass_fields__") else output
+        for tensor in tensors_in(found):
+            if tensor.requires_grad and tensor.dim() > 1 and tensor.is_floating_point():
+                keep = QuietHook(_Keep(self._gradients, tensor.shape), self._failed)
+                tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the call and its gradient are there."""
+        return not self.done and bool(self._calls) and bool(self._gradients)
+
+    def look(self, step: int) -> Sequence[Finding]:
+        """Look at the call, after its update. A dozen forward passes of the model at most, once in a run."""
+        calls, gradients, model = self._calls, self._gradients, self._model()
+        versions = self._versions
+        self.close()
+        if model is None or len(calls) != 1 or any(why_not_read(tensor) for tensor in tensors_in(calls[0])):
+            return ()
+        args, kwargs = calls[0]
+        if versions != [tensor._version for tensor in tensors_in((args, kwargs))]:
+            return ()  # the program has written into its batch since
+        from ...checkup.trials.first_batch_probe import probe_call
+        from ...checkup.trials.model_call import CaughtCall
+
+        call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
+        with rerun(), preserved_attributes((model,)):
+            return probe_call(call, [(shape, gradient) for shape, gradient in gradients], number=step).findings
+
+
+class _Keep:
+    """Remembers the gradient of an output, or of its first rows."""
+
+    def __init__(self, kept: list[tuple[torch.Size, Tensor]], shape: torch.Size) -> None:
+        self._kept, self._shape = kept, shape
+
+    def __call__(self, gradient: Tensor) -> None:
+        if gradient.layout is torch.strided and gradient.numel() <= _MOST:
+            self._kept.append((self._shape, gradient.detach().clone()))

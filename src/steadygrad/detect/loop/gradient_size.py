@@ -58,8 +58,7 @@ class GradientSizes:
         if before is not None and now is not None and moved is not None and gradient is not None:
             parameter, weights, rate = moved
             length = (parameter.detach() - weights).float().norm()
-            per_gradient = length / (rate * gradient.detach().float().norm()).clamp_min(1e-30)
-            self._waiting.append(torch.stack([before, now, per_gradient]))
+            self._waiting.append(torch.stack([before, now, length / (rate * parameter.numel() ** 0.5)]))
         if not self._waiting or (self._waiting[0].device.type != "cpu" and update not in _READ_AT):
             return []
         waiting, self._waiting = self._waiting, []

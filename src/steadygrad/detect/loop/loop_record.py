@@ -12,12 +12,12 @@ KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class GradientSize:
-    """Of one update: the norm after backward, the norm at the update, and the length of the update of one tensor in
-    units of its rate times its gradient. The last is small only if the optimizer follows the gradient's size."""
+    """Of one update: the norm after backward, the norm at the update, and how far an element of one tensor was moved,
+    in units of the rate. The last is near one for optimizers that divide by the gradient's size, such as Adam."""
 
     after_backward: float
     at_update: float
-    per_gradient: float
+    per_rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class UpdateSeen:
     """The model was called on the same tensors with and without gradients."""
     idle_adapters: tuple[str, ...] = ()
     """Low-rank adapters that got no gradient although the layer they belong to ran; all of the model's, or none."""
+    pulls: tuple[tuple[float, float], ...] = ()
+    """For each micro-batch, how many of the model's predictions got a gradient, and the sum of its magnitudes."""
     loss: float | None = None
     grad_norm: float | None = None
 
@@ -82,6 +84,8 @@ class LoopRecord:
     """The dtypes between which the optimizer's state was cast."""
     sizes: list[GradientSize] = field(default_factory=list)
     """How the program changed the size of its gradients, at the first updates."""
+    same_draws: str = ""
+    """How the workers of a loader draw the same numbers: a sentence, or nothing."""
     repeated: str = ""
     """How the same batch is delivered again and again: a sentence, or nothing."""
 

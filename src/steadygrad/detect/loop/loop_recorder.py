@@ -32,6 +32,7 @@ from .recorded_optimizer import RecordedOptimizer
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
 _WITH_NUMBERS = 12
+_MAX_PULLS = 64
 _SETUP_AT = (0, 10)
 
 
@@ -124,10 +125,10 @@ class LoopRecorder:
         """Whether `settled` is of use: at the first updates."""
         return bool(self._undo) and self._updates < _WITH_NUMBERS
 
-    def repeats(self, how: str) -> None:
-        """The same batch is delivered again and again, or not any more."""
+    def loaded(self, *, repeated: str, same_draws: str) -> None:
+        """What is wrong with the batches that loaders deliver, as sentences; nothing where nothing is."""
         for loop in self._loops:
-            loop.record.repeated = how
+            loop.record.repeated, loop.record.same_draws = repeated, same_draws
 
     def scaled(self) -> None:
         """The loop scales its loss: the size of a gradient before the update says nothing."""
@@ -181,12 +182,14 @@ class LoopRecorder:
         """Hear of the backward pass that reaches what the model returned."""
         if self._idle or not torch.is_grad_enabled():
             return
-        for tensor in tensors_in(output if not hasattr(output, "__dataclass_fields__") else vars(output)):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(self._hook(self._backward))
-                return
+        found = tensors_in(output if not hasattr(output, "__dataclass_fields__") else vars(output))
+        trained = [tensor for tensor in found if tensor.grad_fn is not None]
+        if trained:
+            # The predictions, where a loss is returned beside them.
+            largest = max(trained, key=Tensor.dim)
+            largest.grad_fn.register_prehook(self._hook(self._backward))  # type: ignore[union-attr]
 
-    def _backward(self, _gradients: Any) -> None:
+    def _backward(self, gradients: Any) -> None:
         task = torch._C._current_graph_task_id()
         if self._idle or task == self._backward_task:
             return
@@ -195,9 +198,18 @@ class LoopRecorder:
             self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
             if not self._graph.done:
                 self._look(loss)
+        if 0 < self._updates < _WITH_NUMBERS:
+            self._measure(gradients)
         for loop in self._loops:
             loop.backward_begins()
         torch.autograd.Variable._execution_engine.queue_callback(self._hook(self._backward_ended))
+
+    def _measure(self, gradients: Any) -> None:
+        """How many predictions the loss pulls at, and how much. Does not wait for a device."""
+        found = [g for g in gradients if isinstance(g, Tensor) and g.dim() > 1 and g.layout is torch.strided]
+        if len(found) == 1 and len(self.calls.pulls) < _MAX_PULLS:
+            each = found[0].detach().abs().sum(-1, dtype=torch.float32).flatten()
+            self.calls.pulls.append(torch.stack([(each > 0).sum().float(), each.sum()]))
 
     def _backward_ended(self) -> None:
         if self._idle:

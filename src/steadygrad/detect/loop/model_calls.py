@@ -33,6 +33,8 @@ class CallsSeen:
     """A gradient of the input was asked for, as an attack or a penalty does."""
     evaluated: list[Inputs] = field(default_factory=list)
     moves_statistics: bool = False
+    pulls: list[Tensor] = field(default_factory=list)
+    """For each backward pass: how many predictions got a gradient, and the sum of its magnitudes. On their device."""
     changes_values: bool = False
     """A pass without gradients ran with dropout on."""
 
@@ -40,6 +42,12 @@ class CallsSeen:
         """Passes without gradients over tensors that no pass with gradients was given."""
         known = frozenset().union(*self.trained) if self.trained else frozenset()
         return [inputs for inputs in self.evaluated if not inputs & known]
+
+    def read_pulls(self) -> tuple[tuple[float, float], ...]:
+        """Reads the device."""
+        if len({tensor.device for tensor in self.pulls}) != 1:
+            return ()
+        return tuple((row[0], row[1]) for row in torch.stack(self.pulls).tolist())
 
     @property
     def compares_itself(self) -> bool:

@@ -147,6 +147,7 @@ class RecordedOptimizer:
             moves_statistics=calls.moves_statistics,
             compares_itself=calls.compares_itself,
             idle_adapters=self._idle(window.fed),
+            pulls=calls.read_pulls() if window.passes > 1 else (),
             loss=loss,
         )
         self.record.add(update)
@@ -195,6 +196,8 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.state_lost
         or record.narrowed
         or record.repeated
+        or record.same_draws
+        or len(update.pulls) > 1
         or max(update.rates, default=0.0) < 1e-5 * record.peak_rate
     )
 

@@ -74,7 +74,8 @@ class SampledChecks:
         if checker is None or getattr(loop.optimizer, "grad_scale", None) is not None:
             return make
         if checker.recorder is not None:
-            checker.recorder.repeats(self._watch.batches.repeated)
+            batches = self._watch.batches
+            checker.recorder.loaded(repeated=batches.repeated, same_draws=batches.same_draws)
         step = loop.log.ledger.steps
         checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
         if checker.sampling is None:

@@ -9,8 +9,14 @@ from types import ModuleType
 
 from ....records import Finding
 from ..loop_record import LoopRecord
-from .data import repeated_batch
-from .gradients import accumulation_cleared, accumulation_tail_dropped, missing_zero_grad, zero_grad_before_step
+from .data import repeated_batch, worker_same_seed
+from .gradients import (
+    accumulation_cleared,
+    accumulation_tail_dropped,
+    accumulation_weighting,
+    missing_zero_grad,
+    zero_grad_before_step,
+)
 from .modes import eval_mode_in_training, train_mode_in_eval
 from .rates import clip_throttles, lr_zero, wrong_param_group_lr
 from .state import dtype_downcast_of_moments, lora_inactive, loss_never_changes, momentum_not_restored
@@ -30,6 +36,8 @@ ALL: tuple[ModuleType, ...] = (
     lora_inactive,
     loss_never_changes,
     repeated_batch,
+    worker_same_seed,
+    accumulation_weighting,
 )
 
 

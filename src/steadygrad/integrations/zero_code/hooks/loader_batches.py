@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....records import Diagnosis
@@ -66,6 +67,9 @@ class LoaderBatches:
     tables: SourceTensors = field(default_factory=SourceTensors)
     repeated: str = ""
     """How a loader is begun anew for every batch and gives the same samples: a sentence, or nothing."""
+    same_draws: str = ""
+    """How the workers of a loader draw the same numbers: a sentence, or nothing."""
+    _asked: set[int] = field(default_factory=set)
     _begun: tuple[int, tuple[Any, ...], int] = (0, (), 0)
     """The loader that was begun last, the first samples it gave, and how often in a row it gave these alone."""
     _ahead: int | None = None
@@ -84,6 +88,12 @@ class LoaderBatches:
         """
         vars(iterator)[_QUEUE] = deque()
         vars(iterator)[_GIVEN] = 0
+
+    def workers_begin(self, loader: Any) -> None:
+        """A loader is about to start workers: do they draw the same numbers? Looked into once for each loader."""
+        if not self.same_draws and loader.num_workers > 1 and id(loader) not in self._asked:
+            self._asked.add(id(loader))
+            self.same_draws = same_draws(loader.dataset, loader.num_workers, loader.worker_init_fn is not None)
 
     def _note_repeats(self, iterator: Any, indices: tuple[Any, ...]) -> None:
         """A batch of these samples is handed out: the first of its iterator, and the same as the last time?"""

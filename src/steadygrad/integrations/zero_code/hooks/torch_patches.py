@@ -190,6 +190,9 @@ def _loaders(watch: ProcessLoop, patches: Patches) -> None:
 
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         watch.batches.restarted(self)
+        if args and not watch.away:
+            with watch.barrier("batches", None):
+                watch.batches.workers_begin(args[0])
         original(self, *args, **kwargs)
 
     patches.around(kind, "__init__", made)

@@ -40,8 +40,8 @@ RULE = Rule(
 )
 
 _ROW = 5
-_FOLLOWS = 200.0
-"""Past so many times rate times gradient an update does not follow the gradient's size."""
+_FOLLOWS = 0.1
+"""An element that is moved further, in units of the rate, does not follow the gradient's size."""
 
 
 def judge(record: LoopRecord) -> Finding | None:
@@ -53,7 +53,7 @@ def judge(record: LoopRecord) -> Finding | None:
     before = [size.after_backward for size in sizes]
     constant = max(norms) - min(norms) <= 1e-3 * max(norms)
     varies = max(before) - min(before) > 1e-3 * max(before)
-    if not constant or not varies or max(size.per_gradient for size in sizes) > _FOLLOWS:
+    if not constant or not varies or max(size.per_rate for size in sizes) > _FOLLOWS:
         return None
     times = sorted(size.after_backward / size.at_update for size in sizes)[_ROW // 2]
     return loop_finding(
@@ -67,17 +67,17 @@ def judge(record: LoopRecord) -> Finding | None:
     )
 
 
-def _record(per_gradient: float) -> LoopRecord:
+def _record(per_rate: float) -> LoopRecord:
     record = LoopRecord()
     record.add(UpdateSeen())
-    record.sizes += [GradientSize(20.0 + number, 0.01, per_gradient) for number in range(_ROW)]
+    record.sizes += [GradientSize(20.0 + number, 0.01, per_rate) for number in range(_ROW)]
     return record
 
 
 def SPECIMEN() -> LoopRecord:
-    return _record(per_gradient=3.0)
+    return _record(per_rate=0.003)
 
 
 def NEAR_MISS() -> LoopRecord:
     """Adam divides by the gradient's size: the clip has no effect."""
-    return _record(per_gradient=4000.0)
+    return _record(per_rate=0.9)

@@ -1,0 +1,60 @@
+"""The workers of a data loader draw the same random augmentations.
+
+What it sees
+    The data set, or a transform of it, has a random generator of its own, the loader has several workers and no
+    `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not.
+
+Why it hurts
+    Every worker, and every epoch, repeats the same draws: there is far less variety in the data than it seems.
+
+Smallest example
+    class Noisy(Dataset):
+        def __init__(self): self.random = numpy.random.default_rng(0)
+    # fixed
+    DataLoader(Noisy(), num_workers=4, worker_init_fn=lambda worker: reseed(torch.initial_seed()))
+
+What to do
+    Seed the generator in `worker_init_fn` from `torch.initial_seed()`, or draw from torch's global generator.
+
+Safety
+    It changes nothing. It is reported once in a run. The data set is asked for a sample three times, on copies.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/faq.html#my-data-loader-workers-return-identical-random-numbers
+"""
+
+from __future__ import annotations
+
+from .....records import Finding
+from .....records.rules import Rule
+from ...loop_record import LoopRecord, UpdateSeen
+from ..loop_finding import loop_finding
+
+RULE = Rule("SY435", "worker_same_seed", "The workers of a data loader draw the same random augmentations.")
+
+
+def judge(record: LoopRecord) -> Finding | None:
+    """Pure."""
+    if not record.same_draws:
+        return None
+    return loop_finding(
+        RULE,
+        record,
+        f"the workers of a data loader draw the same random numbers: {record.same_draws}",
+        fix="seed the generator in worker_init_fn from torch.initial_seed()",
+        phase="data",
+    )
+
+
+def _record(same: str) -> LoopRecord:
+    record = LoopRecord(same_draws=same)
+    record.add(UpdateSeen())
+    return record
+
+
+def SPECIMEN() -> LoopRecord:
+    return _record("each of 4 workers has a copy of the generator dataset.random in the same state")
+
+
+def NEAR_MISS() -> LoopRecord:
+    return _record("")

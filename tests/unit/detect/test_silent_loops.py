@@ -1,0 +1,392 @@
+"""Small loops with an error that no value shows, and healthy ones that look like them, at `sg.attach(optimizer)`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import steadygrad as sg
+from steadygrad.detect.loop.worker_seeds import same_draws
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], tuple[Tensor, Tensor]]], None]
+
+
+def net(drop: float = 0.0, norm: bool = False) -> nn.Sequential:
+    middle: list[nn.Module] = [nn.BatchNorm1d(16)] if norm else []
+    return nn.Sequential(nn.Linear(6, 16), *middle, nn.Tanh(), nn.Dropout(drop), nn.Linear(16, 3))
+
+
+def named(loop: Loop, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[str]:
+    """The causes that are named for a loop; no fault of ours may occur."""
+    random = torch.Generator().manual_seed(1)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(8, 6, generator=random)
+        return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
+
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with sg.attach(optimizer, model=model) as guard:
+        loop(model, optimizer, batch)
+    assert guard.summary()["guard_faults"] == {}
+    return [incident.diagnosis.cause.slug for incident in guard.incidents if incident.diagnosis is not None]
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def never_cleared(model, optimizer, batch):
+    for _ in range(5):
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def cleared_by_hand(model, optimizer, batch):
+    for _ in range(5):
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def cleared_in_place(model, optimizer, batch):
+    for _ in range(5):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def decayed_by_hand(model, optimizer, batch):
+    for _ in range(5):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def cleared_before_the_update(model, optimizer, batch):
+    for _ in range(5):
+        loss_of(model, batch()).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def zeroed_before_the_update(model, optimizer, batch):
+    for _ in range(5):
+        loss_of(model, batch()).backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+
+def without_labels_now_and_then(model, optimizer, batch):
+    for number in range(8):
+        optimizer.zero_grad()
+        (loss_of(model, batch()) * (0.0 if number in (3, 4, 5) else 1.0)).backward()
+        optimizer.step()
+
+
+def cleared_at_every_micro_batch(model, optimizer, batch):
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        if number % 3 == 2:
+            optimizer.step()
+
+
+def accumulated(model, optimizer, batch):
+    for number in range(12):
+        (loss_of(model, batch()) / 3).backward()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def attacked(model, optimizer, batch):
+    for _ in range(6):
+        inputs, labels = batch()
+        near = inputs.clone().requires_grad_()
+        loss_of(model, (near, labels)).backward()
+        optimizer.zero_grad()
+        loss_of(model, ((inputs + 0.1 * near.grad.sign()).detach(), labels)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gradients_combined(model, optimizer, batch):
+    for _ in range(6):
+        kept = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            kept.append([parameter.grad.clone() for parameter in model.parameters()])
+        for parameter, one, other in zip(model.parameters(), *kept, strict=True):
+            parameter.grad = (one + other) / 2
+        optimizer.step()
+
+
+def tail_thrown_away(model, optimizer, batch):
+    for _ in range(4):
+        optimizer.zero_grad()
+        for number in range(7):
+            (loss_of(model, batch()) / 3).backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def in_evaluation_mode(model, optimizer, batch):
+    for number in range(8):
+        if number == 3:
+            model.eval()
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def validated_as_it_should_be(model, optimizer, batch):
+    for number in range(9):
+        if number % 3 == 2:
+            model.eval()
+            with torch.no_grad():
+                model(batch()[0])
+            model.train()
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def validated_in_training_mode(model, optimizer, batch):
+    for number in range(9):
+        if number % 3 == 2:
+            with torch.no_grad():
+                model(batch()[0][:5])
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def uncertainty_by_dropout(model, optimizer, batch):
+    for number in range(12):
+        if number % 4 == 3:
+            inputs = batch()[0][:5]
+            with torch.no_grad():
+                for _ in range(6):
+                    model(inputs)
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def clipped_to_nothing(model, optimizer, batch):
+    for _ in range(10):
+        optimizer.zero_grad()
+        (300 * loss_of(model, batch())).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+
+
+def unscaled_by_hand(model, optimizer, batch):
+    for _ in range(10):
+        optimizer.zero_grad()
+        (1024 * loss_of(model, batch())).backward()
+        for parameter in model.parameters():
+            parameter.grad.div_(1024)
+        optimizer.step()
+
+
+def rate_of_zero(model, optimizer, batch):
+    schedule = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=4)
+    for _ in range(9):
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def one_cycle(model, optimizer, batch):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "cause"),
+    [
+        (never_cleared, "missing_zero_grad"),
+        (cleared_before_the_update, "zero_grad_before_step"),
+        (zeroed_before_the_update, "zero_grad_before_step"),
+        (cleared_at_every_micro_batch, "accumulation_cleared"),
+        (tail_thrown_away, "accumulation_tail_dropped"),
+        (in_evaluation_mode, "eval_mode_in_training"),
+        (validated_in_training_mode, "train_mode_in_eval"),
+        (clipped_to_nothing, "clip_throttles"),
+        (rate_of_zero, "lr_zero"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_error_of_the_loop_is_named(loop: Loop, cause: str) -> None:
+    torch.manual_seed(0)
+    assert named(loop, net(drop=0.3)) == [cause]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        cleared_by_hand,
+        cleared_in_place,
+        decayed_by_hand,
+        without_labels_now_and_then,
+        accumulated,
+        attacked,
+        gradients_combined,
+        validated_as_it_should_be,
+        uncertainty_by_dropout,
+        unscaled_by_hand,
+        one_cycle,
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_a_healthy_loop_that_looks_like_an_error_is_left_alone(loop: Loop) -> None:
+    torch.manual_seed(0)
+    assert named(loop, net(drop=0.3)) == []
+
+
+def test_statistics_that_absorb_validation_data_are_named() -> None:
+    torch.manual_seed(0)
+    assert named(validated_in_training_mode, net(norm=True)) == ["train_mode_in_eval"]
+
+
+def test_adam_is_not_throttled_by_a_small_clip() -> None:
+    torch.manual_seed(0)
+    model = net()
+    assert named(clipped_to_nothing, model, torch.optim.Adam(model.parameters(), lr=1e-2)) == []
+
+
+@pytest.mark.parametrize(("initial", "causes"), [(None, ["wrong_param_group_lr"]), (0.1, [])])
+def test_a_group_without_a_rate_is_named_unless_a_schedule_raises_it(initial: float | None, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    model = net()
+    groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters(), "lr": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    if initial is not None:
+        optimizer.param_groups[1]["initial_lr"] = initial
+    assert named(cleared_by_hand, model, optimizer) == causes
+
+
+def weighed(*, sums: bool) -> Loop:
+    def loop(model, optimizer, batch):
+        for _ in range(5):
+            windows = [torch.randn(2, 24, 6), torch.randn(2, 2, 6)]
+            tokens = sum(each.shape[0] * each.shape[1] for each in windows)
+            for inputs in windows:
+                labels = (inputs[..., 0] > 0).long().flatten()
+                total = F.cross_entropy(model(inputs).flatten(0, 1), labels, reduction="sum")
+                (total / tokens if sums else total / len(labels) / len(windows)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return loop
+
+
+@pytest.mark.parametrize(("sums", "causes"), [(True, []), (False, ["accumulation_weighting"])])
+def test_a_mean_of_means_over_unequal_micro_batches_is_named(sums: bool, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    assert named(weighed(sums=sums), net()) == causes
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 16, bias=False)
+        self.head, self.on = nn.Linear(16, 3), True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.base(inputs)
+        return self.head(hidden + self.up(self.down(inputs)) if self.on else hidden)
+
+
+@pytest.mark.parametrize(("stays_on", "causes"), [(True, []), (False, ["lora_inactive"])])
+def test_adapters_that_are_switched_off_are_named(stays_on: bool, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Adapted()
+
+    def loop(model, optimizer, batch):
+        for number in range(8):
+            model.on = stays_on or number < 4
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert named(loop, model, torch.optim.Adam(parameters, lr=1e-2)) == causes
+
+
+@pytest.mark.parametrize(("copied", "causes"), [(True, []), (False, ["reference_aliased"])])
+def test_a_model_that_is_its_own_reference_is_named(copied: bool, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    model = net()
+    reference = copy.deepcopy(model).requires_grad_(False) if copied else model
+
+    def loop(model, optimizer, batch):
+        for _ in range(6):
+            inputs, labels = batch()
+            with torch.no_grad():
+                old = F.log_softmax(reference(inputs), -1).gather(1, labels[:, None])
+            new = F.log_softmax(model(inputs), -1).gather(1, labels[:, None])
+            optimizer.zero_grad()
+            (-torch.log(torch.sigmoid(new - old)).mean()).backward()
+            optimizer.step()
+
+    assert named(loop, model) == causes
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self, own: bool) -> None:
+        self.random = numpy.random.default_rng(0) if own else None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        draw = self.random.normal(size=3) if self.random is not None else numpy.random.normal(size=3)
+        return torch.as_tensor(draw) + index
+
+
+class Split(torch.utils.data.Dataset):
+    """Uses its generator once, to choose its samples."""
+
+    def __init__(self) -> None:
+        self.random = numpy.random.default_rng(0)
+        self.chosen = self.random.permutation(8)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.as_tensor(self.chosen[index])
+
+
+def test_workers_with_copies_of_one_generator_are_named() -> None:
+    dataset = Noisy(own=True)
+    before = dataset.random.bit_generator.state
+    assert "dataset.random" in same_draws(dataset, 4, has_worker_init=False)
+    assert dataset.random.bit_generator.state == before
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "init"),
+    [(Noisy(own=False), 4, False), (Noisy(own=True), 1, False), (Noisy(own=True), 4, True), (Split(), 4, False)],
+)
+def test_workers_that_draw_for_themselves_are_left_alone(dataset, workers: int, init: bool) -> None:
+    assert same_draws(dataset, workers, has_worker_init=init) == ""

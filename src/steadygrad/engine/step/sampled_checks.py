@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
 from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
+from ..early_checks.collapse import CollapseWatch
 from ..early_checks.first_batch import FirstBatch
 from ..fault_barrier import FaultBarrier
 from ..record.run_log import RunLog
@@ -48,6 +49,7 @@ class SampledChecker:
         with barrier("vitals", None):
             self._vitals = StepSampler(model, optimizers, log.policy)
         self._first_batch = FirstBatch(model, lambda fault: barrier.note("first_batch", fault))
+        self._collapse = CollapseWatch(model, lambda fault: barrier.note("collapse", fault))
         with barrier("loop_record", None):
             self.recorder = LoopRecorder(
                 model, optimizers, failed=lambda fault: barrier.note("loop_record", fault), on_news=self._expect
@@ -69,6 +71,10 @@ class SampledChecker:
             self.recorder.before_forward(step)
         if not self._first_batch.done:
             self._first_batch.before_forward(step)
+        if not self._collapse.done:
+            with self._barrier("collapse", None):
+                self._collapse.before_forward(step)
+            self.expects |= self._collapse.listening
         if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
             return
         with self._vitals_barrier():
@@ -116,6 +122,9 @@ class SampledChecker:
                 recorder.settled(reading)
                 self._enter_loop_findings(recorder.take(), reading.step)
             numbers = recorder.wants_numbers
+        if self._collapse.ready:
+            with self._barrier("collapse", None):
+                self._enter_loop_findings(self._collapse.findings(), reading.step)
         if self._first_batch.ready:
             with self._barrier("first_batch", None):
                 self._enter_loop_findings(self._first_batch.look(reading.step), reading.step)
@@ -145,6 +154,7 @@ class SampledChecker:
     def close(self) -> None:
         """Leave no hook on the model or its optimizers."""
         self._first_batch.close()
+        self._collapse.close()
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
             with self._barrier("loop_record", None):

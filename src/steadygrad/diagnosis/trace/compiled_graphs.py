@@ -294,7 +294,7 @@ def _beginning(
 
 
 def _name(node: fx.Node) -> str:
-    """The op's name: of a method the method's, of a function the function's, without the marks of its kind."""
+    """The name of an op, function or method, without underscores around it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         target = target._schema.name.split("::")[-1]

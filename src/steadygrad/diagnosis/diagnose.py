@@ -36,6 +36,7 @@ SILENT_KINDS = (
     "mis_sized",
     "neutralised",
     "spike",
+    "state_underflow",
     "tampered_gradient",
 )
 

@@ -183,6 +183,27 @@ def test_the_op_is_found_in_a_model_that_is_compiled_as_a_whole(how: str) -> Non
     assert eager.remedy.code_change == "model.pool.forward = torch.compiler.disable(model.pool.forward)"
 
 
+def spread(h: Tensor) -> Tensor:
+    return torch.sqrt(h.var(1, unbiased=False) + 1e-5)
+
+
+def test_the_op_is_found_in_a_function_that_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ByFunction(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.cat([h.mean(1), spread(h)], -1)
+
+    line = spread.__code__.co_firstlineno + 1
+    compiled = torch.compile(spread, backend=wrong_backend(torch.sqrt, sqrt_of_less))
+    monkeypatch.setitem(globals(), "spread", compiled)
+    model = Net()
+    model.pool = ByFunction()
+    diagnosis = incident_of(model).diagnosis
+    assert globals()["spread"] is compiled
+    assert diagnosis.cause.slug == "compiler_numerics"
+    assert (diagnosis.origin.op, diagnosis.origin.module, diagnosis.rows) == ("sqrt", "pool", (2,))
+    assert line_of(diagnosis) == line
+
+
 def test_a_finite_value_that_is_compiled_wrong_is_named_beside_the_first_bad_one() -> None:
     """A variance below zero is a number; the square root of it is not."""
 

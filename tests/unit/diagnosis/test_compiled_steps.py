@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -138,6 +139,34 @@ def test_the_run_goes_on_with_the_code_that_it_had_compiled(whole: bool) -> None
             guard.step(batch)
     assert len(graphs) == made
     assert set(runs) == {0}
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="torch counts all compilations"
+)
+def test_a_diagnosis_does_not_use_up_the_recompilations_of_the_run() -> None:
+    model, seen = Net(), []
+    wrong = wrong_backend(torch.sqrt, sqrt_of_less)
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled = wrong(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            seen.append(args)
+            return compiled(*args)
+
+        return run
+
+    model.compile(backend=backend, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with sg.Guard(model, optimizer, loss_fn) as guard:
+            for batch in data()[:4]:
+                guard.step(batch)
+            assert guard.incidents
+            seen.clear()
+            guard.step(data()[4][:3])  # another shape: the second compilation of the run
+    assert len(seen) == 1
 
 
 def test_the_compiled_model_is_as_it_was_after_a_diagnosis() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from ...records import Origin
-from ..interventions.backend.compiled import Recompiled
+from ..interventions.backend.compiled import Recompiled, compiled_apart
 from ..isolation.resource_limits import limits
 from ..replay.replay_step import replay
 from ..replay.replayable import Replayable
@@ -81,7 +81,8 @@ class _Spied(Recompiled):
 
             return observed
 
-        return torch.compile(plain, backend=spying, dynamic=dynamic)
+        made: Callable[..., Any] = compiled_apart(plain, backend=spying, dynamic=dynamic)
+        return made
 
     def _base(self, plain: Callable[..., Any]) -> str:
         """The module whose code called the graph: the nearest frame whose first variable is a module of the model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +44,13 @@ def compiled_callables(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any],
             compiled = isinstance(found, FunctionType) and hasattr(found, "_torchdynamo_orig_callable")
             if compiled and not hasattr(found, "_torchdynamo_disable"):
                 yield home, name, found
+
+
+def compiled_apart(plain: Any, **options: Any) -> Any:
+    """Compiled without counting towards the limit of recompilations of the run, where torch can do that (2.13)."""
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    return torch.compile(plain, **options)
 
 
 def runs_compiled(model: torch.nn.Module) -> bool:
@@ -90,7 +98,7 @@ class Recompiled(AsCompiled):
         self._before: list[tuple[dict[str, Any], str, Any]] = []
 
     def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
-        return torch.compile(plain, backend=lambda graph, inputs: backend(graph, inputs), dynamic=dynamic)
+        return compiled_apart(plain, backend=lambda graph, inputs: backend(graph, inputs), dynamic=dynamic)
 
     def prepared(self, replayable: Replayable) -> None:
         if not self._before:
@@ -145,4 +153,4 @@ class KeepCasts(Recompiled):
     def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
         if getattr(backend, "compiler_name", "") != "inductor":
             raise ValueError("the backend is not inductor")
-        return torch.compile(plain, dynamic=dynamic, options={"emulate_precision_casts": True})
+        return compiled_apart(plain, dynamic=dynamic, options={"emulate_precision_casts": True})

@@ -366,3 +366,5 @@ def test_the_op_is_found_in_code_that_inductor_compiled() -> None:
     assert line_of(diagnosis) == LINE
     trials = {trial.remedy.slug: trial for trial in diagnosis.trials}
     assert trials["eager"].verified
+    assert not trials["emulate_casts"].verified  # the wrong pass is asked for as before, and is as wrong
+    assert "not finite" in trials["emulate_casts"].verdict

@@ -153,4 +153,5 @@ class KeepCasts(Recompiled):
     def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
         if getattr(backend, "compiler_name", "") != "inductor":
             raise ValueError("the backend is not inductor")
-        return compiled_apart(plain, dynamic=dynamic, options={"emulate_precision_casts": True})
+        own = dict(getattr(backend, "config", {}))  # what the run itself asked of inductor stays as it is
+        return compiled_apart(plain, dynamic=dynamic, options={**own, "emulate_precision_casts": True})

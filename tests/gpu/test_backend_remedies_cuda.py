@@ -125,3 +125,77 @@ def test_products_in_tf32_are_tried_in_float32() -> None:
         torch.set_float32_matmul_precision("highest")
     verified = {trial.remedy.slug for trial in guard.incidents[0].diagnosis.trials if trial.verified}
     assert "fp32_matmul" in verified
+
+
+def test_the_op_of_a_compiled_variance_is_located() -> None:
+    model = nn.Sequential(Variance(), nn.Linear(32, 2)).cuda()
+    model.compile(dynamic=False)
+    random = torch.Generator().manual_seed(6)
+    batches = [(-40 + 20 * torch.randn(6, 16, 32, generator=random)).cuda() for _ in range(6)]
+    levels = (torch.tensor(-83.0 - k * 0.013) for k in range(1000))
+    batches[3][2] = next(float(c) for c in levels if float((c * c).double() - c.double() ** 2) < -2e-4)
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).pow(2).mean()) as guard:
+        for batch in batches:
+            guard.step(batch)
+    if not guard.incidents:
+        pytest.skip("this compiler does not contract the difference")
+    diagnosis = guard.incidents[0].diagnosis
+    assert (diagnosis.origin.op, diagnosis.origin.module, diagnosis.rows) == ("sqrt", "0", (2,))
+
+
+def test_rows_left_in_the_input_of_a_captured_graph_are_the_cause() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
+    static, weights = torch.zeros(8, 16, device="cuda"), torch.ones(8, device="cuda")
+    captured = torch.cuda.make_graphed_callables(model, (static,))
+
+    def loss_fn(module: nn.Module, batch: Tensor) -> Tensor:
+        n = len(batch)
+        static[:n].copy_(batch)
+        weights.zero_()
+        weights[:n] = 1.0
+        if not torch.isfinite(static[:n]).all():
+            return sum(p.sum() for p in module.parameters()) * 0.0  # type: ignore[return-value]
+        return (captured(static).pow(2).mean(1) * weights).sum() / weights.sum()
+
+    batches = [torch.randn(8, 16, device="cuda") for _ in range(6)]
+    batches[2][7] = float("nan")
+    batches[3] = batches[3][:6].clone()
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), loss_fn) as guard:
+        for batch in batches[:4]:
+            guard.step(batch)
+    assert static[7].isnan().all()
+    diagnosis = guard.incidents[0].diagnosis
+    assert (diagnosis.cause.slug, diagnosis.phase) == ("poisoned_state", "state")
+    assert "zero_tail" in {trial.remedy.slug for trial in diagnosis.trials if trial.verified}
+
+
+def test_a_pinned_buffer_that_is_written_while_its_copy_is_queued_is_a_race() -> None:
+    model = nn.Linear(1024, 16).cuda()
+    staging = torch.zeros(4096, 1024).pin_memory()
+    work = torch.randn(4096, 4096, device="cuda")
+
+    def loss_fn(module: nn.Module, batch: dict[str, Any]) -> Tensor:
+        staging.copy_(batch["x"])
+        for _ in range(20):
+            work.matmul(work)  # the device is busy, so the copy waits
+        x = staging.to("cuda", non_blocking=True)
+        if batch["early"]:
+            staging.fill_(float("nan"))
+        return module(x).pow(2).mean()
+
+    batches = [{"x": torch.randn(4096, 1024), "early": step == 3} for step in range(6)]
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), loss_fn) as guard:
+        for batch in batches:
+            guard.step(batch)
+    assert guard.incidents
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis.cause is None or diagnosis.cause.slug == "async_race", diagnosis.because
+    assert diagnosis.cause is not None, diagnosis.because
+
+
+def test_cudnn_attention_is_warned_of_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    model = Attention().to("cuda", torch.bfloat16)
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).float().mean()):
+        wrong = torch.cuda.get_device_capability()[0] == 9 and torch.__version__ >= "2.11"
+        assert ("PF601" in caplog.text) is wrong

@@ -13,6 +13,7 @@ from ..records.errors import UsageError
 from .causes import name_cause
 from .causes.collect_evidence import collect_evidence, collect_silent_evidence, risen, symptom_of
 from .causes.evidence import Evidence
+from .interventions.backend.alternatives import proved_by_memory
 from .interventions.backend.compiled import AsCompiled, runs_compiled
 from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
 from .locate.bad_rows import BadRows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
@@ -35,6 +36,7 @@ SILENT_KINDS = (
     "mis_sized",
     "neutralised",
     "spike",
+    "state_underflow",
     "tampered_gradient",
 )
 
@@ -184,7 +186,26 @@ class DiagnosisCase:
             names = tuple(exam.seen.updates)
             hidden = Suspicion(symptom="silent", step=self.replayable.facts.step, kind="neutralised", names=names)
             return collect_silent_evidence(self.replayable, hidden)
-        return collect_evidence(self.replayable, exam, suspicion)
+        return self._by_memory(*collect_evidence(self.replayable, exam, suspicion))
+
+    def _by_memory(self, evidence: Evidence, origin: Origin | None) -> tuple[Evidence, Origin | None]:
+        """Where nothing explains the failure: is it finite without memory that the step reads and did not write?"""
+        if name_cause(evidence)[0] is not None or evidence.stage == "commit":
+            return evidence, origin
+        found = proved_by_memory(self.replayable)
+        if found is None:
+            return evidence, origin
+        slug, frame, what = found
+        assert self.exam is not None
+        self.exam.doubt = ""
+        if self.exam.bad_origin is not None:
+            self.exam.bad_origin = replace(self.exam.bad_origin, unseen=False)
+        place = Origin(phase="state", tensor=what, source=frame.source, code_line=frame.text, stack=(frame.source,))
+        if slug == "zero_tail":
+            evidence = replace(evidence, leaf=("buffer", f"{what} ({frame.source})"), phase="state")
+        elif origin is not None:
+            place = replace(place, phase=origin.phase, op=origin.op, module=origin.module)
+        return replace(evidence, proved_by=slug), place
 
     def _does_not_reproduce(self, exam: Examination) -> tuple[Evidence, Origin | None]:
         """Finite in the replay: run it again, and say so if it stays finite. A loss far above all before it is not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steadygrad.diagnosis.diagnose import diagnose
-from steadygrad.diagnosis.interventions.backend.attention import additive_mask, padded_attention
+from steadygrad.diagnosis.interventions.backend.attention import (
+    EagerAttention,
+    additive_mask,
+    backend_of,
+    only_backend,
+    padded_attention,
+    without_backend,
+)
 from steadygrad.diagnosis.interventions.backend.flags import (
     CUDNN_BENCHMARK,
     FLOAT32,
@@ -268,3 +276,39 @@ def test_a_mask_of_numbers_means_what_the_booleans_meant() -> None:
     assert torch.allclose(plain, additive_mask(F.scaled_dot_product_attention, (q, k, v), {"is_causal": True}))
     with pytest.raises(ValueError, match="no mask"):
         additive_mask(F.scaled_dot_product_attention, (q, k, v), {})
+
+
+def test_attention_without_a_backend_is_computed_by_another_one() -> None:
+    q = torch.randn(1, 2, 16, 8, generator=torch.Generator().manual_seed(0))
+
+    def ops() -> set[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            F.scaled_dot_product_attention(q, q, q)
+        return {event.key for event in profile.key_averages() if "attention" in event.key}
+
+    fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert backend_of(fused) == "flash"
+    assert fused in ops()
+    with without_backend("flash").around():
+        assert fused not in ops()
+    with only_backend("math").around():
+        assert "aten::_scaled_dot_product_attention_math" in ops()
+    assert fused in ops()
+
+
+def test_the_attention_of_a_transformers_model_is_written_out_and_restored() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    model = transformers.LlamaForCausalLM(config)
+    ids = torch.arange(8)[None]
+    fused = model(ids).logits
+    assert model.config._attn_implementation == "sdpa"
+    change, replayable = EagerAttention(), SimpleNamespace(model=model)
+    change.prepared(replayable)  # type: ignore[arg-type]
+    assert model.config._attn_implementation == "eager"
+    assert torch.allclose(model(ids).logits, fused, atol=1e-5)
+    change.undo(replayable)  # type: ignore[arg-type]
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, fused)

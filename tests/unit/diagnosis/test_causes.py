@@ -61,7 +61,7 @@ SPECIMENS: dict[str, Evidence] = {
     "no_trainable_grad": Evidence(symptom="silent", kind="zero_gradient", phase="backward", gradient_in_float32=False),
     "library_bug": op("scaled_dot_product_flash_attention", plain_backend_finite=True),
     "compiler_numerics": Evidence(symptom="nan_loss", compiled=True, reproduced=(0, 3)),
-    "async_race": Evidence(symptom="nan_loss", batch_changed=True, reproduced=(0, 3)),
+    "async_race": Evidence(symptom="nan_loss", proved_by="wait_for_copy"),
     "fp8_overflow": op("to_copy", dtype="float8_e4m3fn", outputs=(TensorDigest(dtype="float8_e4m3fn", num_nan=1),)),
 }
 
@@ -91,7 +91,7 @@ NEAR_MISSES: dict[str, Evidence] = {
     "no_trainable_grad": Evidence(symptom="silent", kind="zero_gradient", gradient_in_float32=True),
     "library_bug": op("bmm", plain_backend_finite=None),
     "compiler_numerics": Evidence(symptom="nan_loss", compiled=True, reproduced=(3, 3)),
-    "async_race": Evidence(symptom="nan_loss", batch_changed=False, reproduced=(0, 3)),
+    "async_race": Evidence(symptom="nan_loss", proved_by="zero_tail"),
     "fp8_overflow": op("to_copy", dtype="float16"),
 }
 

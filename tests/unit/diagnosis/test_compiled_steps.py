@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,6 +141,34 @@ def test_the_run_goes_on_with_the_code_that_it_had_compiled(whole: bool) -> None
     assert set(runs) == {0}
 
 
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="torch counts all compilations"
+)
+def test_a_diagnosis_does_not_use_up_the_recompilations_of_the_run() -> None:
+    model, seen = Net(), []
+    wrong = wrong_backend(torch.sqrt, sqrt_of_less)
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled = wrong(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            seen.append(args)
+            return compiled(*args)
+
+        return run
+
+    model.compile(backend=backend, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with sg.Guard(model, optimizer, loss_fn) as guard:
+            for batch in data()[:4]:
+                guard.step(batch)
+            assert guard.incidents
+            seen.clear()
+            guard.step(data()[4][:3])  # another shape: the second compilation of the run
+    assert len(seen) == 1
+
+
 def test_the_compiled_model_is_as_it_was_after_a_diagnosis() -> None:
     model = Net()
     model.pool.compile(backend=wrong_backend(torch.sqrt, sqrt_of_less))
@@ -181,6 +210,27 @@ def test_the_op_is_found_in_a_model_that_is_compiled_as_a_whole(how: str) -> Non
     eager = next(trial for trial in diagnosis.trials if trial.remedy.slug == "eager")
     assert eager.verified
     assert eager.remedy.code_change == "model.pool.forward = torch.compiler.disable(model.pool.forward)"
+
+
+def spread(h: Tensor) -> Tensor:
+    return torch.sqrt(h.var(1, unbiased=False) + 1e-5)
+
+
+def test_the_op_is_found_in_a_function_that_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ByFunction(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.cat([h.mean(1), spread(h)], -1)
+
+    line = spread.__code__.co_firstlineno + 1
+    compiled = torch.compile(spread, backend=wrong_backend(torch.sqrt, sqrt_of_less))
+    monkeypatch.setitem(globals(), "spread", compiled)
+    model = Net()
+    model.pool = ByFunction()
+    diagnosis = incident_of(model).diagnosis
+    assert globals()["spread"] is compiled
+    assert diagnosis.cause.slug == "compiler_numerics"
+    assert (diagnosis.origin.op, diagnosis.origin.module, diagnosis.rows) == ("sqrt", "pool", (2,))
+    assert line_of(diagnosis) == line
 
 
 def test_a_finite_value_that_is_compiled_wrong_is_named_beside_the_first_bad_one() -> None:
@@ -316,3 +366,5 @@ def test_the_op_is_found_in_code_that_inductor_compiled() -> None:
     assert line_of(diagnosis) == LINE
     trials = {trial.remedy.slug: trial for trial in diagnosis.trials}
     assert trials["eager"].verified
+    assert not trials["emulate_casts"].verified  # the wrong pass is asked for as before, and is as wrong
+    assert "not finite" in trials["emulate_casts"].verdict

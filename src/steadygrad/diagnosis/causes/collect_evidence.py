@@ -238,6 +238,10 @@ def collect_silent_evidence(replayable: Replayable, suspicion: Suspicion) -> tup
             evidence = replace(evidence, gradient_in_float32=alive, dtype="float16" if trace.uses("float16") else "")
         case "spike":
             evidence, origin = _about_spike(replayable, evidence)
+        case "state_underflow":
+            spread = has_moments_without_spread(replayable)
+            evidence = replace(evidence, moments_without_spread=spread)
+            origin = Origin(phase="state", module=common_module(names), tensor=names[0] if names else None)
         case "tampered_gradient":
             origin = Origin(phase="backward", module=common_module(names), tensor=names[0] if names else None)
         case _:

@@ -104,7 +104,6 @@ class Evidence:
     """The slug of the remedy under which the step was finite when the cause was proved."""
     compiled: bool = False
     """The step fails again as compiled code and is finite in eager."""
-    batch_changed: bool = False
 
     @property
     def inputs_finite(self) -> bool:

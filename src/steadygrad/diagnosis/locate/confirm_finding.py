@@ -20,12 +20,14 @@ from ..replay.replay_observation import ReplayObservation, complete
 from ..replay.replay_step import replay
 from ..replay.replayable import FollowedReplayable
 from ..trace.parameters_used import parameters_read
+from .lost_gradient import lost_moments
 
 EXPLAINS = {
     "zero_gradient": frozenset({"SY401", "SY404"}),
     "unmoved": frozenset({"SY402", "SY406"}),
     "outside_optimizer": frozenset({"SY405"}),
     "spike": frozenset({"SY407"}),
+    "state_underflow": frozenset({"SY403"}),
 }
 """Which findings of the sampled checks are the same problem as what a suspicion calls by this name."""
 ENOUGH_STEPS = PATIENCE
@@ -105,6 +107,8 @@ def confirm(replayable: FollowedReplayable, codes: Collection[str]) -> Suspicion
         # Where the rest learns only a separate part is reported: a temperature, the weights of some losses.
         still = standing_apart(run) if _learning(replayable) else standing_still(run)
         suspicion = Suspicion(symptom="silent", step=0, kind="unmoved", names=still) if still else None
+    if suspicion is None and set(codes) & EXPLAINS["state_underflow"] and lost_moments(replayable):
+        suspicion = Suspicion(symptom="silent", step=0, kind="state_underflow", names=tuple(lost_moments(replayable)))
     told = suspicion is not None and set(codes) & EXPLAINS.get(suspicion.kind, frozenset())
     if not told and set(codes) & EXPLAINS["spike"] and (strides_too_long(run) or _risen(replayable)):
         suspicion = Suspicion(symptom="spike", step=0, kind="spike")

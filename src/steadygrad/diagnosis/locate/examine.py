@@ -18,7 +18,16 @@ from ..trace.trace_log import OpRecord, Touch, Trace, is_bad
 from ..trace.tracer import Tracer
 from .op_capture import CapturedOp
 from .op_facts import op_facts
-from .origin import BadOrigin, ancestors, discarded_nan, find_bad_origin, first_taker, kernel_of, producer
+from .origin import (
+    BadOrigin,
+    ancestors,
+    discarded_nan,
+    find_bad_origin,
+    first_taker,
+    hidden_overflow,
+    kernel_of,
+    producer,
+)
 
 MAX_WATCHED = 24
 _MASKING = frozenset(
@@ -97,6 +106,10 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
         exam.mask_reached_loss = exam.record is not exam.bad_origin.record
     if exam.bad_origin.unseen:
         exam.record.op = kernel_of(exam.record)
+    if seen.loss_finite and exam.record.backward:
+        overflow = hidden_overflow(tracer.trace, exam.record)
+        if overflow is not None:
+            exam.bad_origin, exam.record = BadOrigin(record=overflow, is_nan=False), overflow
     if exam.record.forward_ordinal is not None:
         forward = tracer.trace.records[exam.record.forward_ordinal]
         exam.forward = (discarded_nan(tracer.trace, exam.record) if seen.loss_finite else None) or forward

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ...engine.step.trained_parameters import states_of
 from ...records import Origin
 from ..interventions.precision_changes import Precision
+from ..replay.replay_observation import parameter_names
 from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable
 from ..trace.trace_log import Exit, OpRecord, Touch, Trace
@@ -217,11 +218,21 @@ def _goes_on(trace: Trace, storage: int, start: int, on_the_way: frozenset[int])
 
 def has_moments_without_spread(replayable: Replayable) -> float:
     """Share of Adam's entries whose first moment lives while the second is exactly zero: rounding did that."""
-    lost = total = 0
+    counts = list(_without_spread(replayable))
+    total = sum(number for *_, number in counts)
+    return sum(lost for _, lost, _ in counts) / total if total else 0.0
+
+
+def lost_moments(replayable: Replayable) -> list[str]:
+    """The parameters of which more than one in a hundred second moments is zero beside a living first moment."""
+    return [name for name, lost, number in _without_spread(replayable) if lost > 0.01 * number]
+
+
+def _without_spread(replayable: Replayable) -> Iterator[tuple[str, int, int]]:
+    names = parameter_names(replayable)
     for optimizer in replayable.optimizers:
-        for _, state in states_of(optimizer):
+        for parameter, state in states_of(optimizer):
             first, second = state.get("exp_avg"), state.get("exp_avg_sq")
             if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
-                lost += int(((first != 0) & (second == 0)).sum())
-                total += first.numel()
-    return lost / total if total else 0.0
+                lost = int(((first != 0) & (second == 0)).sum())
+                yield names.get(id(parameter), "?"), lost, first.numel()

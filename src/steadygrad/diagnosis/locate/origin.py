@@ -244,6 +244,27 @@ def discarded_nan(trace: Trace, record: OpRecord) -> OpRecord | None:
     return min(makers, key=lambda maker: maker.ordinal, default=None)
 
 
+def hidden_overflow(trace: Trace, record: OpRecord) -> OpRecord | None:
+    """The op of forward whose half-precision result left its range, was masked away on its way to a finite loss, and is
+    what this op of backward met among its saved tensors. None where anything else is behind what it met."""
+    pending = [touch for touch in record.reads if is_bad(trace.value(touch))]
+    seen: set[int] = set()
+    makers: list[OpRecord] = []
+    while pending:
+        maker = producer(trace, pending.pop())
+        if maker is None or maker.backward:
+            return None  # it came with the batch or the state, or backward made it
+        if maker.ordinal in seen or maker.op in WRITES_CONSTANTS:
+            continue
+        seen.add(maker.ordinal)
+        bad = [touch for touch in maker.reads if is_bad(trace.value(touch))]
+        pending += bad
+        if not bad:
+            makers.append(maker)
+    halves = [maker for maker in makers if all(t.dtype == "float16" for t in maker.writes if is_bad(trace.value(t)))]
+    return min(halves, key=lambda maker: maker.ordinal) if makers and len(halves) == len(makers) else None
+
+
 def first_taker(trace: Trace, sink: Touch, maker: OpRecord) -> OpRecord | None:
     """The first op on the way from a mask to the loss that takes the masked entry for a value: behind the softmax that
     the mask was meant for, or the first of all."""

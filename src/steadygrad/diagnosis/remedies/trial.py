@@ -22,6 +22,7 @@ from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch
 from ..interventions.precision_changes import Precision
 from ..isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
 from ..locate.bad_rows import num_rows
+from ..locate.lost_gradient import lost_moments
 from ..replay.replay_observation import ReplayObservation, absmax, trainable
 from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
 from ..replay.replayable import Replayable, StepFacts
@@ -285,6 +286,9 @@ class _TrialJudge:
                 ratio = _size_ratio(self.context.replayable, seen)
                 cured = ratio is not None and 1 / SIZE_MISMATCH < ratio < SIZE_MISMATCH
                 self.why = "" if cured else "gradients still enter at the wrong size"
+            case "state_underflow":
+                cured = not lost_moments(self.context.replayable)
+                self.why = "" if cured else "second moments are still zero beside living first moments"
             case "neutralised":
                 zeroed = self.context.suspicion is not None and self.context.suspicion.detail == "zeroed"
                 cured = all(size == 0 for name, size in seen.updates.items() if not zeroed or name in names)

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from ...records import Origin
-from ..interventions.backend.compiled import Recompiled
+from ..interventions.backend.compiled import Recompiled, compiled_apart
 from ..isolation.resource_limits import limits
 from ..replay.replay_step import replay
 from ..replay.replayable import Replayable
@@ -81,7 +81,8 @@ class _Spied(Recompiled):
 
             return observed
 
-        return torch.compile(plain, backend=spying, dynamic=dynamic)
+        made: Callable[..., Any] = compiled_apart(plain, backend=spying, dynamic=dynamic)
+        return made
 
     def _base(self, plain: Callable[..., Any]) -> str:
         """The module whose code called the graph: the nearest frame whose first variable is a module of the model."""
@@ -294,7 +295,7 @@ def _beginning(
 
 
 def _name(node: fx.Node) -> str:
-    """The op's name: of a method the method's, of a function the function's, without the suffix of its overload."""
+    """The name of an op, function or method, without underscores around it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         target = target._schema.name.split("::")[-1]

@@ -1,7 +1,7 @@
 """All rows are mapped to the same point.
 
 What it sees
-    The outputs of a module, or their directions, differ between rows by less than 0.5 % of their size, at several steps
+    The outputs of a module, or their directions, differ between rows by less than 2 % of their size, at several steps
     in a row, although the inputs differ and the outputs differed more at the first steps.
 
 Why it hurts
@@ -36,8 +36,8 @@ from ....records import Finding
 from ....records.rules import Rule
 
 RULE = Rule("SY454", "representation_collapse", "All rows are mapped to the same point.")
-COLLAPSED = 0.005
-SPREAD = 0.02
+COLLAPSED = 0.02
+SPREAD = 0.4
 """What the outputs must have differed by at the first steps."""
 STEPS = 3
 MIN_WIDTH, MIN_ROWS = 8, 4
@@ -64,7 +64,7 @@ def judge(module: str, spreads: Sequence[float], inputs: Sequence[float]) -> Fin
     """Pure. The spread of a module's outputs, and of the inputs of the model, at steps one after another."""
     if len(spreads) < 2 * STEPS or len(inputs) < STEPS:
         return None
-    if max(spreads[:STEPS]) < SPREAD or max(spreads[-STEPS:]) > COLLAPSED or min(inputs[-STEPS:]) < SPREAD:
+    if max(spreads[:STEPS]) < SPREAD or max(spreads[-STEPS:]) > COLLAPSED or min(inputs[-STEPS:]) < COLLAPSED:
         return None
     return seen(
         RULE,

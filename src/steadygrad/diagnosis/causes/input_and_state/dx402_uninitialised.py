@@ -33,6 +33,8 @@ RULE = Rule("DX402", "uninitialised", "A parameter or buffer was read before it 
 def match(e: Evidence) -> Match | None:
     if e.op in ("empty", "empty_like", "new_empty", "empty_strided", "resize"):
         return Match(0.95, f"memory from {e.op} was read before anything was written to it")
+    if e.proved_by == "fill_memory":
+        return Match(0.93, "the step is finite when memory is filled as it is allocated, and not otherwise")
     huge = e.huge_state is not None and e.bad_since_start
     if e.phase == "state" and huge and e.huge_state is not None:
         return Match(0.96, f"{e.huge_state[0]} has held {e.huge_state[1]:.3g} since before the first step")

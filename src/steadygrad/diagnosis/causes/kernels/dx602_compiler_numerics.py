@@ -1,7 +1,7 @@
 """Finite in eager, not finite when compiled.
 
 What it sees
-    A run that uses torch.compile, whose failing step is finite in every eager replay.
+    A run that uses torch.compile, whose failing step is finite in every eager replay and fails again as compiled code.
 
 Why it hurts
     Fusion changes the order and the width of intermediate roundings; a guard the eager code relied on may be gone.
@@ -32,5 +32,5 @@ RULE = Rule("DX602", "compiler_numerics", "Finite in eager, not finite when comp
 
 def match(e: Evidence) -> Match | None:
     if e.compiled and e.reproduced[1] and e.reproduced[0] == 0:
-        return Match(0.92, "the model is compiled and the step is finite in eager")
+        return Match(0.92, "the step fails again as compiled code and is finite in eager")
     return None

@@ -1,8 +1,8 @@
 """The device computed with other bytes than the host gave it.
 
 What it sees
-    A failing step that is finite when replayed from a fresh copy of the batch, in a run with pinned, non-blocking
-    copies.
+    A failing step that nothing else explains, which is finite again and again when its non-blocking copies are waited
+    for, and fails when they are not.
 
 Why it hurts
     A pinned buffer that is refilled before its copy has finished feeds the device a mixture of two batches.
@@ -32,6 +32,6 @@ RULE = Rule("DX603", "async_race", "The device computed with other bytes than th
 
 
 def match(e: Evidence) -> Match | None:
-    if e.batch_changed and e.reproduced[1] and e.reproduced[0] == 0:
-        return Match(0.92, "the batch on the device differs from the batch on the host")
+    if e.proved_by == "wait_for_copy":
+        return Match(0.95, "the step is finite when queued copies are waited for, and not otherwise")
     return None

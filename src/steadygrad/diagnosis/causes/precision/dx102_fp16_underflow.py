@@ -35,7 +35,7 @@ RULE = Rule("DX102", "fp16_underflow", "A value rounded to zero in float16.")
 def match(e: Evidence) -> Match | None:
     if e.kind == "zero_gradient" and e.gradient_in_float32:
         return Match(0.95, "gradients of these parameters are zero here and not in float32")
-    if e.kind == "spike" and e.moments_without_spread > 0.01:
+    if e.kind in ("spike", "state_underflow") and e.moments_without_spread > 0.01:
         share = e.moments_without_spread
         return Match(0.95, f"{share:.0%} of Adam's second moments are zero beside living first moments")
     if e.kind != "non_finite" or e.stage == "commit" or e.facts.zeroed_by_mask:

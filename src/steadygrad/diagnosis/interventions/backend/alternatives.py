@@ -16,6 +16,7 @@ from ...causes.evidence import Evidence
 from ...locate.examine import Examination
 from ...replay.replay_step import CANNOT_RUN, ReplayChange, replay
 from ...replay.replayable import Replayable
+from ...trace.user_frames import UserFrame
 from ..optimizer_changes import Options
 from .attention import EagerAttention, attention_configs, backend_of, only_backend, without_backend
 from .compiled import Eager, EagerModule, KeepCasts, compiled_modules
@@ -33,6 +34,7 @@ from .flags import (
     full_float32,
     reduced_float32,
 )
+from .memory import ClearStaleRows, FillMemory, MemoryChange, WaitForCopies
 
 _LIBRARY_OPS = ("convolution", "batch_norm", "rnn", "lstm", "gru", "ctc_loss", "grid_sampler", "affine_grid")
 _MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "matmul", "einsum")
@@ -71,6 +73,7 @@ class FailedKernel:
     compiled: bool = False
     """Whether the step fails as compiled code and is finite in eager."""
     module: str | None = None
+    proved_by: str = ""
 
     @property
     def on_accelerator(self) -> bool:
@@ -95,6 +98,7 @@ def failed_kernel(
         cause=cause,
         compiled=evidence.compiled,
         module=named.module if named is not None else None,
+        proved_by=evidence.proved_by,
     )
 
 
@@ -108,6 +112,46 @@ def alternatives(failed: FailedKernel) -> Iterator[Alternative]:
     yield from _of_library(failed)
     yield from _of_optimizer(failed)
     yield from _of_order(failed)
+    yield from (each for each in OF_MEMORY if each.slug == failed.proved_by)
+
+
+OF_MEMORY = (
+    Alternative(
+        slug="zero_tail",
+        change="NaN that an earlier step left in the buffer cleared before it is refilled in part",
+        line="buffer.zero_()  # before the rows of a short batch are copied in",
+        make=ClearStaleRows,
+        safety="exact",
+    ),
+    Alternative(
+        slug="wait_for_copy",
+        change="queued copies waited for before their memory is used again",
+        line="torch.cuda.current_stream().synchronize()  # before the buffer is written again",
+        make=WaitForCopies,
+        safety="exact",
+    ),
+    Alternative(
+        slug="fill_memory",
+        change="memory filled when it is allocated",
+        line="torch.zeros(...)  # in place of torch.empty(...)",
+        make=FillMemory,
+    ),
+)
+"""What is tried where nothing explains a failure: each removes one way to read memory that the step did not write."""
+
+
+def proved_by_memory(replayable: Replayable) -> tuple[str, UserFrame, str] | None:
+    """The slug of the change of memory under which the step is finite, with the line and what was changed there."""
+    for each in OF_MEMORY:
+        change = each.make()
+        assert isinstance(change, MemoryChange)
+        if _finite_with(replayable, change) and change.places:
+            # A race may spare one replay: what is proved holds again, and fails again without the change.
+            plain, again = _finite_with(replayable, ReplayChange()), _finite_with(replayable, each.make())
+            if again and plain is False:
+                frame, what = next(iter(change.places.items()))
+                return each.slug, frame, what
+    return None
 
 
 def proved_by(failed: FailedKernel) -> str | None:

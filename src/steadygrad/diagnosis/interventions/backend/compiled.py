@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,6 +22,35 @@ def compiled_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
             found[name] = module
     return found
+
+
+def compiled_callables(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What a step of this model calls as compiled code: where it is kept, under which name, and the callable itself.
+
+    Modules that were compiled, attributes of modules, and functions that a module's methods call by a global name.
+    """
+    homes: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    for module in model.modules():
+        homes[id(module.__dict__)] = (module.__dict__, set(module.__dict__))
+        methods = [m for base in type(module).__mro__ for m in vars(base).values() if isinstance(m, FunctionType)]
+        for method in methods:
+            if not method.__module__.startswith("torch."):
+                homes.setdefault(id(method.__globals__), (method.__globals__, set()))[1].update(
+                    method.__code__.co_names
+                )
+    for home, names in homes.values():
+        for name in sorted(names):
+            found = home.get(name)
+            compiled = isinstance(found, FunctionType) and hasattr(found, "_torchdynamo_orig_callable")
+            if compiled and not hasattr(found, "_torchdynamo_disable"):
+                yield home, name, found
+
+
+def compiled_apart(plain: Any, **options: Any) -> Any:
+    """Compiled without counting towards the limit of recompilations of the run, where torch can do that (2.13)."""
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    return torch.compile(plain, **options)
 
 
 def runs_compiled(model: torch.nn.Module) -> bool:
@@ -64,29 +95,27 @@ class Recompiled(AsCompiled):
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[torch.nn.Module, str, Any]] = []
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
 
     def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
-        return torch.compile(plain, backend=lambda graph, inputs: backend(graph, inputs), dynamic=dynamic)
+        return compiled_apart(plain, backend=lambda graph, inputs: backend(graph, inputs), dynamic=dynamic)
 
     def prepared(self, replayable: Replayable) -> None:
         if not self._before:
             self.recompile(replayable)
 
     def recompile(self, replayable: Replayable) -> None:
-        for module in compiled_modules(replayable.model).values():
-            name = "_compiled_call_impl" if module.__dict__.get("_compiled_call_impl") is not None else "forward"
-            compiled = module.__dict__[name]
+        for home, name, compiled in list(compiled_callables(replayable.model)):
             plain, backend, dynamic = _made_of(compiled)
-            self._before.append((module, name, compiled))
-            module.__dict__[name] = self.recompiled(plain, backend, dynamic)
+            self._before.append((home, name, compiled))
+            home[name] = self.recompiled(plain, backend, dynamic)
 
     def undo(self, replayable: Replayable) -> None:
-        for module, name, own in reversed(self._before):
+        for home, name, own in reversed(self._before):
             if own is None:
-                del module.__dict__[name]
+                del home[name]
             else:
-                module.__dict__[name] = own
+                home[name] = own
         self._before.clear()
 
 
@@ -97,6 +126,7 @@ def _made_of(compiled: Any) -> tuple[Any, Any, bool | None]:
     backend, context = held.get("callback"), held.get("self")
     while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
         backend = inner
+    backend = getattr(backend, "_torchdynamo_orig_callable", backend)
     if plain is None or not callable(backend):
         raise ValueError("the compiled function cannot be compiled again")
     return plain, backend, getattr(context, "_dynamic", None)
@@ -112,7 +142,7 @@ class EagerModule(Recompiled):
     def prepared(self, replayable: Replayable) -> None:
         if not self._before:
             module = replayable.model.get_submodule(self.name)
-            self._before.append((module, "forward", module.__dict__.get("forward")))
+            self._before.append((module.__dict__, "forward", module.__dict__.get("forward")))
             module.__dict__["forward"] = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
             self.recompile(replayable)
 
@@ -123,4 +153,5 @@ class KeepCasts(Recompiled):
     def recompiled(self, plain: Any, backend: Any, dynamic: bool | None) -> Any:
         if getattr(backend, "compiler_name", "") != "inductor":
             raise ValueError("the backend is not inductor")
-        return torch.compile(plain, dynamic=dynamic, options={"emulate_precision_casts": True})
+        own = dict(getattr(backend, "config", {}))  # what the run itself asked of inductor stays as it is
+        return compiled_apart(plain, dynamic=dynamic, options={**own, "emulate_precision_casts": True})

@@ -33,6 +33,8 @@ RULE = Rule("RX110", "skip_batch", "Leave this batch out.")
 
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
+    if context.replayable.facts.dynamic_scale and context.evidence.symptom == "nan_grad":
+        return  # the loss scaler skips such a batch already, and here is the incident
     if not context.silent or context.evidence.kind in ("spike", "neutralised"):
         yield Proposal(
             code=RULE.code,

@@ -25,7 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ....records.rules import Rule
+from ...interventions.precision_changes import Precision
 from ...interventions.state_changes import Reverted
 from ..remedy_context import Proposal, RemedyContext
 
@@ -33,6 +36,15 @@ RULE = Rule("RX106", "fp32_state", "Keep the optimizer state as it was before it
 
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
+    if context.evidence.kind == "state_underflow":
+        yield Proposal(
+            code=RULE.code,
+            slug="fp32_state",
+            change="optimizer state kept in float32",
+            make=lambda: Precision(torch.float32),
+            safety="close",
+            code_change="state = torch.zeros_like(parameter, dtype=torch.float32)",
+        )
     changed = {(c.kind, c.name) for c in context.evidence.changes if c.kind == "optimizer"}
     if changed:
         yield Proposal(

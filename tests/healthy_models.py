@@ -224,11 +224,11 @@ def sparse_autoencoder() -> Healthy:
     """A dictionary of 512 features of which each row uses a few."""
     model = Parts({"encoder": nn.Linear(16, 512), "decoder": nn.Linear(512, 16)})
     with torch.no_grad():
-        model["encoder"].bias.fill_(-1.9)
+        model["encoder"].bias.fill_(-1.4)
 
     def loss(m: Any, x: Tensor) -> Tensor:
         features = torch.relu(m["encoder"](x))
-        return F.mse_loss(m["decoder"](features), x) + 1e-3 * features.sum(-1).mean()
+        return F.mse_loss(m["decoder"](features), x) + 1e-4 * features.sum(-1).mean()
 
     return Healthy(model, torch.randn(ROWS, 16), loss)
 

@@ -18,7 +18,7 @@ import healthy_models
 import steadygrad as sg
 from healthy_models import LENGTH, ROWS, WIDTH, WORDS, Transformer, mlp, token_loss, tokens
 from steadygrad.checkup.trials import first_batch_probe
-from steadygrad.checkup.trials.batch_facts import counted_outputs, wanted_classes
+from steadygrad.checkup.trials.batch_facts import UsedOutput
 from steadygrad.checkup.trials.batch_rules import label_shift, representation_collapse, target_leak
 from steadygrad.checkup.trials.first_batch_probe import LentStep, ProbedBatch, probe_batch
 from steadygrad.diagnosis.replay.guard_step import GuardStep
@@ -40,7 +40,9 @@ def probed(model: nn.Module, batch: Any, loss: Loss) -> ProbedBatch:
 
 
 def codes(model: nn.Module, batch: Any, loss: Loss) -> list[str]:
-    return [finding.code for finding in probed(model, batch, loss).findings]
+    found = probed(model, batch, loss)
+    assert found.not_checked == []
+    return [finding.code for finding in found.findings]
 
 
 def next_token(model: nn.Module, batch: Any) -> Tensor:
@@ -112,10 +114,11 @@ def test_targets_are_read_off_the_gradient_of_any_cross_entropy() -> None:
 
     for loss in (lambda z: token_loss(z, labels), by_hand, smoothed):
         (gradient,) = torch.autograd.grad(loss(logits), logits)
-        assert torch.equal(wanted_classes(gradient), expected)
-        assert torch.equal(counted_outputs(gradient), labels >= 0)
+        used = UsedOutput.of(logits, gradient)
+        assert torch.equal(used.targets, expected)
+        assert torch.equal(used.counted, labels >= 0)
     (gradient,) = torch.autograd.grad(logits.pow(2).sum(), logits)
-    assert int((wanted_classes(gradient) >= 0).sum()) == 0
+    assert int((UsedOutput.of(logits, gradient).targets >= 0).sum()) == 0
 
 
 # -- leaks

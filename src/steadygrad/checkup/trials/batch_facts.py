@@ -103,16 +103,33 @@ class BatchFacts:
     unlabelled: float | None = None
 
 
+@dataclass(slots=True)
+class UsedOutput:
+    """An output that the loss depends on, and what its gradient says: see `SequenceFacts`."""
+
+    shape: torch.Size
+    counted: Tensor
+    targets: Tensor
+
+    @staticmethod
+    def of(output: Tensor, gradient: Tensor) -> UsedOutput:
+        """Row by row, because a vocabulary is large; only the answers leave the device."""
+        counted = torch.stack([counted_outputs(row) for row in gradient]).cpu()
+        no_classes = output.dim() != 3
+        targets = [torch.full(row.shape, -1) if no_classes else wanted_classes(row.float()) for row in gradient]
+        return UsedOutput(output.shape, counted, torch.stack(targets).cpu())
+
+
 def counted_outputs(gradient: Tensor) -> Tensor:
-    """(rows, positions): where the loss depends on an output."""
-    return (gradient != 0).flatten(2).any(-1) if gradient.dim() > 2 else gradient != 0
+    """The positions of a row at which the loss depends on the output."""
+    return (gradient != 0).flatten(1).any(-1) if gradient.dim() > 1 else gradient != 0
 
 
 def wanted_classes(gradient: Tensor) -> Tensor:
     """The class that a cross-entropy wants at each position: the one that its gradient pulls up; -1 where the gradient
     is not that of a cross-entropy with one right class."""
     if gradient.shape[-1] < 2:
-        return torch.full(gradient.shape[:-1], -1)
+        return torch.full(gradient.shape[:-1], -1, device=gradient.device)
     (lowest, following), (wanted, _) = (each.unbind(-1) for each in gradient.topk(2, largest=False))
     one = (lowest < 0) & (following > lowest / 3)  # label smoothing pulls at the others, too, and less
     balanced = gradient.sum(-1).abs() <= 1e-3 * gradient.abs().sum(-1).clamp(min=1e-30)

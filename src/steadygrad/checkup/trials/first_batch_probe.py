@@ -29,7 +29,7 @@ from ...engine.state.batch_buffer import pristine
 from ...records import Finding
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
-from .batch_facts import BatchFacts, PaddingFacts, SequenceFacts, counted_outputs, padded_positions, wanted_classes
+from .batch_facts import BatchFacts, PaddingFacts, SequenceFacts, UsedOutput, padded_positions
 from .batch_rules import (
     label_shift,
     labels_mostly_masked,
@@ -51,8 +51,6 @@ ALL = (
     labels_mostly_masked,
 )
 OF_A_BATCH = (target_leak, label_shift, rows_influence_each_other, padding_in_loss, labels_mostly_masked)
-Used = Sequence[tuple[torch.Size, Tensor]]
-"""The shapes of outputs that the loss depends on, with its gradient at each."""
 MIN_ROWS, MIN_POSITIONS = 3, 4
 _POSITIONS = 4
 _NOISE = 20.0
@@ -142,14 +140,14 @@ def _look_at_call(
     """Fill in the facts that need the gradient of the loss at the outputs, and changed inputs."""
     outputs = [each for each in call.outputs() if each.requires_grad and each.dim() > 1 and each is not loss]
     gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs else ()
-    used = [(each.shape, g.detach().float().cpu()) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    used = [UsedOutput.of(each, g) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    del outputs, gradients
     _facts_of_call(call, used, batch, facts, found, caught)
 
 
-def probe_call(call: CaughtCall, used: Used, *, number: int = 0) -> ProbedBatch:
-    """Probe one call of a model of which the gradients at its outputs are known. The loss is not computed again."""
+def probe_call(call: CaughtCall, used: Sequence[UsedOutput], *, number: int = 0) -> ProbedBatch:
+    """Probe one call of a model whose outputs' gradients are known. The loss is not computed again."""
     found, facts = ProbedBatch(), BatchFacts(rows=_num_rows(call.inputs()))
-    used = [(shape, gradient.float().cpu()) for shape, gradient in used]
     _facts_of_call(call, used, {}, facts, found, CaughtCalls())
     found.findings += [each for rule in OF_A_BATCH if (each := rule.judge(facts)) is not None]
     found.findings = [replace(each, step=number) for each in found.findings]
@@ -157,12 +155,17 @@ def probe_call(call: CaughtCall, used: Used, *, number: int = 0) -> ProbedBatch:
 
 
 def _facts_of_call(
-    call: CaughtCall, used: Used, batch: Any, facts: BatchFacts, found: ProbedBatch, caught: CaughtCalls
+    call: CaughtCall,
+    used: Sequence[UsedOutput],
+    batch: Any,
+    facts: BatchFacts,
+    found: ProbedBatch,
+    caught: CaughtCalls,
 ) -> None:
     given = call.inputs()
     known = {key: t.detach().cpu() for key, t in _named_tensors(batch, call)}
     facts.unlabelled = _unlabelled(known, used, facts.rows)
-    prober = _CallProber(call, found)
+    prober = _CallProber(call, {each.shape for each in used}, found)
     for each in given:
         if each.dim() > 1 and each.shape[1] >= MIN_POSITIONS and why_not_read(each) is None:
             _look_at_positions(each, used, known, facts, prober)
@@ -175,7 +178,7 @@ def _facts_of_call(
 
 def _look_at_positions(
     given: Tensor,
-    used: Used,
+    used: Sequence[UsedOutput],
     known: Mapping[str, Tensor],
     facts: BatchFacts,
     prober: _CallProber,
@@ -184,31 +187,31 @@ def _look_at_positions(
     inputs = given.detach().cpu()
     padded = padded_positions(inputs, known) if given.dim() < 4 else None
     tokens = _are_tokens(inputs)
-    for output, gradient in used:
-        if output[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output[1] <= 2:
+    for output in used:
+        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.shape[1] <= 2:
             continue
-        counted = counted_outputs(gradient)
         if padded is not None:
-            padding = padded[0][:, : counted.shape[1]]
-            facts.paddings.append(PaddingFacts(padding=padding, counted=counted, name=padded[1]))
-        if tokens and len(output) == 3:
-            targets = wanted_classes(gradient)
+            padding = padded[0][:, : output.shape[1]]
+            facts.paddings.append(PaddingFacts(padding=padding, counted=output.counted, name=padded[1]))
+        if tokens and len(output.shape) == 3:
+            targets = output.targets.clone()
             if padded is not None:
                 targets[targets == inputs[padded[0]][0]] = -1
-            facts.sequences.append(_sequence(given, output, counted, targets, prober))
+            sequence = SequenceFacts(ids=inputs.long(), counted=output.counted, targets=targets)
+            _replace_tokens(given, sequence, output.shape, prober)
+            facts.sequences.append(sequence)
 
 
-def _sequence(ids: Tensor, output: torch.Size, counted: Tensor, targets: Tensor, prober: _CallProber) -> SequenceFacts:
-    """Token ids and one output with a prediction for each position; tokens are replaced where targets are tokens."""
-    facts = SequenceFacts(ids=ids.detach().cpu().long(), counted=counted, targets=targets)
+def _replace_tokens(ids: Tensor, facts: SequenceFacts, shape: torch.Size, prober: _CallProber) -> None:
+    """Where targets are tokens of the input, see what changes with some of them."""
     shift = facts.shift()
-    if shift is not None and 0 <= shift <= 2:
-        for place in _places(facts, shift):
-            changed = prober.replace_a_token(ids, place, output)
-            if changed is None:
-                break
-            facts.changed[place] = changed
-    return facts
+    if shift is None or not 0 <= shift <= 2:
+        return
+    for place in _places(facts, shift):
+        changed = prober.replace_a_token(ids, place, shape)
+        if changed is None:
+            return
+        facts.changed[place] = changed
 
 
 def _places(facts: SequenceFacts, shift: int) -> list[int]:
@@ -222,8 +225,8 @@ def _places(facts: SequenceFacts, shift: int) -> list[int]:
 class _CallProber:
     """Makes the call again with changes, and compares with the unchanged one. At most a dozen calls."""
 
-    def __init__(self, call: CaughtCall, found: ProbedBatch) -> None:
-        self._call, self._found = call, found
+    def __init__(self, call: CaughtCall, shapes: set[torch.Size], found: ProbedBatch) -> None:
+        self._call, self._shapes, self._found = call, shapes, found
         self._plain: list[Tensor] | None = None
         self._tolerance: list[float] = []
         self._failed = False
@@ -232,7 +235,7 @@ class _CallProber:
         if self._failed:
             return None
         try:
-            return self._call.again(change)
+            return [each for each in self._call.again(change) if each.shape in self._shapes]
         except Exception as error:
             self._failed = True
             self._found.not_checked.append(f"predictions: the model's call cannot be repeated ({type(error).__name__})")
@@ -245,15 +248,14 @@ class _CallProber:
             if one is not None and two is not None and [t.shape for t in one] == [t.shape for t in two]:
                 self._plain = one
                 for first, second in zip(one, two, strict=True):
-                    noise = float((first - second).abs().amax()) if first.numel() else 0.0
-                    size = float(first.abs().amax()) if first.numel() else 0.0
-                    self._tolerance.append(max(_NOISE * noise, _TINY * size))
+                    noise = float(_difference(first, second).amax())
+                    self._tolerance.append(max(_NOISE * noise, _TINY * float(first.abs().amax())))
         return self._plain
 
-    def replace_a_token(self, ids: Tensor, place: int, output: torch.Size) -> Tensor | None:
+    def replace_a_token(self, ids: Tensor, place: int, shape: torch.Size) -> Tensor | None:
         """(rows, positions): which predictions change with the token at this place; None where it cannot be tried."""
         plain = self._ready()
-        index = next((i for i, t in enumerate(plain or ()) if t.shape == output), None)
+        index = next((i for i, t in enumerate(plain or ()) if t.shape == shape), None)
         if plain is None or index is None:
             return None
         pool = torch.unique(ids)
@@ -263,9 +265,9 @@ class _CallProber:
         following = (torch.searchsorted(pool, ids[:, place].contiguous()) + 1) % len(pool)
         other[:, place] = pool[following]
         outputs = self._outputs(lambda t: other if t is ids else t)
-        if outputs is None or outputs[index].shape != output:
+        if outputs is None or len(outputs) != len(plain):
             return None
-        return ((outputs[index] - plain[index]).abs().amax(-1) > self._tolerance[index]).cpu()
+        return (_difference(outputs[index], plain[index]) > self._tolerance[index]).cpu()
 
     def replace_a_row(self, rows: int) -> float | None:
         """The share of the other rows whose outputs change when the first row becomes a copy of another one."""
@@ -294,8 +296,13 @@ class _CallProber:
             if before.dim() > 1 and before.shape[0] == rows and rows not in before.shape[1:]:
                 expected = before[order.to(before.device)]
                 limit = max(tolerance, at_least * float(before.abs().amax()))
-                found.append(((after - expected).abs().flatten(1).amax(1) > limit).cpu())
+                found.append((_difference(after, expected).reshape(rows, -1).amax(1) > limit).cpu())
         return torch.stack(found) if found else None
+
+
+def _difference(one: Tensor, other: Tensor) -> Tensor:
+    """The largest difference at each position, row by row: all of it at once would take the memory of the output."""
+    return torch.stack([(first - second).abs().amax(-1) for first, second in zip(one, other, strict=True)])
 
 
 def _in_order(tensor: Tensor, rows: int, order: Tensor) -> Tensor:
@@ -347,16 +354,15 @@ def _are_tokens(tensor: Tensor) -> bool:
     return not bool((tensor == torch.arange(tensor.shape[1], device=tensor.device)).all())
 
 
-def _unlabelled(known: Mapping[str, Tensor], used: Used, rows: int) -> float | None:
+def _unlabelled(known: Mapping[str, Tensor], used: Sequence[UsedOutput], rows: int) -> float | None:
     """The share of rows whose labels are all one negative value and whose outputs the loss does not depend on."""
     for labels in known.values():
         if labels.dim() != 2 or len(labels) != rows or labels.is_floating_point() or not bool((labels < 0).any()):
             continue
         without = (labels < 0).all(1) & (labels == labels[:, :1]).all(1)
-        for output, gradient in used:
-            if len(output) == 3 and output[0] == rows:
-                unused = ~(gradient != 0).flatten(1).any(1)
-                return float((without & unused).float().mean())
+        for output in used:
+            if len(output.shape) == 3 and output.shape[0] == rows:
+                return float((without & ~output.counted.any(1)).float().mean())
     return None
 
 

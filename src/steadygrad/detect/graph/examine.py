@@ -43,6 +43,10 @@ REPEATED = {"SY405": 2, "SY442": 3, "SY443": 3, "SY444": 3, "SY448": 2}
 must have changed since the start, and for SY405 the parameters must not have: then something else trains them."""
 
 
+Failed = Callable[[Exception], None] | None
+"""What is called with the fault of a rule."""
+
+
 class Confirmed:
     """Findings of several steps: which are to be reported now. Each is reported once."""
 
@@ -77,6 +81,7 @@ def examine_graph(
     named_parameters: Mapping[str, Tensor],
     num_rows: int | None = None,
     step: int = 0,
+    failed: Failed = None,
 ) -> list[Finding]:
     """What the graph of this loss shows, before its backward. Changes nothing and keeps nothing of it.
 
@@ -98,11 +103,17 @@ def examine_graph(
                 lambda: reference_aliased.judge_graph(graph),
                 lambda: _not_in_optimizer(graph, parameters_in_optimizers),
             ),
+            failed,
         )
 
 
 def examine_setup(
-    model: nn.Module, optimizers: Sequence[Optimizer], *, rows_read: Mapping[int, Tensor] | None = None, step: int = 0
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    rows_read: Mapping[int, Tensor] | None = None,
+    step: int = 0,
+    failed: Failed = None,
 ) -> list[Finding]:
     """What model and optimizers show by themselves. Reads a few rows of weights; changes nothing."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -113,6 +124,7 @@ def examine_setup(
             lambda: tied_weights_broken.judge(model),
             lambda: frozen_by_mistake.judge(model, rows_read),
         ),
+        failed,
     )
 
 
@@ -141,12 +153,14 @@ def _not_in_optimizer(graph: LossGraph, held: Held) -> Finding | None:
     return of_leaves(called, len(graph.leaves()), version=sum(leaf._version for leaf in outside))
 
 
-def _ask(step: int, rules: Iterable[Callable[[], Finding | None]]) -> list[Finding]:
+def _ask(step: int, rules: Iterable[Callable[[], Finding | None]], failed: Failed) -> list[Finding]:
     found = []
     for rule in rules:
         try:
             finding = rule()
-        except Exception:  # a graph of a kind that a rule was not written for: that rule does not judge it
+        except Exception as fault:  # a graph of a kind that a rule was not written for: that rule does not judge it
+            if failed is not None:
+                failed(fault)
             continue
         if finding is not None:
             found.append(replace(finding, step=step))

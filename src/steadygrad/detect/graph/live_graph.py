@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,25 +12,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records import Finding
-from .examine import REPEATED, examine_graph, examine_setup, layers_by_depth
+from .examine import Confirmed, examine_graph, examine_setup, layers_by_depth
+from .graph_findings import num_ranks
 from .rules import vanishing_gradient
 from .rules.vanishing_gradient import GradientSize
 
 NOT_HELD = "SY405"
-LOOKS = 3
-"""Losses that are looked at: what one batch shows by chance, three do not."""
+LOOKS = 4
+"""Losses that are looked at: what one batch shows by chance, several do not."""
 
 
 class LiveGraph:
     """The first losses of one training. Keeps nothing of a graph, and nothing alive."""
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], failed: Callable[[Exception], None]) -> None:
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._failed = failed
+        self._confirmed = Confirmed()
         self._layers: list[str] = []
         self._looked_at = -1
-        self.looks = 0
+        self.looks = LOOKS if num_ranks() > 1 else 0  # sharded parameters are others in the graph
         self.found: list[Finding] = []
 
     @property
@@ -54,17 +55,16 @@ class LiveGraph:
         def examine(held_by: Sequence[Optimizer]) -> list[Finding]:
             held = [{id(p) for group in o.param_groups for p in group["params"]} for o in held_by]
             return examine_graph(
-                loss, parameters_in_optimizers=held, named_parameters=named, num_rows=num_rows, step=update
+                loss, parameters_in_optimizers=held, named_parameters=named, num_rows=num_rows, step=update,
+                failed=self._failed,
             )  # fmt: skip
 
         findings = examine(optimizers)
         if any(found.code == NOT_HELD for found in findings):  # does an optimizer hold it that we were not given?
             findings = examine([*optimizers, *_every_optimizer()])
-        for found in findings:
-            needed = LOOKS if found.code in REPEATED else 1
-            if found.code == "SY448" and not update:
-                continue  # at the first step a difference of zero is right
-            self._enter(found, LOOKS - 1 if found.code == "SY448" else needed)
+        # What belongs to the model is reported, and looked into, by the sampled checks.
+        findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
+        self.found += self._confirmed.new(findings, updated=update > 0)
         self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
 
     def before_update(self, update: int) -> None:
@@ -85,19 +85,14 @@ class LiveGraph:
         ]
         found = vanishing_gradient.judge(sizes)
         if found is not None:
-            self._enter(replace(found, step=update), LOOKS)
+            self.found += self._confirmed.new([replace(found, step=update)], updated=update > 0)
 
     def setup(self, update: int) -> None:
-        """Model and optimizers as they are before the first update and after a few."""
+        """Model and optimizers as they are at the first update and after a few."""
         model, optimizers = self._live()
-        for found in examine_setup(model, optimizers, step=update) if model is not None else ():
-            self._enter(found, 1)
-
-    def _enter(self, found: Finding, needed: int) -> None:
-        key = found.code, found.subject
-        self._seen[key] += 1
-        if self._seen[key] == needed:
-            self.found.append(found)
+        if model is not None and num_ranks() == 1:
+            findings = examine_setup(model, optimizers, step=update, failed=self._failed)
+            self.found += self._confirmed.new(findings, updated=update > 0)
 
     def take(self) -> list[Finding]:
         """What was found and not taken yet."""

@@ -56,7 +56,7 @@ class LoopRecorder:
         self._left = _EVERY_ONE
         """Updates that are still to be recorded without a pause."""
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
-        self._graph = LiveGraph(model, optimizers)
+        self._graph = LiveGraph(model, optimizers, failed)
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()

@@ -61,6 +61,8 @@ class RecordedOptimizer:
         self._at_update: Marks | None = None
         self._turn = 0
         self._settled = 0
+        self._doubt = False
+        """Whether the last update's gradients may have been set to zero: then the next ones are read before."""
         self._said: set[str] = set()
         self._news: list[Finding] = []
 
@@ -96,7 +98,7 @@ class RecordedOptimizer:
             return  # a gradient of something else: a penalty, an attack
         window.passes, window.open = window.passes + 1, window.open + 1
         window.fed |= fed
-        window.at_end = marks.take(values=True)
+        window.at_end = marks.take(values=self._doubt)
         self.sizes.after_backward(self.record.count)
 
     def update_begins(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -106,6 +108,7 @@ class RecordedOptimizer:
         if closure or not window.passes:
             return
         window.no_gradient = bool(window.open) and marks.cleared(window.at_end)
+        self._doubt = marks.may_be_zeroed(window.at_end)
         window.replaced = marks.replaced(window.at_end)
         self.sizes.before_update(changed=not marks.unchanged(window.at_end))
         if window.kept and window.old is not None:

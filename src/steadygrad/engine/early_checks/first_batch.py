@@ -27,8 +27,6 @@ from .repeatable_call import why_not_repeat
 
 _AT = 1
 """The update whose batch is looked at: at the first one an output may be zero by its initialisation."""
-_MOST = 1 << 21
-"""Elements of an output's gradient that are kept; of larger ones the first rows."""
 
 
 class FirstBatch:
@@ -39,7 +37,7 @@ class FirstBatch:
         self._failed_outside = failed
         self._handle: RemovableHandle | None = None
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        self._gradients: list[tuple[torch.Size, Tensor]] = []
+        self._used: list[Any] = []
         self._versions: list[int] = []
         self.done = False
 
@@ -63,7 +61,7 @@ class FirstBatch:
         self.done = True
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._calls, self._gradients = None, [], []
+        self._handle, self._calls, self._used = None, [], []
 
     def _returned(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
@@ -75,17 +73,24 @@ class FirstBatch:
         found = vars(output) if hasattr(output, "__dataclass_fields__") else output
         for tensor in tensors_in(found):
             if tensor.requires_grad and tensor.dim() > 1 and tensor.is_floating_point():
-                keep = QuietHook(_Keep(self._gradients, tensor.shape), self._failed)
-                tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+                tensor.register_hook(QuietHook(self._came_back, self._failed))  # type: ignore[no-untyped-call]
+
+    def _came_back(self, gradient: Tensor) -> None:
+        """What the loss wants of an output: read off its gradient, which is not kept."""
+        from ...checkup.trials.batch_facts import UsedOutput
+
+        if not self.done and not rerunning() and gradient.layout is torch.strided:
+            gradient = gradient.detach()
+            self._used.append(UsedOutput.of(gradient, gradient))
 
     @property
     def ready(self) -> bool:
         """Whether the call and its gradient are there."""
-        return not self.done and bool(self._calls) and bool(self._gradients)
+        return not self.done and bool(self._calls) and bool(self._used)
 
     def look(self, step: int) -> Sequence[Finding]:
         """Look at the call, after its update. A dozen forward passes of the model at most, once in a run."""
-        calls, gradients, model = self._calls, self._gradients, self._model()
+        calls, used, model = self._calls, self._used, self._model()
         versions = self._versions
         self.close()
         if model is None or len(calls) != 1 or any(why_not_read(tensor) for tensor in tensors_in(calls[0])):
@@ -98,15 +103,4 @@ class FirstBatch:
 
         call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
         with rerun(), preserved_attributes((model,)):
-            return probe_call(call, [(shape, gradient) for shape, gradient in gradients], number=step).findings
-
-
-class _Keep:
-    """Remembers the gradient of an output, or of its first rows."""
-
-    def __init__(self, kept: list[tuple[torch.Size, Tensor]], shape: torch.Size) -> None:
-        self._kept, self._shape = kept, shape
-
-    def __call__(self, gradient: Tensor) -> None:
-        if gradient.layout is torch.strided and gradient.numel() <= _MOST:
-            self._kept.append((self._shape, gradient.detach().clone()))
+            return probe_call(call, used, number=step).findings

@@ -10,6 +10,7 @@ from statistics import median
 from torch import nn
 from torch.optim import Optimizer
 
+from ...detect.graph.graph_findings import num_ranks
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
 from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
@@ -136,7 +137,7 @@ class SampledChecker:
             found = replace(each, step=step)
             self._log.tell_vital(found)
             self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
-            if self._log.journal.rank == 0:
+            if num_ranks() == 1:  # of several ranks one would count an incident that the others do not have
                 self._log.enter_silent(step, (found,), _diagnosis_of(found))
         if findings:
             self._log.announce()

@@ -40,7 +40,8 @@ from ..graph_findings import NAMED, read, seen
 RULE = Rule("SY442", "dead_relu", "Nearly all units of a ReLU layer output 0 for every row.")
 DEAD = 0.97
 FIRING = 0.1
-"""Live units of a dead layer are on in at least so many of the rows; in a sparse layer each is on in a few."""
+"""Live units of a dead layer are on in at least so many of the rows, and in three; in a sparse layer each is on in a
+few."""
 MIN_UNITS, MIN_ROWS = 8, 8
 _GELU_OFF = -6.0
 """Below this the output and the slope of a GELU are zero to seven digits."""
@@ -74,8 +75,9 @@ class _Activation:
         others = [dim for dim in range(self.values.dim()) if dim != self.unit_dim]
         on = (self.values > self.off).float().mean(others)
         live = on > 0
+        rows = self.values.numel() // self.units
         share, firing = read([(~live).float().mean(), on.sum() / live.sum().clamp(min=1)])
-        return share if share == 1.0 or firing >= FIRING else 0.0
+        return share if share == 1.0 or firing >= max(FIRING, 3 / rows) else 0.0
 
 
 def judge(graph: LossGraph) -> Finding | None:

@@ -41,7 +41,7 @@ from ....records.rerun_flag import rerun
 from ....records.rules import Rule
 from ...make_finding import listed
 from ...tensors.readable_tensors import has_values
-from ..graph_findings import NAMED, num_ranks, read, seen
+from ..graph_findings import NAMED, read, seen
 
 RULE = Rule(
     "SY445",
@@ -114,8 +114,8 @@ def _rms(tensor: Any) -> Tensor:
 def _step(optimizer: Optimizer, group: Mapping[str, Any], value: float, gradient: float) -> float | None:
     """Where one step of such an optimizer takes a weight of this value; None where it cannot be tried."""
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") and num_ranks() > 1:
-        return None
+    if not kind.__module__.startswith("torch.optim"):
+        return None  # code of the program's, which may keep what it is called with
     weight = torch.nn.Parameter(torch.full((4, 4), value, dtype=torch.float64))
     weight.grad = torch.full_like(weight, gradient)
     options = {key: _plain(option) for key, option in group.items() if key not in ("params", "param_names")}

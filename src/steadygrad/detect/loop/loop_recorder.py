@@ -241,8 +241,7 @@ class LoopRecorder:
             calls, modes = self.calls, self._modes
             if modes is not None and calls.in_eval and self._updates < 2:
                 calls.empty_statistics = modes.empty_statistics()
-            loss = float(self._loss) if self._loss is not None else None
-            if loop.update_ended(optimizer, calls, self._updates, loss):
+            if loop.update_ended(optimizer, calls, self._updates, self._loss):
                 self._on_news()
             if loop is self._loops[-1]:
                 self.calls, self._loss = CallsSeen(), None

@@ -61,6 +61,7 @@ class RecordedOptimizer:
         self._at_update: Marks | None = None
         self._turn = 0
         self._settled = 0
+        self._loss: Tensor | None = None
         self._doubt = False
         """Whether the last update's gradients may have been set to zero: then the next ones are read before."""
         self._said: set[str] = set()
@@ -117,8 +118,9 @@ class RecordedOptimizer:
 
     # -- the update
 
-    def update_ended(self, optimizer: Optimizer, calls: CallsSeen, step: int, loss: float | None = None) -> bool:
-        """Enter the update that was made. Whether a rule found something."""
+    def update_ended(self, optimizer: Optimizer, calls: CallsSeen, step: int, loss: Tensor | None = None) -> bool:
+        """Enter the update that was made; `loss` is in host memory. Whether a rule found something."""
+        self._loss = loss
         window, self._window = self._window, _Window()
         self._at_update = self._marks.take()
         in_turn = _updates_of_all[0] != self._turn
@@ -151,7 +153,6 @@ class RecordedOptimizer:
             compares_itself=calls.compares_itself,
             idle_adapters=self._idle(window.fed),
             pulls=calls.read_pulls() if window.passes > 1 else (),
-            loss=loss,
         )
         self.record.add(update)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
@@ -164,7 +165,9 @@ class RecordedOptimizer:
             return False
         self._settled += 1
         updates = self.record.updates
-        loss = reading.loss if math.isfinite(reading.loss) else updates[place].loss
+        loss: float | None = reading.loss
+        if not math.isfinite(reading.loss):  # the entry point does not see it
+            loss = float(self._loss) if self._loss is not None and place == -1 else None
         updates[place] = replace(updates[place], loss=loss, grad_norm=reading.grad_norm)
         unmoved = reading.grad_norm == 0 or self.record.same_loss()
         return unmoved and self._judge()

@@ -30,6 +30,7 @@ from .engine import Engine, Step, Verdict
 from .record.loop_skips import LoopSkips
 from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
 from .recovery.rollback import Rollback
+from .recovery.silent_faults import SilentFaults
 from .recovery.update_check import UpdateCheck
 from .state.batch_buffer import tensors_in
 from .state.forward_state import Entry
@@ -54,6 +55,7 @@ class OwnedLoop:
         self.update_check = UpdateCheck(parts.program.optimizers, parts.state, parts.consensus)
         self.diagnoses = DiagnosisRequests(self, diagnostician, config)
         self.own_skips = LoopSkips(self)
+        self.silent_faults = SilentFaults(self)
         self.step = self.batches_seen = 0
         self.window = Window()
         self.pending: PendingStep | None = None
@@ -210,6 +212,8 @@ class OwnedLoop:
             self.barrier.note("guard", lost)
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
+            return
+        if alone and self.config.policy.acts and self.silent_faults.handled(step, reading):
             return
         self.window = Window()
         self.step += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -25,6 +26,28 @@ SAMPLING = frozenset({"nan_logits"})
 """Those that strike passes without gradients; the others strike training."""
 
 HUGE = 1e6
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """Which bits of a tensor flip: `mask` of the word at `place` and, with `run` 32, of all 32 words aligned with it, as
+    a fault in a warp of a GPU does. A place beyond the end counts from the beginning again."""
+
+    place: int
+    mask: int
+    run: int = 1
+
+
+def flip_bits(tensor: Tensor, flip: Flip) -> None:
+    """In place and past autograd's count of writes, as a memory fault would."""
+    with torch.no_grad():
+        flat = tensor.data.view(-1)
+        size = 8 * flat.element_size()
+        mask = flip.mask & ((1 << size) - 1)
+        first = flip.place % flat.numel() // flip.run * flip.run
+        bits = flat[first : first + flip.run].view(_WHOLE[flat.element_size()])
+        bits ^= mask - (1 << size) if mask >> (size - 1) and size > 8 else mask
 
 
 def spoilt(value: Tensor, fill: float, draw: Random) -> Tensor:
@@ -52,12 +75,8 @@ def spoil_gradient(kind: str, draw: Random) -> Callable[[Tensor], Tensor]:
 
 def spoil_weight(kind: str, weight: Tensor, draw: Random) -> None:
     """In place, past autograd, as a memory fault would."""
-    with torch.no_grad():
-        flat = weight.detach().view(-1)
-        place = draw.randrange(flat.numel())
-        if kind == "nan_weight":
-            flat[place] = math.nan
-        else:
-            whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-            bits = flat[place : place + 1].view(whole)
-            bits ^= 1 << (8 * flat.element_size() - 2)
+    place = draw.randrange(weight.numel())
+    if kind == "nan_weight":
+        weight.data.view(-1)[place] = math.nan
+    else:
+        flip_bits(weight, Flip(place=place, mask=1 << (8 * weight.element_size() - 2)))

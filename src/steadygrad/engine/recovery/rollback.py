@@ -144,6 +144,11 @@ class Rollback:
             except Exception as fault:
                 self._barrier.note("tape", fault)
 
+    def rngs_of(self, window: Window) -> list[RngState | None]:
+        """The random states that the micro-batches of the newest window began with, where they are known."""
+        newest = self._batch_buffer.newest(len(window))
+        return [each.rng for each in newest] if [each.key for each in newest] == window.keys else []
+
     def before_update(self) -> None:
         if self._ring is not None and self._ring.copying:
             self._ring.wait_for_copies()

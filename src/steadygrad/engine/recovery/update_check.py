@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ...records import Reading
 from ..distributed.consensus import SingleRank
+from ..state.state_shadow import StateShadow
 from ..state.training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
 from ..state.weak_sequence import WeakSequence
 
@@ -63,6 +64,8 @@ class UpdateCheck:
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
+        self.shadow: StateShadow | None = StateShadow(state)
+        """What the last update left; None where it cannot be kept."""
         self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
 
     def release(self) -> None:
@@ -90,6 +93,8 @@ class UpdateCheck:
 
     def forget(self) -> None:
         """The trained parameters have changed: the next update is new."""
+        if self.shadow is not None:
+            self.shadow.forget()
         self._with_gradient = None
 
     def before(self, with_gradient: Sequence[int], *, may_copy: bool) -> Tree | None:
@@ -153,6 +158,11 @@ class UpdateCheck:
         self._mark = self._marked()
         self._rates = _rates(self._options_now())
         self._during = None
+        if self.shadow is not None:
+            try:
+                self.shadow.keep()
+            except Exception:  # a tensor that cannot be copied or counted
+                self.shadow = None
 
     def _sampled(self) -> dict[str, Any] | None:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""

@@ -1,0 +1,212 @@
+"""Flipped bits in weights, moments and gradients: what they cost a plain run, and how many a guarded run undoes.
+
+    python -m benchmarks.bit_flips --flips 500 --out benchmarks/results
+
+Three small models (an MLP under SGD with momentum, a transformer under AdamW with clipping, a convolutional net with
+batch norm under Adam) are trained with one flip each, at a random step, in a random tensor: of a weight, a moment or a
+gradient, of any bit of the word, of several bits, or of one bit in 32 neighbouring values. Only flips that leave the
+value finite count. A flip is costly where the plain run's final loss is more than 1 % above that of the run without it;
+it is undone where the guarded run's final loss is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import steadygrad as sg
+from steadygrad.testing.fault_kinds import Flip, flip_bits
+
+STEPS, COSTLY = 120, 0.01
+KINDS = ("weight", "moment", "gradient")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, words: int = 32, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(words, width), Block(width), nn.Linear(width, words)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.block(self.embed(tokens)))
+        return answer
+
+
+def _classes(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def _next_word(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten())
+
+
+@dataclass
+class Workload:
+    """A model, its data and its loop."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[nn.Module, Any], Tensor]
+    batches: list[Any]
+    held_out: Any
+    clip: float | None = None
+
+    def final(self) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            value = float(self.loss(self.model, self.held_out))
+        self.model.train()
+        return value if value == value else float("inf")
+
+
+def mlp() -> Workload:
+    model = nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 6))
+    x = torch.randn(STEPS * 32 + 1024, 20)
+    y = (torch.tanh(x @ torch.randn(20, 16)) @ torch.randn(16, 6)).argmax(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return Workload(model, optimizer, _classes, *_split(x, y))
+
+
+def transformer() -> Workload:
+    model = Transformer()
+    table = torch.randn(32, 32).mul(2).softmax(-1)
+    tokens = torch.randint(32, (STEPS * 8 + 256, 1))
+    for _ in range(16):
+        tokens = torch.cat([tokens, torch.multinomial(table[tokens[:, -1]], 1)], 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    batches = [(tokens[256 + 8 * i : 264 + 8 * i],) for i in range(STEPS)]
+    return Workload(model, optimizer, _next_word, batches, (tokens[:256],), clip=1.0)
+
+
+def convolutions() -> Workload:
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256, 5),
+    )  # fmt: skip
+    y = torch.randint(5, (STEPS * 16 + 512,))
+    x = torch.randn(5, 1, 11, 11)[y] * 0.6 + torch.randn(len(y), 1, 11, 11)
+    return Workload(model, torch.optim.Adam(model.parameters(), lr=1e-3), _classes, *_split(x, y, 16, 512))
+
+
+def _split(x: Tensor, y: Tensor, size: int = 32, held_out: int = 1024) -> tuple[list[Any], Any]:
+    batches = [(x[held_out + i * size :][:size], y[held_out + i * size :][:size]) for i in range(STEPS)]
+    return batches, (x[:held_out], y[:held_out])
+
+
+MODELS = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
+
+
+def make(name: str) -> Workload:
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One flip of one run: where, when and which bits."""
+
+    model: str
+    kind: str
+    step: int
+    tensor: int
+    flip: Flip
+
+
+def cases(count: int, seed: int) -> Iterator[Case]:
+    """Flips of all sizes, models and kinds alike."""
+    draw = Random(seed)
+    for number in range(count):
+        kind = KINDS[number // len(MODELS) % len(KINDS)]
+        pattern = draw.choice(("bit", "bits", "run"))
+        mask = 1 << (draw.randrange(32) if draw.random() < 0.5 else draw.randrange(22, 32))
+        if pattern == "bits":
+            for _ in range(draw.randrange(1, 8)):
+                mask |= 1 << draw.randrange(32)
+        flip = Flip(place=draw.randrange(1 << 30), mask=mask, run=32 if pattern == "run" else 1)
+        yield Case(list(MODELS)[number % len(MODELS)], kind, draw.randrange(20, STEPS - 20), draw.randrange(1 << 30), flip)
+
+
+def strike(work: Workload, case: Case) -> None:
+    """Make the flip; if a value would not be finite, another one is drawn until all are."""
+    draw = Random(case.flip.place)
+    parameters = list(work.model.parameters())
+    parameter = parameters[case.tensor % len(parameters)]
+    if case.kind == "gradient":
+        _strike_gradient(parameter, case.flip, draw)
+        return
+    target: Tensor = parameter
+    if case.kind == "moment":
+        moments = [v for v in work.optimizer.state[parameter].values() if isinstance(v, Tensor) and v.dim()]
+        target = moments[case.tensor // len(parameters) % len(moments)]
+    _finite_flip(target, case.flip, draw)
+
+
+def _finite_flip(target: Tensor, flip: Flip, draw: Random) -> None:
+    kept = target.detach().clone()
+    for _ in range(100):
+        flip_bits(target, flip)
+        if bool(torch.isfinite(target).all()):
+            return
+        target.data.copy_(kept)
+        flip = Flip(place=draw.randrange(1 << 30), mask=1 << draw.randrange(31), run=flip.run)
+
+
+def _strike_gradient(parameter: Tensor, flip: Flip, draw: Random) -> None:
+    def hook(gradient: Tensor) -> Tensor:
+        from steadygrad.records.rerun_flag import rerunning
+
+        if rerunning():
+            return gradient
+        handle.remove()
+        gradient = gradient.clone()
+        _finite_flip(gradient, flip, draw)
+        return gradient
+
+    handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def train(case: Case | None, name: str, mode: str) -> tuple[float, Any]:
+    """The final loss of one run, and its guard."""
+    work = make(name)
+    guard: Any = None
+    if mode == "guard":
+        guard = sg.Guard(work.model, work.optimizer, work.loss, max_grad_norm=work.clip, diagnose="off")
+    elif mode == "attach":
+        guard = sg.attach(work.optimizer, model=work.model)
+    for step, batch in enumerate(work.batches):
+        if case is not None and step == case.step:
+            strike(work, case)
+        if mode == "guard":
+            guard.step(batch)
+            continue
+        work.optimizer.zero_grad()
+        work.loss(work.model, batch).backward()
+        if work.clip is not None:
+            nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
+        work.optimizer.step()
+    final = work.final()
+    if guard is not None:
+        guard.close()
+    return final, guard

@@ -1,0 +1,169 @@
+"""Memory faults and miscomputed gradients: seen before the update, undone, and reported.
+
+A weight or a moment that changed since the last update although nothing wrote it gets its bits back, and the step that
+was computed with it is run again. A gradient that is far larger than it ever was is computed a second time, from the
+same state and random numbers: what comes out differently was no gradient of the batch but a fault of the machine. What
+comes out the same is applied, as it would have been: the bits of a healthy run do not change.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...detect.patterns import gradient_changed_after_backward, weight_changed_between_steps
+from ...records import Cause, Diagnosis, Finding, Reading, Remedy, Severity, Trial
+from ..record.run_log import RunLog
+from ..state.rng import put_rng, take_rng
+from ..state.state_shadow import StateFault, StateShadow
+from ..step.window import Window
+
+if TYPE_CHECKING:
+    from ..engine import Step
+    from ..owned_loop import OwnedLoop
+
+TIMES, SEEN = 8.0, 16
+"""A gradient's norm so many times the largest of the last steps is computed again, once so many have been seen."""
+SHARE = 0.01
+"""Of all steps at most so many are computed twice."""
+_NOISE = 0.01
+"""Two computations whose norms differ by less are taken for the same: kernels may add up in another order."""
+_CAUSE = Cause(code="DX404", slug="transient_fault")
+_RULE, _GRADIENT = weight_changed_between_steps.RULE, gradient_changed_after_backward.RULE
+
+
+def undo_faults(shadow: StateShadow, log: RunLog, step: int) -> Finding | None:
+    """Restore what a memory fault changed since the last update, and report it; None where there is nothing."""
+    faults = shadow.faults()
+    if not faults:
+        return None
+    for fault in faults:
+        fault.undo()
+    shadow.keep()
+    found = _finding(faults[0], step, log.rank)
+    remedy = Remedy(code="RX152", slug="restore_weight", change="restore the bits it had", safety="exact")
+    trial = Trial(remedy=remedy, finite=True, verified=True, verdict="its bits after the last update are restored")
+    log.enter_silent(
+        step,
+        (found,),
+        Diagnosis(
+            symptom="silent", phase="state", cause=_CAUSE, because=found.detail, confidence=0.95, trials=(trial,),
+            notes=("no operation wrote to it since the last update; if it happens again, test the memory",),
+        ),
+    )  # fmt: skip
+    log.announce()
+    return found
+
+
+def _finding(fault: StateFault, step: int, rank: int) -> Finding:
+    change, device = fault.change, str(fault.tensor.device)
+    return Finding(
+        code=_RULE.code, slug=_RULE.slug, severity=Severity.WARNING, step=step, subject=fault.name, rank=rank,
+        detail=f"{fault} without an update ({device}, rank {rank}); its exact bits are restored",
+        evidence={"tensor": fault.name, "places": list(change.places), "old": list(change.old),
+                  "new": list(change.new), "device": device},
+    )  # fmt: skip
+
+
+class GradientLevels:
+    """The largest norm of each gradient in the last steps. Host only; a comparison of each on most steps."""
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+        self._recent: deque[Sequence[float]] = deque(maxlen=4 * SEEN)
+        self._limits: list[float] = []
+        self._count = 0
+
+    def far_above(self, reading: Reading) -> bool:
+        """Whether a gradient is far above what it was; if not, it is remembered. A NaN is above nothing."""
+        norms = reading.norms
+        if reading.names is not self._names:
+            self._names, self._limits, self._count = reading.names, [], 0
+            self._recent.clear()
+        if self._limits and any(map(operator.gt, norms, self._limits)):
+            return True
+        if math.isfinite(reading.grad_norm):
+            self.remember(norms)
+        return False
+
+    def remember(self, norms: Sequence[float]) -> None:
+        """A step that is about to be applied."""
+        self._recent.append(norms)
+        self._count += 1
+        if self._count % SEEN == 0:
+            self._limits = [TIMES * max(each) for each in zip(*self._recent, strict=True)]
+
+
+class SilentFaults:
+    """Asked before each update of a loop whose steps can be run again. One per guard."""
+
+    def __init__(self, loop: OwnedLoop) -> None:
+        self._loop = loop
+        self._levels = GradientLevels()
+        self._first: Reading | None = None
+        self._twice = 0
+
+    def handled(self, step: Step, reading: Reading) -> bool:
+        """Whether a fault was undone, or a step is doubtful: then it has been run again and is settled."""
+        loop = self._loop
+        again = step.window.can_run_again and not step.window.left_over
+        found: Finding | None = None
+        with loop.barrier("silent_faults", found) as answer:
+            if loop.update_check.shadow is not None:
+                answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
+        if answer.value is not None and again:
+            self._run_again(step)
+            return True
+        first, self._first = self._first, None
+        with loop.barrier("silent_faults", False) as doubtful:
+            if first is not None and step.attempt:
+                self._compare(first, reading)
+            elif step.attempt == 0 and not loop.config.outside and self._levels.far_above(reading):
+                doubtful.value = again and self._twice <= 1 + SHARE * loop.step
+                if not doubtful.value and math.isfinite(reading.grad_norm):
+                    self._levels.remember(reading.norms)
+        if doubtful.value:
+            self._first, self._twice = reading, self._twice + 1
+            self._run_again(step)
+        return doubtful.value
+
+    def _run_again(self, step: Step) -> None:
+        """From the state and the random numbers it began with; what the program drew since stays drawn."""
+        loop, entry = self._loop, step.window.entry
+        assert entry is not None
+        loop.parts.checker.after_refusal()
+        rng, rngs = take_rng(), loop.recovery.rngs_of(step.window)
+        loop.recovery.second_look.put_back(step.window)
+        loop.program.forget()
+        loop.window = Window()
+        loop.run_again(step.window.fed, step.outcome, rngs)
+        put_rng(rng)
+
+    def _compare(self, first: Reading, second: Reading) -> None:
+        """The same step, computed twice: whether its first gradients were wrong."""
+        pairs = list(zip(first.norms, second.norms, strict=True))
+        worst = max(range(len(pairs)), key=lambda i: abs(pairs[i][0] - pairs[i][1]) / (pairs[i][1] or 1e-30))
+        one, two = pairs[worst]
+        if math.isfinite(second.grad_norm):
+            self._levels.remember(second.norms)
+        if one == two or abs(one - two) <= _NOISE * max(abs(one), abs(two)) < math.inf or not math.isfinite(two):
+            return
+        log, name = self._loop.log, second.names[worst]
+        device = str(self._loop.program.device)
+        detail = (
+            f"the gradient of {name} had the norm {one:.4g}, and {two:.4g} when it was computed again from the same "
+            f"state ({device}, rank {log.rank}); the second is used"
+        )
+        found = Finding(
+            code=_GRADIENT.code, slug=_GRADIENT.slug, severity=Severity.WARNING, step=second.step, subject=name,
+            rank=log.rank, detail=detail, evidence={"first": one, "second": two, "device": device},
+        )  # fmt: skip
+        log.enter_silent(
+            second.step, (found,),
+            Diagnosis(symptom="silent", phase="backward", cause=_CAUSE, because=detail, confidence=0.9,
+                      notes=("if it happens again, test the machine",)),
+        )  # fmt: skip
+        log.announce()

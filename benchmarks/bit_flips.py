@@ -145,7 +145,9 @@ def cases(count: int, seed: int) -> Iterator[Case]:
             for _ in range(draw.randrange(1, 8)):
                 mask |= 1 << draw.randrange(32)
         flip = Flip(place=draw.randrange(1 << 30), mask=mask, run=32 if pattern == "run" else 1)
-        yield Case(list(MODELS)[number % len(MODELS)], kind, draw.randrange(20, STEPS - 20), draw.randrange(1 << 30), flip)
+        yield Case(
+            list(MODELS)[number % len(MODELS)], kind, draw.randrange(20, STEPS - 20), draw.randrange(1 << 30), flip
+        )
 
 
 def strike(work: Workload, case: Case) -> None:

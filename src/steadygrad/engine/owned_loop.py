@@ -108,10 +108,8 @@ class OwnedLoop:
     def feed(
         self, batch: Any, key: str, *, late: bool, original: Any = None, attempt: int = 0, last: bool | None = None
     ) -> Outcome:
-        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time.
-
-        `last` says that it does or does not fill the window, where counting cannot tell.
-        """
+        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time;
+        `last` says that it does or does not fill the window, where counting cannot tell."""
         entry = self.enter()
         tensors = tensors_in(batch)
         versions = [tensor._version for tensor in tensors]
@@ -401,10 +399,8 @@ class OwnedLoop:
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
     ) -> None:
-        """Feed batches again, each judged before it is applied; the last one's outcome answers for `outcome`.
-
-        In a trainer's loop they are one whole window. `rngs` are the random states they begin with, where known.
-        """
+        """Feed batches again, each judged before it is applied; the last one's outcome answers for `outcome`. In a
+        trainer's loop they are one whole window. `rngs` are the random states they begin with, where known."""
         answer = None
         for number, (batch, key) in enumerate(batches):
             if self.engine.halt is not None:

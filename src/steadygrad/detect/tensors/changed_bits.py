@@ -18,6 +18,8 @@ WARP = 32
 """A fault reaches at most so many aligned neighbours."""
 FAR = 256.0
 """Times the largest value of the tensor: a size that no clamp, mask or average gives."""
+SCALED = 8.0
+"""A whole tensor may be multiplied by so much; only a power of two changes the same bits everywhere."""
 FEW = 4
 """Of a tensor with so few elements one may be a setting that the program computes."""
 _DIGITS = 4
@@ -52,10 +54,10 @@ def fault_in(old: Tensor, new: Tensor) -> BitChange | None:
     size = 8 * old.element_size()
     bits = {mask % (1 << size) for mask in masks[places].tolist()}
     change = BitChange(tuple(where), tuple(was), tuple(now))
-    if any(_written_down(value, old.dtype) for value in now):
-        return None
+    if not all(map(math.isfinite, now)) or any(_written_down(value, old.dtype) for value in now):
+        return None  # a bad value is refused and rolled back like any other
     far = max(map(abs, now)) > FAR * max(float(old.abs().max()), torch.finfo(old.dtype).tiny)
-    if size > 16 and (far or any(value != value for value in now)):
+    if size > 16 and far:
         return change
     mantissa = size - 1 - _EXPONENT_BITS[old.dtype]
     if len(where) == 1:
@@ -67,7 +69,7 @@ def fault_in(old: Tensor, new: Tensor) -> BitChange | None:
 def _scaled(old: list[float], new: list[float]) -> bool:
     """Whether a program may have multiplied all of them by one number."""
     factors = {b / a for a, b in zip(old, new, strict=True) if a}
-    return len(factors) == 1 and 1 / FAR < abs(max(factors)) < FAR
+    return len(factors) == 1 and 1 / SCALED <= abs(max(factors)) <= SCALED
 
 
 def _one_changed(mask: int, old: float, new: float, numel: int, mantissa: int) -> bool:
@@ -79,8 +81,8 @@ def _one_changed(mask: int, old: float, new: float, numel: int, mantissa: int) -
 
 
 def _written_down(value: float, dtype: torch.dtype) -> bool:
-    """Whether a program may have this number in its text: zero, infinity, the largest of a type, few digits."""
-    if value == 0.0 or math.isinf(value) or abs(value) in _LARGEST:
+    """Whether a program may have this number in its text: zero, the largest of a type, few digits."""
+    if value == 0.0 or abs(value) in _LARGEST:
         return True
     # In half precision every number has few digits.
     return dtype.itemsize > 2 and float(f"{value:.{_DIGITS - 1}e}") == float(f"{value:.6e}")

@@ -131,7 +131,8 @@ class SilentFaults:
         return doubtful.value
 
     def _run_again(self, step: Step) -> None:
-        """From the state and the random numbers it began with; what the program drew since stays drawn."""
+        """From the state and the random numbers it began with; what the program drew since stays drawn. If the step is
+        refused after all, the refusal restores them."""
         loop, entry = self._loop, step.window.entry
         assert entry is not None
         loop.parts.checker.after_refusal()
@@ -139,8 +140,10 @@ class SilentFaults:
         loop.recovery.second_look.put_back(step.window)
         loop.program.forget()
         loop.window = Window()
+        loop.forward.forget_since(entry.place)
         loop.run_again(step.window.fed, step.outcome, rngs)
-        put_rng(rng)
+        if step.outcome.applied:
+            put_rng(rng)
 
     def _compare(self, first: Reading, second: Reading) -> None:
         """The same step, computed twice: whether its first gradients were wrong."""

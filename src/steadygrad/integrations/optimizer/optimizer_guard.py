@@ -216,6 +216,8 @@ class OptimizerGuard:
         try:  # not `with self._barrier`: this is every step's path
             if self._entry is None:
                 self._follow_parameters()
+                for loop in self._loops:
+                    loop.undo_faults(self._step)
                 snapshot_schedule = self._snapshot_schedule
                 if (
                     snapshot_schedule is not None

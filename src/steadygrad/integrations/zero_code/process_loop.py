@@ -158,6 +158,8 @@ class ProcessLoop:
             self.slices.forget()
             with self.barrier("snapshots", None):
                 self.past.window_begins()
+                for loop in self.ledger.loops:
+                    loop.undo_faults(self.step)
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
         self.sampled.called(call)
@@ -196,10 +198,8 @@ class ProcessLoop:
     # -- at an update
 
     def around_step(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read.
-
-        A container's step calls its parts' steps: they are made with the container's, or not at all.
-        """
+        """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read. A
+        container's step calls its parts' steps: they are made with the container's, or not at all."""
         if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
             return original(*args, **kwargs)
         if self.backwards.depth:

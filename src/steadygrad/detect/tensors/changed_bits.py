@@ -54,9 +54,10 @@ def fault_in(old: Tensor, new: Tensor) -> BitChange | None:
     size = 8 * old.element_size()
     bits = {mask % (1 << size) for mask in masks[places].tolist()}
     change = BitChange(tuple(where), tuple(was), tuple(now))
-    if not all(map(math.isfinite, now)) or any(_written_down(value, old.dtype) for value in now):
-        return None  # a bad value is refused and rolled back like any other
-    far = max(map(abs, now)) > FAR * max(float(old.abs().max()), torch.finfo(old.dtype).tiny)
+    if any(_written_down(value, old.dtype) for value in now) or _computed_nan(new.view(whole)[places], old.dtype):
+        return None  # what is written as NaN or infinity is refused and rolled back like any other bad value
+    limit = FAR * max(float(old.abs().max()), torch.finfo(old.dtype).tiny)
+    far = not all(abs(value) <= limit for value in now)
     if size > 16 and far:
         return change
     mantissa = size - 1 - _EXPONENT_BITS[old.dtype]
@@ -64,6 +65,13 @@ def fault_in(old: Tensor, new: Tensor) -> BitChange | None:
         return change if _one_changed(bits.pop(), was[0], now[0], old.numel(), mantissa) else None
     same = len(bits) == 1 and max(bits).bit_length() > mantissa
     return change if same and (len(where) < old.numel() or not _scaled(was, now)) else None
+
+
+def _computed_nan(bits: Tensor, dtype: torch.dtype) -> bool:
+    """Whether one of them is the NaN that arithmetic gives; a fault gives one with other bits."""
+    nan = int(torch.tensor(math.nan, dtype=dtype).view(bits.dtype))
+    size = 1 << 8 * dtype.itemsize
+    return any(each % size in (nan % size, (nan ^ (size >> 1)) % size) for each in bits.tolist())
 
 
 def _scaled(old: list[float], new: list[float]) -> bool:
@@ -81,8 +89,10 @@ def _one_changed(mask: int, old: float, new: float, numel: int, mantissa: int) -
 
 
 def _written_down(value: float, dtype: torch.dtype) -> bool:
-    """Whether a program may have this number in its text: zero, the largest of a type, few digits."""
-    if value == 0.0 or abs(value) in _LARGEST:
+    """Whether a program may have this number in its text: zero, infinity, the largest of a type, few digits."""
+    if math.isnan(value):
+        return False
+    if value == 0.0 or math.isinf(value) or abs(value) in _LARGEST:
         return True
     # In half precision every number has few digits.
     return dtype.itemsize > 2 and float(f"{value:.{_DIGITS - 1}e}") == float(f"{value:.6e}")

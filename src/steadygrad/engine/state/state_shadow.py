@@ -32,7 +32,7 @@ _version = operator.attrgetter("_version")
 
 
 def _memory_comparison() -> Any:
-    """The C library's memcmp; None where there is none to be had. Ten times faster on small tensors than torch.equal."""
+    """The C library's memcmp, several times faster on small tensors than `torch.equal`; None where there is none."""
     try:
         found = ctypes.CDLL(None).memcmp
     except (OSError, AttributeError, TypeError):
@@ -157,7 +157,7 @@ class StateShadow:
 
 
 def _shared(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_shared()
+    return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
 
 
 def _unravel(place: int, shape: Sequence[int]) -> list[int]:

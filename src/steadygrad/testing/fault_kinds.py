@@ -31,8 +31,8 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """Which bits of a tensor flip: `mask` of the word at `place` and, with `run` 32, of the 32 words aligned with it, as
-    a fault in a warp of a GPU does. A place beyond the end counts from the beginning again."""
+    """Which bits of a tensor flip: `mask` of the word at `place` and, with `run` 32, of the 32 words aligned with it,
+    as a fault in a warp of a GPU does. A place beyond the end counts from the beginning again."""
 
     place: int
     mask: int

@@ -147,7 +147,8 @@ WRITES: dict[str, Callable[[Small, torch.optim.Optimizer, Average], Any]] = {
     "tied": _set(lambda m: m.head.weight.data[:, :8].copy_(m.embed.weight.data[:5])),
     "moments zeroed": _moment_zeroed,
     "one moment halved": _moment_scaled,
-    "memory shared": _set(lambda m: (m.share_memory(), m.head.bias.data.mul_(0.0625))),
+    "memory shared": _set(lambda m: (m.share_memory(), m.head.bias.data.view(-1)[1:].mul_(0.0625))),
+    "a norm divided by 64": _set(lambda m: m.norm.weight.data.div_(64.0)),
 }
 
 

@@ -1,4 +1,4 @@
-"""A flipped bit in a weight, a moment or a gradient leaves no trace, and what a program writes itself is never undone."""
+"""A flipped bit in a weight, a moment or a gradient leaves no trace, and what a program writes is never undone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WARP = 32
 """A fault reaches at most so many aligned neighbours."""
 FAR = 256.0
 """Times the largest value of the tensor: a size that no clamp, mask or average gives."""
-SCALED = 8.0
+SCALED = 1024.0
 """A whole tensor may be multiplied by so much; only a power of two changes the same bits everywhere."""
 FEW = 4
 """Of a tensor with so few elements one may be a setting that the program computes."""

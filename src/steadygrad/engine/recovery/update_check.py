@@ -75,6 +75,8 @@ class UpdateCheck:
 
     def _note_load(self, _optimizer: Optimizer) -> None:
         self._loaded = True
+        if self.shadow is not None:
+            self.shadow.renew()
 
     # -- before
 

@@ -23,7 +23,7 @@ from .training_state import TrainingState
 
 BUDGET = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Bytes that are copied in each step, smallest tensors first."""
-_RENEW = 64
+_RENEW = 1024
 """Updates after which the list of tensors is made anew: an optimizer may exchange its state."""
 _MOST = 3
 """So many faults in one tensor are no chance: from then on its changes are left alone."""
@@ -50,19 +50,54 @@ class StateFault:
 
     name: str
     tensor: Tensor
-    copy: Tensor
+    kept: Tensor
     change: BitChange
 
     @torch.no_grad()
     def undo(self) -> None:
         """Restore the bits it had after the last update."""
-        self.tensor.data.copy_(self.copy)
+        self.tensor.data.copy_(self.kept.view(self.tensor.shape))
 
     def __str__(self) -> str:
-        shape, place = self.tensor.shape, self.change.places[0]
-        index = ", ".join(map(str, _unravel(place, shape)))
+        index = ", ".join(map(str, _unravel(self.change.places[0], self.tensor.shape)))
         more = f" and {len(self.change.places) - 1} neighbours" if len(self.change.places) > 1 else ""
         return f"{self.name}[{index}]{more} changed from {self.change.old[0]:.6g} to {self.change.new[0]:.6g}"
+
+
+class _Group:
+    """Tensors of one type and device, and one piece of memory with all their values after the last update."""
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self.names = [name for name, _ in named]
+        self.tensors = [tensor for _, tensor in named]
+        self._flat = [tensor.view(-1) for tensor in self.tensors]
+        self._kept, self._now = torch.cat(self._flat), torch.cat(self._flat)
+        self._versions: list[int] = []
+        on_host = self._kept.device.type == "cpu"
+        self._memory = (self._kept.data_ptr(), self._now.data_ptr(), self._kept.nbytes) if on_host else None
+
+    def keep(self) -> None:
+        torch.cat(self._flat, out=self._kept)
+        self._versions = list(map(_version, self.tensors))
+
+    def changed(self) -> list[int]:
+        """The tensors that differ from what was kept although autograd counts no write."""
+        torch.cat(self._flat, out=self._now)
+        if self._memory is not None and _compare is not None:
+            if not _compare(*self._memory):
+                return []
+        elif torch.equal(_bits(self._kept), _bits(self._now)):
+            return []
+        sizes = [tensor.numel() for tensor in self.tensors]
+        before, now = _bits(self._kept).split(sizes), _bits(self._now).split(sizes)
+        return [
+            place
+            for place, tensor in enumerate(self.tensors)
+            if tensor._version == self._versions[place] and not torch.equal(before[place], now[place])
+        ]
+
+    def kept(self, place: int) -> Tensor:
+        return self._kept.split([tensor.numel() for tensor in self.tensors])[place]
 
 
 class StateShadow:
@@ -70,11 +105,8 @@ class StateShadow:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._names: list[str] = []
-        self._tensors: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._pairs: list[tuple[int, int, int]] = []
-        self._versions: list[int] = []
+        self._groups: list[_Group] = []
+        self._listed: list[tuple[str, int, torch.Size]] = []
         self._restored = -1
         self._updates = 0
         self._seen: dict[str, int] = {}
@@ -83,77 +115,57 @@ class StateShadow:
         """The state is about to be other than the last update left it."""
         self._restored = -1
 
-    @torch.no_grad()
+    def renew(self) -> None:
+        """The optimizer has other state tensors from now on."""
+        self._updates = 0
+
     def keep(self) -> None:
         """An update was applied: what is there now is right. Does not sync."""
-        if self._updates % _RENEW < 2 or not self._tensors:
+        if self._updates % _RENEW < 2:
             self._list()
         self._updates += 1
-        torch._foreach_copy_(self._copies, self._tensors)
-        self._versions = list(map(_version, self._tensors))
+        for group in self._groups:
+            group.keep()
         self._restored = self._state.restored
 
     def faults(self) -> list[StateFault]:
         """What a memory fault has changed since `keep`. On a CPU a comparison of memory; on a device a host read."""
         if self._restored != self._state.restored:
             return []
-        changed = self._changed()
+        changed = [(group, place) for group in self._groups for place in group.changed()]
         if not changed:
             return []
         self._restored = -1  # of what the program wrote there is no copy
         if len(changed) > 1:
             return []  # faults do not come in pairs; programs write everything
-        return self._looked_at(changed[0])
-
-    def _looked_at(self, place: int) -> list[StateFault]:
-        name, tensor, copy = self._names[place], self._tensors[place], self._copies[place]
-        change = fault_in(copy.reshape(-1), tensor.data.reshape(-1))
-        if change is None or self._seen.get(name, 0) >= _MOST:
+        group, place = changed[0]
+        name, tensor, kept = group.names[place], group.tensors[place], group.kept(place)
+        change = fault_in(kept, tensor.view(-1))
+        if change is None or _shared(tensor) or self._seen.get(name, 0) >= _MOST:
             return []
         self._seen[name] = self._seen.get(name, 0) + 1
-        return [StateFault(name, tensor, copy, change)]
-
-    def _changed(self) -> list[int]:
-        """The tensors that differ from their copies although autograd counts no write."""
-        untouched = list(map(operator.eq, map(_version, self._tensors), self._versions))
-        if self._pairs:
-            return [
-                place
-                for place, (tensor, (here, copy, size)) in enumerate(zip(self._tensors, self._pairs, strict=True))
-                if untouched[place] and tensor.data_ptr() == here and _compare(here, copy, size)
-            ]
-        differ = [not torch.equal(a, b) for a, b in zip(self._tensors, self._copies, strict=True)]
-        return [place for place, each in enumerate(differ) if each and untouched[place]]
+        return [StateFault(name, tensor, kept, change)]
 
     def _list(self) -> None:
         """Look which tensors there are, and choose the smallest."""
-        found = [(name, t) for name, t in self._state.floating_tensors() if not name.startswith("buffer ")]
+        found = [(name, t.detach()) for name, t in self._state.floating_tensors() if not name.startswith("buffer ")]
         found = [(name, t) for name, t in found if t.dim() and t.is_contiguous() and not _shared(t)]
-        found.sort(key=lambda item: item[1].numel() * item[1].element_size())
-        left = BUDGET.get(found[0][1].device.type, 0) if found else 0
-        chosen: list[tuple[str, Tensor]] = []
+        found.sort(key=lambda item: item[1].nbytes)
+        chosen: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
+        left = dict(BUDGET)
         for name, tensor in found:
-            left -= tensor.numel() * tensor.element_size()
-            if left < 0 or tensor.device != found[0][1].device:
-                break
-            chosen.append((name, tensor))
-        if len(chosen) == len(self._tensors) and all(
-            tensor.data_ptr() == kept.data_ptr() and tensor.shape == kept.shape and tensor.dtype is kept.dtype
-            for (_, tensor), kept in zip(chosen, self._tensors, strict=True)
-        ):
-            return
-        self._names = [name for name, _ in chosen]
-        self._tensors = [tensor for _, tensor in chosen]
-        self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
-        on_host = _compare is not None and all(t.device.type == "cpu" for t in self._tensors)
-        self._pairs = (
-            [
-                (t.data_ptr(), copy.data_ptr(), t.numel() * t.element_size())
-                for t, copy in zip(self._tensors, self._copies, strict=True)
-            ]
-            if on_host
-            else []
-        )
+            device = tensor.device
+            left[device.type] = left.get(device.type, 0) - tensor.nbytes
+            if left[device.type] >= 0:
+                chosen.setdefault((tensor.dtype, device), []).append((name, tensor))
+        listed = [(name, t.data_ptr(), t.shape) for named in chosen.values() for name, t in named]
+        if listed != self._listed:
+            self._listed = listed
+            self._groups = [_Group(named) for named in chosen.values()]
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 def _shared(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Flipped bits in weights, moments and gradients: what they cost a plain run, and how many a guarded run undoes.
 
-    python -m benchmarks.bit_flips --flips 500 --out benchmarks/results
+    python -m benchmarks.bit_flips --flips 500 --out benchmarks/results        # about ten minutes
 
 Three small models (an MLP under SGD with momentum, a transformer under AdamW with clipping, a convolutional net with
 batch norm under Adam) are trained with one flip each, at a random step, in a random tensor: of a weight, a moment or a
@@ -12,13 +12,13 @@ it is undone where the guarded run's final loss is not.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import torch
@@ -189,8 +189,10 @@ def _strike_gradient(parameter: Tensor, flip: Flip, draw: Random) -> None:
     handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def train(case: Case | None, name: str, mode: str) -> tuple[float, Any]:
-    """The final loss of one run, and its guard."""
+def train(
+    case: Case | None, name: str, mode: str, writes: Callable[[Workload], None] | None = None
+) -> tuple[float, Any]:
+    """The final loss of one run, and its guard. `writes` is what the program itself does between steps."""
     work = make(name)
     guard: Any = None
     if mode == "guard":
@@ -200,15 +202,140 @@ def train(case: Case | None, name: str, mode: str) -> tuple[float, Any]:
     for step, batch in enumerate(work.batches):
         if case is not None and step == case.step:
             strike(work, case)
+        if writes is not None and step % 7 == 6:
+            writes(work)
         if mode == "guard":
             guard.step(batch)
-            continue
-        work.optimizer.zero_grad()
-        work.loss(work.model, batch).backward()
-        if work.clip is not None:
-            nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
-        work.optimizer.step()
+        else:
+            plain_step(work, batch)
     final = work.final()
     if guard is not None:
         guard.close()
     return final, guard
+
+
+def plain_step(work: Workload, batch: Any) -> None:
+    work.optimizer.zero_grad()
+    work.loss(work.model, batch).backward()
+    if work.clip is not None:
+        nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
+    work.optimizer.step()
+
+
+def _each(change: Callable[[Tensor], Any]) -> Callable[[Workload], None]:
+    def write(work: Workload) -> None:
+        for parameter in work.model.parameters():
+            change(parameter.data)
+
+    return write
+
+
+def _load(work: Workload) -> None:
+    work.model.load_state_dict({name: value.clone() for name, value in work.model.state_dict().items()})
+
+
+HEALTHY: dict[str, Callable[[Workload], None]] = {
+    "clamped": _each(lambda p: p.clamp_(-1.0, 1.0)),
+    "decayed": _each(lambda p: p.mul_(0.999)),
+    "pruned": _each(lambda p: p.mul_(p.abs() > 1e-3)),
+    "rounded to bfloat16": _each(lambda p: p.copy_(p.bfloat16().float())),
+    "first row zeroed": _each(lambda p: p[0].zero_() if p.dim() > 1 else None),
+    "first row drawn anew": _each(lambda p: p[0].normal_(0, 0.1) if p.dim() > 1 else None),
+    "one element set": _each(lambda p: p.view(-1)[:1].fill_(0.25)),
+    "a small tensor halved": _each(lambda p: p.mul_(0.5) if p.numel() <= 16 else None),
+    "noise added": _each(lambda p: p.add_(torch.randn_like(p), alpha=1e-3)),
+    "loaded": _load,
+}
+
+
+def healthy_writes(mode: str) -> tuple[int, int]:
+    """How many runs of programs that write their own weights were touched, and of how many."""
+    touched = 0
+    for name in MODELS:
+        for writes in HEALTHY.values():
+            alone, _ = train(None, name, "plain", writes)
+            end, guard = train(None, name, mode, writes)
+            touched += end != alone or bool(guard.incidents)
+    return touched, len(MODELS) * len(HEALTHY)
+
+
+def cost(name: str, rounds: int = 30, steps: int = 12) -> dict[str, float]:
+    """Processor time of a step beside the plain loop's, in turns: guarded without the comparison, and with it."""
+    loops: dict[str, tuple[Workload, Any]] = {"plain": (make(name), None)}
+    for key in ("guard without", "guard"):
+        work = make(name)
+        loops[key] = work, sg.Guard(work.model, work.optimizer, work.loss, max_grad_norm=work.clip, diagnose="off")
+    times: dict[str, list[float]] = {key: [] for key in loops}
+    for number in range(rounds):
+        for key, (work, guard) in loops.items():
+            started = time.process_time()
+            for batch in work.batches[number % 5 * steps :][:steps]:
+                if guard is None:
+                    plain_step(work, batch)
+                else:
+                    guard.step(batch)
+                    if key == "guard without":
+                        guard._loop.update_check.shadow = None
+            times[key].append((time.process_time() - started) / steps)
+    ratios = {key: median(b / a for a, b in zip(times["plain"], taken, strict=True)) for key, taken in times.items()}
+    for _, guard in loops.values():
+        if guard is not None:
+            guard.close()
+    return {**ratios, "plain step in ms": 1e3 * median(times["plain"])}
+
+
+def measure(count: int, mode: str, seed: int) -> list[dict[str, Any]]:
+    base = {name: train(None, name, "plain")[0] for name in MODELS}
+    rows = []
+    for case in cases(count, seed):
+        lost = train(case, case.model, "plain")[0] / base[case.model] - 1
+        final, guard = train(case, case.model, mode)
+        left = final / base[case.model] - 1
+        rows.append({"model": case.model, "kind": case.kind, "run": case.flip.run, "mask": case.flip.mask,
+                     "plain": lost, "guarded": left, "reported": len(guard.incidents)})  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, Any]], mode: str) -> list[str]:
+    lines = ["", f"## {mode}", "", "| flips in | runs | cost a plain run more than 1 % | of those undone | share |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for kind in (*KINDS, "all"):
+        mine = [row for row in rows if kind in (row["kind"], "all")]
+        costly = [row for row in mine if not row["plain"] <= COSTLY]
+        undone = sum(row["guarded"] <= COSTLY for row in costly)
+        share = f"{undone / len(costly):.1%}" if costly else "-"
+        lines.append(f"| {kind} | {len(mine)} | {len(costly)} | {undone} | {share} |")
+    worse = sum(row["plain"] <= COSTLY < row["guarded"] for row in rows)
+    return [*lines, "", f"Runs that cost a plain run less than 1 % and a guarded one more: {worse} of {len(rows)}."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--flips", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--modes", nargs="*", default=["guard", "attach"])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    chosen = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    lines = ["# Flipped bits, plain and guarded", "", (__doc__ or "").split("\n\n")[2].replace("\n", " ")]
+    for mode in chosen.modes:
+        rows = measure(chosen.flips, mode, chosen.seed)
+        touched, runs = healthy_writes(mode)
+        lines += table(rows, "sg.Guard" if mode == "guard" else "sg.attach(optimizer)")
+        lines.append(f"Runs of programs that write their own weights: {touched} of {runs} touched.")
+        (chosen.out / "bit-flips.md").write_text("\n".join(lines) + "\n")
+    lines += ["", "## Cost on a CPU", "", "Processor time of a step beside the plain loop's, median over rounds.", "",
+              "| model | plain step | sg.Guard without the comparison | with it |", "|---|---|---|---|"]  # fmt: skip
+    for name in MODELS:
+        found = cost(name)
+        lines.append(
+            f"| {name} | {found['plain step in ms']:.2f} ms | x{found['guard without']:.3f} | x{found['guard']:.3f} |"
+        )
+    lines += ["", "On a GPU: to be measured with `python -m benchmarks.overhead` before and after."]
+    (chosen.out / "bit-flips.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

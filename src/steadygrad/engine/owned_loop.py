@@ -92,8 +92,7 @@ class OwnedLoop:
         if not recovery.anything_due(self.step):
             return
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
-        checkpoint = recovery.checkpoint_due(self.step)
-        if not (divergence or snapshot or checkpoint):
+        if not ((checkpoint := recovery.checkpoint_due(self.step)) or divergence or snapshot):
             return
         self.settle_pending()
         if len(self.window) or self.engine.halt is not None:
@@ -133,11 +132,8 @@ class OwnedLoop:
         if self.pending is not None and self.settle_pending(self.window.fed, outcome):
             return outcome  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         gradients, row = self.measure(in_place=late)
-        step = Step(self.step, self.window, outcome, attempt)
-        if late:
-            self._commit_late(step, gradients, row)
-        else:
-            self._commit_now(step, gradients, row)
+        commit = self._commit_late if late else self._commit_now
+        commit(Step(self.step, self.window, outcome, attempt), gradients, row)
         return outcome
 
     def enter(self) -> Entry:
@@ -185,8 +181,10 @@ class OwnedLoop:
         limits = self.log.limits(parts.updater.max_grad_norm)
         lr = parts.updater.rate(force)
         rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
-        sealed = parts.device_check.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
+        refuses, also = self.config.policy.acts, self.silent_faults.flag()
+        sealed = parts.device_check.seal(row, limits, refuses=refuses, rule=rule, also=also)
         self._update(gradients, sealed.flag, force, factor=sealed.factor)
+        self.silent_faults.made(sealed.flag)
         self.window = Window()
         self.pending = PendingStep(step, sealed.row_transfer, row.layout, limits, lr, parts.gate.take_fresh())
         self.step += 1
@@ -305,6 +303,8 @@ class OwnedLoop:
             self.parts.gate.forget_fresh(pending.fresh)
             self.program.zero_grad()
             self.window = Window()
+            if self.silent_faults.handled_late(step, reading):
+                return True
         verdict = self.engine.judge(step, reading, made=True)
         if not verdict.applies:
             return True
@@ -407,8 +407,8 @@ class OwnedLoop:
                 break
             if number < len(rngs) and (rng := rngs[number]) is not None:
                 put_rng(rng)
-            last = number == len(batches) - 1 if self.config.outside else None
             with rerun():
+                last = number == len(batches) - 1 if self.config.outside else None
                 answer = self.feed(batch, key, late=False, attempt=1, last=last)
         if outcome is not None and answer is not None:
             answer_for(outcome, answer)
@@ -460,14 +460,12 @@ class OwnedLoop:
                 put_rng(rng)
 
     def _plain_loop(self) -> PlainLoop:
-        parts, place = self.parts, lambda: (self.step, self.batches_seen)
-        return PlainLoop(self.program, parts.updater.max_grad_norm, parts.followers, self.consensus, place)
+        clip, place = self.parts.updater.max_grad_norm, lambda: (self.step, self.batches_seen)
+        return PlainLoop(self.program, clip, self.parts.followers, self.consensus, place)
 
     def stand_down(self, fault: Exception) -> PlainLoop:
-        """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it.
-
-        With several ranks all of them do, or all of them stop: see `RankConsensus.broken`.
-        """
+        """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it. With
+        several ranks all of them do, or all of them stop: see `RankConsensus.broken`."""
         self.barrier.note("guard", fault)
         begun, apart = self.program.began, self.consensus.size > 1 and not self.committed
         refusing, self.refusing = self.refusing if apart and not self.config.outside else None, None

@@ -187,3 +187,66 @@ def test_a_tensor_that_keeps_changing_is_left_alone_after_three_times() -> None:
 
     _, guard = guarded(before, "guard")
     assert len(guard.incidents) == 3
+
+
+def late(before: Before) -> tuple[list[bytes], Any]:
+    """Judged one step late, as on a GPU: the device refuses by itself."""
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2, fused=True)
+    guard = sg.Guard(model, optimizer, loss_fn, diagnose="off", settle="late")
+    for step, batch in enumerate(batches()):
+        before(model, optimizer, step)
+        guard.step(batch)
+    guard.settle()
+    end = bits(model, optimizer)
+    guard.close()
+    assert guard.summary()["settles"] == "late"
+    return end, guard
+
+
+def fused(before: Before) -> list[bytes]:
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2, fused=True)
+    for step, batch in enumerate(batches()):
+        before(model, optimizer, step)
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+    return bits(model, optimizer)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_flipped_bit_leaves_no_trace_where_the_host_reads_late(mask: str, target: str) -> None:
+    end, guard = late(flips(target, Flip(place=3, mask=MASKS[mask])))
+    assert end == fused(nothing)
+    assert len(guard.incidents) == 1 and guard.summary()["skipped"] == 0
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_program_writes_stays_where_the_host_reads_late(name: str) -> None:
+    def writes() -> Before:
+        average = Average()
+        return lambda model, optimizer, step: write(name, model, optimizer, average, step)
+
+    end, guard = late(writes())
+    assert end == fused(writes())
+    assert guard.incidents == [] and guard.summary()["skipped"] == 0
+
+
+@pytest.mark.parametrize("settle", ["now", "late"])
+def test_a_program_that_writes_at_every_step_is_not_run_twice_for_it(settle: str) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2, fused=True)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with sg.Guard(model, optimizer, loss_fn, diagnose="off", settle=settle) as guard:
+        for batch in batches(60):
+            guard.step(batch)
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.35, 0.35)
+    assert len(calls) <= 60 + 12
+    assert guard.incidents == []

@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from ...detect.patterns import gradient_changed_after_backward, weight_changed_between_steps
+from ...detect.refusal_rule import must_refuse
 from ...records import Cause, Diagnosis, Finding, Reading, Remedy, Severity, Trial
 from ..record.run_log import RunLog
 from ..state.rng import put_rng, take_rng
@@ -117,6 +120,43 @@ class SilentFaults:
         if answer.value is not None and again:
             self._run_again(step)
             return True
+        return self._doubtful(step, reading, again=again)
+
+    # -- where the device decides and the host reads later
+
+    def flag(self) -> Tensor | None:
+        """On the device, 1.0 where the coming update must wait for `handled_late`. Does not sync."""
+        flag: Tensor | None = None
+        shadow = self._loop.update_check.shadow
+        if shadow is not None and self._loop.config.policy.acts:
+            with self._loop.barrier("silent_faults", flag) as answer:
+                answer.value = shadow.flag(self._loop.program.device)
+            return answer.value
+        return flag
+
+    def made(self, refused: Tensor) -> None:
+        """An update was made under this flag. Does not sync."""
+        check = self._loop.update_check
+        if check.shadow is not None:
+            with self._loop.barrier("silent_faults", None):
+                check.shadow.keep_unless(refused)
+
+    def handled_late(self, step: Step, reading: Reading) -> bool:
+        """The device has refused a step: whether because something changed, and then it has been run again, with what
+        came behind it. What the program wrote is in it then; what a fault did is undone."""
+        loop = self._loop
+        if loop.update_check.shadow is None:
+            return False
+        found: Finding | None = None
+        with loop.barrier("silent_faults", found) as answer:
+            answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
+        if answer.value is None and must_refuse(reading):
+            return False
+        self._run_again(step)
+        return True
+
+    def _doubtful(self, step: Step, reading: Reading, *, again: bool) -> bool:
+        loop = self._loop
         first, self._first = self._first, None
         with loop.barrier("silent_faults", False) as doubtful:
             if first is not None and step.attempt:
@@ -136,13 +176,15 @@ class SilentFaults:
         loop, entry = self._loop, step.window.entry
         assert entry is not None
         loop.parts.checker.after_refusal()
-        rng, rngs = take_rng(), loop.recovery.rngs_of(step.window)
+        rng = take_rng()
         loop.recovery.second_look.put_back(step.window)
         loop.program.forget()
         loop.window = Window()
         loop.forward.forget_since(entry.place)
-        loop.run_again(step.window.fed, step.outcome, rngs)
-        if step.outcome.applied:
+        for batches, outcome in ((step.window.fed, step.outcome), (step.behind, step.next_outcome)):
+            loop.run_again(batches, outcome, loop.recovery.rngs_of(list(batches)))
+        last = step.outcome if not step.behind else step.next_outcome
+        if last is not None and last.applied:
             put_rng(rng)
 
     def _compare(self, first: Reading, second: Reading) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,9 @@ _RENEW = 1024
 """Updates after which the list of tensors is made anew: an optimizer may exchange its state."""
 _MOST = 3
 """So many faults in one tensor are no chance: from then on its changes are left alone."""
+
+_OFTEN = 50
+"""A tensor that the program itself writes to more than twice, and once in so many updates, is not compared."""
 
 _version = operator.attrgetter("_version")
 
@@ -80,6 +85,26 @@ class _Group:
         torch.cat(self._flat, out=self._kept)
         self._versions = list(map(_version, self.tensors))
 
+    def differs(self) -> Tensor:
+        """Whether anything differs, on the device. Does not sync."""
+        torch.cat(self._flat, out=self._now)
+        return torch.ne(_bits(self._kept), _bits(self._now)).any()
+
+    def keep_unless(self, refused: Tensor) -> None:
+        """As `keep`, but what was kept stays where the device has refused the update. Does not sync."""
+        torch.cat(self._flat, out=self._now)
+        torch.where(refused, self._kept, self._now, out=self._kept)
+        self._versions = list(map(_version, self.tensors))
+
+    def written(self) -> list[str]:
+        """The tensors that autograd counts a write to since."""
+        now = list(map(_version, self.tensors))
+        return (
+            [name for name, a, b in zip(self.names, self._versions, now, strict=True) if a != b]
+            if (now != self._versions)
+            else []
+        )
+
     def changed(self) -> list[int]:
         """The tensors that differ from what was kept although autograd counts no write."""
         torch.cat(self._flat, out=self._now)
@@ -88,16 +113,19 @@ class _Group:
                 return []
         elif torch.equal(_bits(self._kept), _bits(self._now)):
             return []
-        sizes = [tensor.numel() for tensor in self.tensors]
-        before, now = _bits(self._kept).split(sizes), _bits(self._now).split(sizes)
         return [
             place
             for place, tensor in enumerate(self.tensors)
-            if tensor._version == self._versions[place] and not torch.equal(before[place], now[place])
+            if tensor._version == self._versions[place]
+            and not torch.equal(_bits(self.kept(place)), _bits(self._part(self._now, place)))
         ]
 
     def kept(self, place: int) -> Tensor:
-        return self._kept.split([tensor.numel() for tensor in self.tensors])[place]
+        """The values of one of them after the last update."""
+        return self._part(self._kept, place)
+
+    def _part(self, memory: Tensor, place: int) -> Tensor:
+        return memory.narrow(0, sum(tensor.numel() for tensor in self.tensors[:place]), self.tensors[place].numel())
 
 
 class StateShadow:
@@ -108,8 +136,10 @@ class StateShadow:
         self._groups: list[_Group] = []
         self._listed: list[tuple[str, int, torch.Size]] = []
         self._restored = -1
-        self._updates = 0
-        self._seen: dict[str, int] = {}
+        self._updates = self._steps = self._events = 0
+        self._faults: Counter[str] = Counter()
+        self._theirs: Counter[str] = Counter()
+        self._flag: Tensor | None = None
 
     def forget(self) -> None:
         """The state is about to be other than the last update left it."""
@@ -124,9 +154,35 @@ class StateShadow:
         if self._updates % _RENEW < 2:
             self._list()
         self._updates += 1
+        self._steps += 1
         for group in self._groups:
             group.keep()
         self._restored = self._state.restored
+
+    def flag(self, device: torch.device) -> Tensor:
+        """A number on the device, 1.0 if anything changed since `keep` and autograd counts no write, else 0.0. Always
+        the same memory. Does not sync."""
+        if self._flag is None or self._flag.device != device:
+            self._flag = torch.zeros((), device=device)
+        self._flag.zero_()
+        if self._restored == self._state.restored and self._events <= 2 + self._steps // _OFTEN:
+            if written := [name for group in self._groups for name in group.written()]:
+                self._leave(written)
+                return self._flag
+            for group in self._groups:
+                if group.tensors[0].device == device:
+                    self._flag.logical_or_(group.differs())
+        return self._flag
+
+    def keep_unless(self, refused: Tensor) -> None:
+        """An update was made under a flag on the device. Does not sync."""
+        if self._updates % _RENEW < 2 or self._restored != self._state.restored:
+            self.keep()  # nothing was compared, or what was is the program's: nothing is refused for it
+            return
+        self._updates += 1
+        self._steps += 1
+        for group in self._groups:
+            group.keep_unless(refused != 0)
 
     def faults(self) -> list[StateFault]:
         """What a memory fault has changed since `keep`. On a CPU a comparison of memory; on a device a host read."""
@@ -136,19 +192,30 @@ class StateShadow:
         if not changed:
             return []
         self._restored = -1  # of what the program wrote there is no copy
-        if len(changed) > 1:
-            return []  # faults do not come in pairs; programs write everything
         group, place = changed[0]
         name, tensor, kept = group.names[place], group.tensors[place], group.kept(place)
-        change = fault_in(kept, tensor.view(-1))
-        if change is None or _shared(tensor) or self._seen.get(name, 0) >= _MOST:
+        # Faults do not come in pairs; programs write to many tensors.
+        change = fault_in(kept, tensor.view(-1)) if len(changed) == 1 and not _shared(tensor) else None
+        if change is None:
+            self._leave([group.names[place] for group, place in changed])
             return []
-        self._seen[name] = self._seen.get(name, 0) + 1
+        self._faults[name] += 1
+        if self._faults[name] > _MOST:
+            self._theirs[name] = sys.maxsize // 2
+            self.renew()
+            return []
         return [StateFault(name, tensor, kept, change)]
+
+    def _leave(self, names: Sequence[str]) -> None:
+        """The program writes to these; those it writes to often are not compared."""
+        self._theirs.update(names)
+        self._events += 1
+        self.renew()
 
     def _list(self) -> None:
         """Look which tensors there are, and choose the smallest."""
         found = [(name, t.detach()) for name, t in self._state.floating_tensors() if not name.startswith("buffer ")]
+        found = [(name, t) for name, t in found if self._theirs[name] < 2 + self._steps // _OFTEN]
         found = [(name, t) for name, t in found if t.dim() and t.is_contiguous() and not _shared(t)]
         found.sort(key=lambda item: item[1].nbytes)
         chosen: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}

@@ -443,7 +443,8 @@ class OwnedLoop:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
-        if urgent() or self.update_check.careful or self.update_check.wants_host:
+        checked = self.silent_faults.self_check.due(self.step)
+        if urgent() or checked or self.update_check.careful or self.update_check.wants_host:
             return False
         return self.parts.updater.refuses_on_device()
 

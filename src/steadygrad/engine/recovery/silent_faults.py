@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ...detect.patterns import gradient_changed_after_backward, weight_changed_between_steps
+from ...detect.observed_run import NotAsked, ObservedRun
+from ...detect.patterns import step_not_repeatable, weight_changed_between_steps
 from ...detect.refusal_rule import must_refuse
-from ...records import Cause, Diagnosis, Finding, Reading, Remedy, Severity, Trial
+from ...detect.step_observation import StepObservation
+from ...records import Cause, Diagnosis, Finding, Origin, Reading, Remedy, Severity, Trial
 from ..record.run_log import RunLog
 from ..state.rng import put_rng, take_rng
 from ..state.state_shadow import StateFault, StateShadow
 from ..step.window import Window
+from .self_check import SelfCheck, Verdict
 
 if TYPE_CHECKING:
     from ..engine import Step
@@ -35,7 +38,7 @@ SHARE = 0.01
 _NOISE = 0.01
 """Two computations whose norms differ by less are taken for the same: kernels may add up in another order."""
 _CAUSE = Cause(code="DX404", slug="transient_fault")
-_RULE, _GRADIENT = weight_changed_between_steps.RULE, gradient_changed_after_backward.RULE
+_RULE, _TWICE = weight_changed_between_steps.RULE, step_not_repeatable.RULE
 
 
 def undo_faults(shadow: StateShadow, log: RunLog, step: int) -> Finding | None:
@@ -107,7 +110,8 @@ class SilentFaults:
         self._loop = loop
         self._levels = GradientLevels()
         self._first: Reading | None = None
-        self._twice = 0
+        self._twice, self._checking = 0, False
+        self.self_check = SelfCheck(loop)
 
     def handled(self, step: Step, reading: Reading) -> bool:
         """Whether a fault was undone, or a step is doubtful: then it has been run again and is settled."""
@@ -156,17 +160,21 @@ class SilentFaults:
         return True
 
     def _doubtful(self, step: Step, reading: Reading, *, again: bool) -> bool:
-        loop = self._loop
-        first, self._first = self._first, None
+        """Whether the step is to be computed again: as a check, because of a gradient, or after two results."""
+        loop, first = self._loop, self._first
+        self._first = None
         with loop.barrier("silent_faults", False) as doubtful:
-            if first is not None and step.attempt:
-                self._compare(first, reading)
-            elif step.attempt == 0 and not loop.config.outside and self._levels.far_above(reading):
-                doubtful.value = again and self._twice <= 1 + SHARE * loop.step
-                if not doubtful.value and math.isfinite(reading.grad_norm):
+            if step.attempt:
+                doubtful.value = first is not None and self._compare(step, first, reading)
+            elif not loop.config.outside:
+                self._checking = self.self_check.due(step.number)
+                far = self._levels.far_above(reading)
+                doubtful.value = again and (self._checking or (far and self._twice <= 1 + SHARE * loop.step))
+                if doubtful.value:
+                    self._first, self._twice = reading, self._twice + (not self._checking)
+                elif far and math.isfinite(reading.grad_norm):
                     self._levels.remember(reading.norms)
         if doubtful.value:
-            self._first, self._twice = reading, self._twice + 1
             self._run_again(step)
         return doubtful.value
 
@@ -187,28 +195,35 @@ class SilentFaults:
         if last is not None and last.applied:
             put_rng(rng)
 
-    def _compare(self, first: Reading, second: Reading) -> None:
-        """The same step, computed twice: whether its first gradients were wrong."""
-        pairs = list(zip(first.norms, second.norms, strict=True))
-        worst = max(range(len(pairs)), key=lambda i: abs(pairs[i][0] - pairs[i][1]) / (pairs[i][1] or 1e-30))
-        one, two = pairs[worst]
+    def _compare(self, step: Step, first: Reading, second: Reading) -> bool:
+        """The same step, computed twice: report it where the two differ. Whether it is to be computed once more."""
         if math.isfinite(second.grad_norm):
             self._levels.remember(second.norms)
-        if one == two or abs(one - two) <= _NOISE * max(abs(one), abs(two)) < math.inf or not math.isfinite(two):
-            return
-        log, name = self._loop.log, second.names[worst]
-        device = str(self._loop.program.device)
+        pairs = zip(first.norms, second.norms, strict=True)
+        observed = StepObservation(step=second.step, twice=dict(zip(second.names, pairs, strict=True)))
+        noise = self.self_check.noise if self._checking else _NOISE
+        suspicion = step_not_repeatable.suspect(ObservedRun(NotAsked(), [observed]), noise=noise)
+        if suspicion is None:
+            return False
+        log, name = self._loop.log, suspicion.names[0]
+        one, two = observed.twice[name]
+        because = f"it was the machine ({self._loop.program.device}, rank {log.rank})"
+        verdict = self.self_check.explain(step) if self._checking else Verdict("machine", because)
         detail = (
-            f"the gradient of {name} had the norm {one:.4g}, and {two:.4g} when it was computed again from the same "
-            f"state ({device}, rank {log.rank}); the second is used"
+            f"the gradient of {name} had the norm {one:.6g}, and {two:.6g} when it was computed again from the same "
+            f"state: {verdict.because}; the step is repeated and training goes on"
         )
         found = Finding(
-            code=_GRADIENT.code, slug=_GRADIENT.slug, severity=Severity.WARNING, step=second.step, subject=name,
-            rank=log.rank, detail=detail, evidence={"first": one, "second": two, "device": device},
+            code=_TWICE.code, slug=_TWICE.slug, severity=Severity.WARNING, step=second.step, subject=name,
+            rank=log.rank, detail=detail,
+            evidence={"first": one, "second": two, "verdict": verdict.kind, "op": verdict.op,
+                      "device": str(self._loop.program.device)},
         )  # fmt: skip
-        log.enter_silent(
-            second.step, (found,),
-            Diagnosis(symptom="silent", phase="backward", cause=_CAUSE, because=detail, confidence=0.9,
-                      notes=("if it happens again, test the machine",)),
+        diagnosis = Diagnosis(
+            symptom="silent", phase="backward", cause=_CAUSE if verdict.kind == "machine" else None, because=detail,
+            origin=Origin(phase="backward", op=verdict.op) if verdict.op else None, confidence=0.9,
+            notes=("if it happens again, test the machine",) if verdict.kind == "machine" else (),
         )  # fmt: skip
+        log.enter_silent(second.step, (found,), diagnosis)
         log.announce()
+        return self._checking

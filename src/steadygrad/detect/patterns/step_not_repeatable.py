@@ -10,8 +10,9 @@ Why it hurts
     order each time, so that no run can be repeated.
 
 Smallest example
-    first, second = gradients(batch), gradients(batch)
-    assert torch.equal(first, second)
+    total.index_add_(0, index, values)     # on a GPU: added up in another order each time
+    # fixed
+    torch.use_deterministic_algorithms(True)
 
 What to do
     Read the verdict in the incident: the machine (test the device that it names), a kernel, or a non-deterministic

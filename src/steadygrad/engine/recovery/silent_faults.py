@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..engine import Step
     from ..owned_loop import OwnedLoop
 
-TIMES, SEEN = 8.0, 16
+TIMES, SEEN = 64.0, 16
 """A gradient's norm so many times the largest of the last steps is computed again, once so many have been seen."""
 SHARE = 0.01
 """Of all steps at most so many are computed twice."""
@@ -103,6 +103,11 @@ class GradientLevels:
             self._limits = [TIMES * max(each) for each in zip(*self._recent, strict=True)]
 
 
+def _can_run_again(step: Step) -> bool:
+    """Whether forward and backward of all its micro-batches can be run again to the same gradients."""
+    return step.window.can_run_again and not step.window.left_over
+
+
 class SilentFaults:
     """Asked before each update of a loop whose steps can be run again. One per guard."""
 
@@ -116,15 +121,17 @@ class SilentFaults:
     def handled(self, step: Step, reading: Reading) -> bool:
         """Whether a fault was undone, or a step is doubtful: then it has been run again and is settled."""
         loop = self._loop
-        again = step.window.can_run_again and not step.window.left_over
-        found: Finding | None = None
-        with loop.barrier("silent_faults", found) as answer:
-            if loop.update_check.shadow is not None:
-                answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
-        if answer.value is not None and again:
+        shadow, again = loop.update_check.shadow, False
+        try:  # not `with loop.barrier`: this is every step's path
+            if shadow is not None and undo_faults(shadow, loop.log, step.number) is not None and _can_run_again(step):
+                again = True
+            else:
+                again = self._doubtful(step, reading)
+        except Exception as fault:
+            loop.barrier.note("silent_faults", fault)
+        if again:
             self._run_again(step)
-            return True
-        return self._doubtful(step, reading, again=again)
+        return again
 
     # -- where the device decides and the host reads later
 
@@ -159,24 +166,22 @@ class SilentFaults:
         self._run_again(step)
         return True
 
-    def _doubtful(self, step: Step, reading: Reading, *, again: bool) -> bool:
+    def _doubtful(self, step: Step, reading: Reading) -> bool:
         """Whether the step is to be computed again: as a check, because of a gradient, or after two results."""
         loop, first = self._loop, self._first
         self._first = None
-        with loop.barrier("silent_faults", False) as doubtful:
-            if step.attempt:
-                doubtful.value = first is not None and self._compare(step, first, reading)
-            elif not loop.config.outside:
-                self._checking = self.self_check.due(step.number)
-                far = self._levels.far_above(reading)
-                doubtful.value = again and (self._checking or (far and self._twice <= 1 + SHARE * loop.step))
-                if doubtful.value:
-                    self._first, self._twice = reading, self._twice + (not self._checking)
-                elif far and math.isfinite(reading.grad_norm):
-                    self._levels.remember(reading.norms)
-        if doubtful.value:
-            self._run_again(step)
-        return doubtful.value
+        if step.attempt or loop.config.outside:
+            return first is not None and self._compare(step, first, reading)
+        self._checking = self.self_check.due(step.number)
+        far = self._levels.far_above(reading)
+        if not (far or self._checking):
+            return False
+        if not _can_run_again(step) or not (self._checking or self._twice <= 1 + SHARE * loop.step):
+            if math.isfinite(reading.grad_norm):
+                self._levels.remember(reading.norms)
+            return False
+        self._first, self._twice = reading, self._twice + (not self._checking)
+        return True
 
     def _run_again(self, step: Step) -> None:
         """From the state and the random numbers it began with; what the program drew since stays drawn. If the step is

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...detect.tensors.changed_bits import BitChange, fault_in
 from .training_state import TrainingState
 
-BUDGET = {"cpu": 1 << 18, "cuda": 1 << 24}
+BUDGET = {"cpu": 1 << 18, "cuda": 1 << 22}
 """Bytes that are copied in each step, smallest tensors first."""
 _RENEW = 1024
 """Updates after which the list of tensors is made anew: an optimizer may exchange its state."""
@@ -140,6 +140,11 @@ class StateShadow:
         self._faults: Counter[str] = Counter()
         self._theirs: Counter[str] = Counter()
         self._flag: Tensor | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether comparing needs no device to be waited for."""
+        return all(group.tensors[0].device.type == "cpu" for group in self._groups)
 
     def forget(self) -> None:
         """The state is about to be other than the last update left it."""

@@ -222,7 +222,7 @@ class OptimizerGuard:
             if self._entry is None:
                 self._follow_parameters()
                 for loop in self._loops:
-                    loop.undo_faults(self._step)
+                    loop.undo_faults(self._step, before_forward=True)
                 snapshot_schedule = self._snapshot_schedule
                 if (
                     snapshot_schedule is not None

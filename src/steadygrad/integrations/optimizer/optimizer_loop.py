@@ -304,7 +304,7 @@ class OptimizerLoop:
             reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
             if self._dropped_by_scaler(reading):
                 return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
-            if holds and (found := self.undo_faults(step.number)) is not None:
+            if holds and (found := self.undo_faults(step.number)) is not None and self.around.alone:
                 reading = replace(reading, posted=(replace(found, severity=Severity.FATAL),))
             verdict = self.engine.judge(step, reading, made=not holds)
             if not verdict.applies:
@@ -379,13 +379,14 @@ class OptimizerLoop:
             self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
         return self._check
 
-    def undo_faults(self, number: int) -> Finding | None:
-        """Restore what a memory fault changed since the last update; what was found. Asked before the first forward and
-        again before the update: then the gradients are those of the changed state, and the update is withheld."""
+    def undo_faults(self, number: int, *, before_forward: bool = False) -> Finding | None:
+        """Restore what a memory fault changed since the last update; what was found. Asked before the update: then the
+        gradients are those of the changed state, and the update is withheld. On a CPU also before the first forward."""
         found: Finding | None = None
-        if self._check is not None and self._check.shadow is not None and self.engine.policy.acts:
+        shadow = self._check.shadow if self._check is not None and self.engine.policy.acts else None
+        if shadow is not None and (shadow.on_host or not before_forward):
             with self._barrier("silent_faults", found) as answer:
-                answer.value = undo_faults(self._check.shadow, self.log, number)
+                answer.value = undo_faults(shadow, self.log, number)
             return answer.value
         return found
 

@@ -159,7 +159,7 @@ class ProcessLoop:
             with self.barrier("snapshots", None):
                 self.past.window_begins()
                 for loop in self.ledger.loops:
-                    loop.undo_faults(self.step)
+                    loop.undo_faults(self.step, before_forward=True)
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
         self.sampled.called(call)

@@ -3,9 +3,9 @@
     python -m benchmarks.bit_flips --flips 500 --out benchmarks/results        # about ten minutes
 
 Three small models (an MLP under SGD with momentum, a transformer under AdamW with clipping, a convolutional net with
-batch norm under Adam) are trained with one flip each, at a random step, in a random tensor: of a weight, a moment or a
-gradient, of any bit of the word, of several bits, or of one bit in 32 neighbouring values. Only flips that leave the
-value finite count. A flip is costly where the plain run's final loss is more than 1 % above that of the run without it;
+batch norm under Adam) are trained with one flip each, at a random step, in a random tensor or (every other flip) at a
+random place of the memory: of a weight, a moment or a gradient, of any bit of the word, of several bits, or of one bit
+in 32 neighbouring values. Only flips that leave the value finite count. A flip is costly where the plain run's final loss is more than 1 % above that of the run without it;
 it is undone where the guarded run's final loss is not.
 """
 
@@ -132,6 +132,7 @@ class Case:
     step: int
     tensor: int
     flip: Flip
+    by_size: bool
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:
@@ -145,9 +146,8 @@ def cases(count: int, seed: int) -> Iterator[Case]:
             for _ in range(draw.randrange(1, 8)):
                 mask |= 1 << draw.randrange(32)
         flip = Flip(place=draw.randrange(1 << 30), mask=mask, run=32 if pattern == "run" else 1)
-        yield Case(
-            list(MODELS)[number % len(MODELS)], kind, draw.randrange(20, STEPS - 20), draw.randrange(1 << 30), flip
-        )
+        model, step = list(MODELS)[number % len(MODELS)], draw.randrange(20, STEPS - 20)
+        yield Case(model, kind, step, draw.randrange(1 << 30), flip, by_size=bool(number % 2))
 
 
 def strike(work: Workload, case: Case) -> None:
@@ -155,6 +155,8 @@ def strike(work: Workload, case: Case) -> None:
     draw = Random(case.flip.place)
     parameters = list(work.model.parameters())
     parameter = parameters[case.tensor % len(parameters)]
+    if case.by_size:
+        parameter = draw.choices(parameters, [each.numel() for each in parameters])[0]
     if case.kind == "gradient":
         _strike_gradient(parameter, case.flip, draw)
         return

@@ -4,9 +4,9 @@
 
 Three small models (an MLP under SGD with momentum, a transformer under AdamW with clipping, a convolutional net with
 batch norm under Adam) are trained with one flip each, at a random step, in a random tensor or (every other flip) at a
-random place of the memory: of a weight, a moment or a gradient, of any bit of the word, of several bits, or of one bit
-in 32 neighbouring values. Only flips that leave the value finite count. A flip is costly where the plain run's final loss is more than 1 % above that of the run without it;
-it is undone where the guarded run's final loss is not.
+random place of the memory: of a weight, a moment or a gradient, of any bit of the word, of several bits, or of one
+bit in 32 neighbouring values. Only flips that leave the value finite count. A flip is costly where the plain run's
+final loss is more than 1 % above that of the run without it; it is undone where the guarded run's final loss is not.
 """
 
 from __future__ import annotations

@@ -199,6 +199,8 @@ class SilentFaults:
         last = step.outcome if not step.behind else step.next_outcome
         if last is not None and last.applied:
             put_rng(rng)
+        if loop.config.outside:  # its schedule has advanced here, so that the trainer must not advance it again
+            step.outcome.applied_flag = False
 
     def _compare(self, step: Step, first: Reading, second: Reading) -> bool:
         """The same step, computed twice: report it where the two differ. Whether it is to be computed once more."""

@@ -181,7 +181,7 @@ class OwnedLoop:
         limits = self.log.limits(parts.updater.max_grad_norm)
         lr = parts.updater.rate(force)
         rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
-        refuses, also = self.config.policy.acts, self.silent_faults.flag()
+        refuses, also = self.config.policy.acts, self.silent_faults.flag(row)
         sealed = parts.device_check.seal(row, limits, refuses=refuses, rule=rule, also=also)
         self._update(gradients, sealed.flag, force, factor=sealed.factor)
         self.silent_faults.made(sealed.flag)
@@ -374,6 +374,7 @@ class OwnedLoop:
         if self.parts.checker.expects:
             self.parts.checker.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
+        self.silent_faults.applied(verdict.reading)
         entry = step.window.entry
         if entry is not None and entry.hot:
             self.forward.release(entry)

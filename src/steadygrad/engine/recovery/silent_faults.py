@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ...detect.observed_run import NotAsked, ObservedRun
@@ -24,6 +25,7 @@ from ...records import Cause, Diagnosis, Finding, Origin, Reading, Remedy, Sever
 from ..record.run_log import RunLog
 from ..state.rng import put_rng, take_rng
 from ..state.state_shadow import StateFault, StateShadow
+from ..step.step_row import Row
 from ..step.window import Window
 from .self_check import SelfCheck, Verdict
 
@@ -81,26 +83,33 @@ class GradientLevels:
         self._names: Sequence[str] = ()
         self._recent: deque[Sequence[float]] = deque(maxlen=4 * SEEN)
         self._limits: list[float] = []
+        self._on_device: Tensor | None = None
         self._count = 0
 
     def far_above(self, reading: Reading) -> bool:
-        """Whether a gradient is far above what it was; if not, it is remembered. A NaN is above nothing."""
-        norms = reading.norms
-        if reading.names is not self._names:
-            self._names, self._limits, self._count = reading.names, [], 0
-            self._recent.clear()
-        if self._limits and any(map(operator.gt, norms, self._limits)):
-            return True
-        if math.isfinite(reading.grad_norm):
-            self.remember(norms)
-        return False
+        """Whether a gradient is far above what it was. A NaN is above nothing."""
+        return reading.names is self._names and any(map(operator.gt, reading.norms, self._limits))
 
-    def remember(self, norms: Sequence[float]) -> None:
-        """A step that is about to be applied."""
-        self._recent.append(norms)
-        self._count += 1
-        if self._count % SEEN == 0:
-            self._limits = [TIMES * max(each) for each in zip(*self._recent, strict=True)]
+    def limits(self, names: Sequence[str], device: torch.device) -> Tensor | None:
+        """What `far_above` compares with, on the device; None if there is nothing yet. Does not sync."""
+        if names is not self._names or not self._limits:
+            return None
+        if self._on_device is None:
+            most = torch.tensor(self._limits, pin_memory=device.type == "cuda")
+            self._on_device = most.to(device, non_blocking=True)
+        return self._on_device
+
+    def remember(self, reading: Reading) -> None:
+        """A step that was applied."""
+        if reading.names is not self._names:
+            self._names, self._limits, self._count, self._on_device = reading.names, [], 0, None
+            self._recent.clear()
+        if math.isfinite(reading.grad_norm) and reading.norms:
+            self._recent.append(reading.norms)
+            self._count += 1
+            if self._count % SEEN == 0:
+                self._limits = [TIMES * max(each) for each in zip(*self._recent, strict=True)]
+                self._on_device = None
 
 
 def _can_run_again(step: Step) -> bool:
@@ -135,15 +144,19 @@ class SilentFaults:
 
     # -- where the device decides and the host reads later
 
-    def flag(self) -> Tensor | None:
+    def flag(self, row: Row) -> Tensor | None:
         """On the device, 1.0 where the coming update must wait for `handled_late`. Does not sync."""
-        flag: Tensor | None = None
-        shadow = self._loop.update_check.shadow
-        if shadow is not None and self._loop.config.policy.acts:
-            with self._loop.barrier("silent_faults", flag) as answer:
-                answer.value = shadow.flag(self._loop.program.device)
-            return answer.value
-        return flag
+        nothing: Tensor | None = None
+        shadow, device = self._loop.update_check.shadow, self._loop.program.device
+        if shadow is None or not self._loop.config.policy.acts:
+            return nothing
+        with self._loop.barrier("silent_faults", nothing) as answer:
+            flag = shadow.flag(device)
+            limits = self._levels.limits(row.layout.names, device) if self._may_doubt() else None
+            if limits is not None:
+                flag.logical_or_((row.values[: len(row.layout.names)] > limits).any())
+            answer.value = flag
+        return answer.value
 
     def made(self, refused: Tensor) -> None:
         """An update was made under this flag. Does not sync."""
@@ -161,8 +174,12 @@ class SilentFaults:
         found: Finding | None = None
         with loop.barrier("silent_faults", found) as answer:
             answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
-        if answer.value is None and must_refuse(reading):
-            return False
+        if answer.value is None:
+            far = self._levels.far_above(reading) and self._may_doubt() and _can_run_again(step)
+            if must_refuse(reading) and not far:
+                return False
+            if far:
+                self._first, self._twice, self._checking = reading, self._twice + 1, False
         self._run_again(step)
         return True
 
@@ -176,12 +193,17 @@ class SilentFaults:
         far = self._levels.far_above(reading)
         if not (far or self._checking):
             return False
-        if not _can_run_again(step) or not (self._checking or self._twice <= 1 + SHARE * loop.step):
-            if math.isfinite(reading.grad_norm):
-                self._levels.remember(reading.norms)
+        if not _can_run_again(step) or not (self._checking or self._may_doubt()):
             return False
         self._first, self._twice = reading, self._twice + (not self._checking)
         return True
+
+    def _may_doubt(self) -> bool:
+        return self._twice <= 1 + SHARE * self._loop.step
+
+    def applied(self, reading: Reading) -> None:
+        """An update was made: what its gradients were is usual from now on."""
+        self._levels.remember(reading)
 
     def _run_again(self, step: Step) -> None:
         """From the state and the random numbers it began with; what the program drew since stays drawn. If the step is
@@ -194,18 +216,18 @@ class SilentFaults:
         loop.program.forget()
         loop.window = Window()
         loop.forward.forget_since(entry.place)
-        for batches, outcome in ((step.window.fed, step.outcome), (step.behind, step.next_outcome)):
-            loop.run_again(batches, outcome, loop.recovery.rngs_of(list(batches)))
+        loop.run_again(step.window.fed, step.outcome, loop.recovery.rngs_of(step.window.fed))
+        behind = list(step.behind)
+        # Behind a step that is refused after all, the random numbers are those of a run that never saw it.
+        loop.run_again(behind, step.next_outcome, loop.recovery.rngs_of(behind) if step.outcome.applied else ())
         last = step.outcome if not step.behind else step.next_outcome
-        if last is not None and last.applied:
+        if last is not None and last.applied and step.outcome.applied:
             put_rng(rng)
         if loop.config.outside:  # its schedule has advanced here, so that the trainer must not advance it again
             step.outcome.applied_flag = False
 
     def _compare(self, step: Step, first: Reading, second: Reading) -> bool:
         """The same step, computed twice: report it where the two differ. Whether it is to be computed once more."""
-        if math.isfinite(second.grad_norm):
-            self._levels.remember(second.norms)
         pairs = zip(first.norms, second.norms, strict=True)
         observed = StepObservation(step=second.step, twice=dict(zip(second.names, pairs, strict=True)))
         noise = self.self_check.noise if self._checking else _NOISE

@@ -108,7 +108,8 @@ class GradientLevels:
             self._recent.append(reading.norms)
             self._count += 1
             if self._count % SEEN == 0:
-                self._limits = [TIMES * max(each) for each in zip(*self._recent, strict=True)]
+                # One that had no gradient so far has no level yet.
+                self._limits = [TIMES * max(each) or math.inf for each in zip(*self._recent, strict=True)]
                 self._on_device = None
 
 

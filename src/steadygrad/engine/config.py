@@ -36,6 +36,7 @@ class GuardOptions(TypedDict, total=False):
     batch_key: Callable[[Any], str] | None
     extra_state: ExtraState | None
     notify: Any
+    self_check: str | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class GuardConfig:
         notify: who is notified of every incident, from a separate thread: an http(s) URL that gets a POST, a command
             that gets the incident as JSON on standard input, or a function that gets it as a dictionary. A run that
             is open in Weights & Biases, Trackio or MLflow is notified too; False notifies nothing.
+        self_check: the share of steps, such as "1%" or 0.01, whose forward and backward run twice and are compared
+            before the update; None checks none.
         outside: a trainer runs forward and backward the first time, steps the schedule, and says where a window ends.
         precision_shown: what the run's records say of the precision, where a trainer chooses it.
     """
@@ -90,6 +93,7 @@ class GuardConfig:
     batch_key: Callable[[Any], str] | None = None
     extra_state: ExtraState | None = None
     notify: Any = None
+    self_check: str | float | None = None
     outside: bool = False
     precision_shown: str | None = None
 
@@ -104,12 +108,19 @@ class GuardConfig:
             chosen["policy"] = Policy.named(chosen["policy"])
         return cls(**chosen)
 
+    @property
+    def steps_between_self_checks(self) -> int:
+        """One step in so many is computed twice; 0 if none is."""
+        share = _share(self.self_check)
+        return round(1 / share) if share else 0
+
     def but(self, **changes: Any) -> GuardConfig:
         """This configuration with some values changed."""
         return replace(self, **changes)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        _share(self.self_check)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("clip", self.clip, ("exact", "folded"))
         _one_of("settle", self.settle, ("auto", "late", "now"))
@@ -145,6 +156,17 @@ def _check_numbers(config: GuardConfig) -> None:
             f"checkpoint_every and keep_checkpoints count steps and files and must be at least 1; got "
             f"{config.checkpoint_every!r} and {config.keep_checkpoints!r}. Leave checkpoint_every out to write none."
         )
+
+
+def _share(value: Any) -> float:
+    """A share of steps: "1%", 0.01, or None for none."""
+    try:
+        share = float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else float(value or 0.0)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise UsageError(f'self_check is a share of all steps, such as "1%" or 0.01, or None; got {value!r}.')
+    return share
 
 
 def _one_of(name: str, value: Any, choices: Any) -> None:

@@ -31,6 +31,7 @@ from .engine import Engine, Step, Verdict
 from .record.loop_skips import LoopSkips
 from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
 from .recovery.rollback import Rollback
+from .recovery.silent_faults import SilentFaults
 from .recovery.update_check import UpdateCheck
 from .state.forward_state import Entry
 from .state.rng import RngState, put_rng, take_rng
@@ -51,9 +52,12 @@ class OwnedLoop:
         self.consensus = parts.consensus
         self.engine = Engine(self, config.policy, parts.log, parts.barrier, parts.consensus)
         self._diagnostician = diagnostician
-        self.update_check = UpdateCheck(parts.program.optimizers, parts.state, parts.consensus)
+        self.update_check = UpdateCheck(
+            parts.program.optimizers, parts.state, parts.consensus, on_device=config.self_check is not None
+        )
         self.diagnoses = DiagnosisRequests(self, diagnostician, config)
         self.own_skips = LoopSkips(self)
+        self.silent_faults = SilentFaults(self)
         self.step = self.batches_seen = 0
         self.window = Window()
         self.pending: PendingStep | None = None
@@ -90,8 +94,7 @@ class OwnedLoop:
         if not recovery.anything_due(self.step):
             return
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
-        checkpoint = recovery.checkpoint_due(self.step)
-        if not (divergence or snapshot or checkpoint):
+        if not ((checkpoint := recovery.checkpoint_due(self.step)) or divergence or snapshot):
             return
         self.settle_pending()
         if len(self.window) or self.engine.halt is not None:
@@ -106,10 +109,8 @@ class OwnedLoop:
     def feed(
         self, batch: Any, key: str, *, late: bool, original: Any = None, attempt: int = 0, last: bool | None = None
     ) -> Outcome:
-        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time.
-
-        `last` says that it does or does not fill the window, where counting cannot tell.
-        """
+        """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time;
+        `last` says that it does or does not fill the window, where counting cannot tell."""
         entry = self.enter()
         tensors = tensors_in(batch)
         versions = [tensor._version for tensor in tensors]
@@ -133,11 +134,8 @@ class OwnedLoop:
         if self.pending is not None and self.settle_pending(self.window.fed, outcome):
             return outcome  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         gradients, row = self.measure(in_place=late)
-        step = Step(self.step, self.window, outcome, attempt)
-        if late:
-            self._commit_late(step, gradients, row)
-        else:
-            self._commit_now(step, gradients, row)
+        commit = self._commit_late if late else self._commit_now
+        commit(Step(self.step, self.window, outcome, attempt), gradients, row)
         return outcome
 
     def enter(self) -> Entry:
@@ -171,8 +169,6 @@ class OwnedLoop:
             gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
         return gradients, self.parts.readout.pack(gradients, self.window.terms, scale, in_place=in_place)
 
-    # -- commit
-
     def commit_outside(self, gradients: Gradients | None, row: Row, update: Callable[[], Any]) -> Outcome:
         """A trainer would step its optimizer here; `update` does so. One host read."""
         step = Step(self.step, self.window, Outcome(step=self.step))
@@ -185,8 +181,10 @@ class OwnedLoop:
         limits = self.log.limits(parts.updater.max_grad_norm)
         lr = parts.updater.rate(force)
         rule = parts.updater.rule(force, on_device=True) if gradients is not None else None
-        sealed = parts.device_check.seal(row, limits, refuses=self.config.policy.acts, rule=rule)
+        refuses, also = self.config.policy.acts, self.silent_faults.flag(row)
+        sealed = parts.device_check.seal(row, limits, refuses=refuses, rule=rule, also=also)
         self._update(gradients, sealed.flag, force, factor=sealed.factor)
+        self.silent_faults.made(sealed.flag)
         self.window = Window()
         self.pending = PendingStep(step, sealed.row_transfer, row.layout, limits, lr, parts.gate.take_fresh())
         self.step += 1
@@ -210,6 +208,8 @@ class OwnedLoop:
             self.barrier.note("guard", lost)
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
+            return
+        if alone and self.config.policy.acts and self.silent_faults.handled(step, reading):
             return
         self.window = Window()
         self.step += 1
@@ -303,6 +303,8 @@ class OwnedLoop:
             self.parts.gate.forget_fresh(pending.fresh)
             self.program.zero_grad()
             self.window = Window()
+            if self.silent_faults.handled_late(step, reading):
+                return True
         verdict = self.engine.judge(step, reading, made=True)
         if not verdict.applies:
             return True
@@ -372,6 +374,7 @@ class OwnedLoop:
         if self.parts.checker.expects:
             self.parts.checker.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
+        self.silent_faults.applied(verdict.reading)
         entry = step.window.entry
         if entry is not None and entry.hot:
             self.forward.release(entry)
@@ -397,18 +400,16 @@ class OwnedLoop:
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
     ) -> None:
-        """Feed batches again, each judged before it is applied; the last one's outcome answers for `outcome`.
-
-        In a trainer's loop they are one whole window. `rngs` are the random states they begin with, where known.
-        """
+        """Feed batches again, each judged before it is applied; the last one's outcome answers for `outcome`. In a
+        trainer's loop they are one whole window. `rngs` are the random states they begin with, where known."""
         answer = None
         for number, (batch, key) in enumerate(batches):
             if self.engine.halt is not None:
                 break
             if number < len(rngs) and (rng := rngs[number]) is not None:
                 put_rng(rng)
-            last = number == len(batches) - 1 if self.config.outside else None
             with rerun():
+                last = number == len(batches) - 1 if self.config.outside else None
                 answer = self.feed(batch, key, late=False, attempt=1, last=last)
         if outcome is not None and answer is not None:
             answer_for(outcome, answer)
@@ -443,7 +444,8 @@ class OwnedLoop:
             return False  # several ranks judge together before any of them commits
         if settle == "auto" and self.program.device.type == "cpu":
             return False  # reading a CPU tensor costs nothing, so there is nothing to gain from being late
-        if urgent() or self.update_check.careful or self.update_check.wants_host:
+        checked = self.silent_faults.self_check.due(self.step)
+        if urgent() or checked or self.update_check.careful or self.update_check.wants_host:
             return False
         return self.parts.updater.refuses_on_device()
 
@@ -460,14 +462,12 @@ class OwnedLoop:
                 put_rng(rng)
 
     def _plain_loop(self) -> PlainLoop:
-        parts, place = self.parts, lambda: (self.step, self.batches_seen)
-        return PlainLoop(self.program, parts.updater.max_grad_norm, parts.followers, self.consensus, place)
+        clip, place = self.parts.updater.max_grad_norm, lambda: (self.step, self.batches_seen)
+        return PlainLoop(self.program, clip, self.parts.followers, self.consensus, place)
 
     def stand_down(self, fault: Exception) -> PlainLoop:
-        """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it.
-
-        With several ranks all of them do, or all of them stop: see `RankConsensus.broken`.
-        """
+        """The guard itself failed: go on as a plain loop that still refuses non-finite updates, and report it. With
+        several ranks all of them do, or all of them stop: see `RankConsensus.broken`."""
         self.barrier.note("guard", fault)
         begun, apart = self.program.began, self.consensus.size > 1 and not self.committed
         refusing, self.refusing = self.refusing if apart and not self.config.outside else None, None

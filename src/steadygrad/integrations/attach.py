@@ -37,6 +37,7 @@ def attach(
     run_dir: Any = None,
     policy: str | Policy = "balanced",
     notify: Any = None,
+    self_check: str | float | None = None,
 ) -> OptimizerGuard: ...
 @overload
 def attach(target: object, **options: Any) -> GuardHandle: ...

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..records.errors import UsageError
 from ..records.rerun_flag import rerunning
-from .fault_kinds import KINDS, SAMPLING, spoil_gradient, spoil_weight, spoilt, spoilt_row
+from .fault_kinds import FLIPS, KINDS, SAMPLING, spoil_gradient, spoil_weight, spoilt, spoilt_row
 
 _KEPT = 256  # handles of hooks that are gone by themselves, kept so that close() can take off one that is not
 
@@ -65,7 +65,7 @@ def inject(
             so many training passes are done.
         rate: the chance of a strike at every pass, for faults at random. Passes with gradients get kinds of training,
             the others "nan_logits".
-        kinds: what to choose from at random; by default all of `KINDS`.
+        kinds: what to choose from at random; by default all of `KINDS` but flips of any bit, most of which do no harm.
         seed: of the choices of pass, kind, module, parameter and element.
 
     Returns:
@@ -113,7 +113,7 @@ class Faults:
         seed: int,
     ) -> None:
         self._plan = {step: (kind,) if isinstance(kind, str) else tuple(kind) for step, kind in at.items()}
-        self._kinds = tuple(KINDS) if kinds is None else kinds
+        self._kinds = tuple(kind for kind in KINDS if kind not in FLIPS) if kinds is None else kinds
         for kind in {*self._kinds, *(kind for planned in self._plan.values() for kind in planned)}:
             if kind not in KINDS:
                 raise UsageError(f"There is no fault of the kind {kind!r}. There are: {', '.join(KINDS)}.")

@@ -172,8 +172,8 @@ def test_a_guarded_run_survives_every_kind_with_finite_weights(kind: str, tmp_pa
     assert faults.counts() == {kind: 1}
     assert summary["steps"] >= 60  # those that are run again after going back count, too
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    if kind not in ("flipped_weight", "inf_activation", "huge_gradient"):  # these may stay finite, and are then applied
-        assert summary["skipped"] >= 1
+    if kind not in ("inf_activation", "huge_gradient") and not kind.startswith("flipped"):  # these may stay finite
+        assert summary["skipped"] >= 1 or any(found.code == "SY417" for i in guard.incidents for found in i.findings)
 
 
 @pytest.mark.parametrize(

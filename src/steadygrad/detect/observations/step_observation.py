@@ -97,6 +97,8 @@ class StepObservation:
     """As backward left them."""
     entering: dict[str, float] = field(default_factory=dict)
     """The norm of each gradient in the moment the optimizer takes it: after unscaling, clipping and the like."""
+    twice: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The norm of each gradient of a step that was computed a second time: of the first and of the second."""
     updates: dict[str, float] = field(default_factory=dict)
     """By how much each parameter was moved."""
     dtypes: dict[str, str] = field(default_factory=dict)

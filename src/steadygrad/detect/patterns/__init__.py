@@ -22,6 +22,7 @@ from . import (
     loss_jumps_and_stays,
     loss_replaced,
     non_finite_steps,
+    step_not_repeatable,
     weight_changed_between_steps,
 )
 
@@ -34,6 +35,7 @@ ALL: tuple[ModuleType, ...] = (
     gradient_zeroed_by_hand,
     loss_jumps_and_stays,
     loss_replaced,
+    step_not_repeatable,
     weight_changed_between_steps,
 )
 """The rules whose file is in this folder. `non_finite` puts the detectors of a live step to work."""
@@ -49,6 +51,7 @@ EACH_STEP: tuple[Pattern, ...] = (
     gradient_changed_after_backward.suspect,
     non_finite_steps.suspect_state,
     weight_changed_between_steps.suspect,
+    step_not_repeatable.suspect,
     parameter_not_in_optimizer.suspect,
     parameter_without_gradient.suspect,
     gradient_scaled_wrongly.suspect,

@@ -1,8 +1,9 @@
 """A weight that the last update left small is enormous at the next step.
 
 What it sees
-    The largest entry of a parameter is a million times what it was before the last update, plus what that update can
-    have added.
+    A weight or a moment is not what the last update left, nothing has written to it since, and the change looks like a
+    memory fault: a few neighbouring elements, bits and sizes that no program writes. Or, in a replay, the largest entry
+    of a parameter is a million times what it was before the last update, plus what that update can have added.
 
 Why it hurts
     No update computed that value. The loss need not show it, because a bounded function hides it, and the checkpoint
@@ -14,10 +15,12 @@ Smallest example
     model.body.weight.data.copy_(last_good)
 
 What to do
-    Restore the weight from a checkpoint. Look for code that writes to it; if there is none, test the memory.
+    A live guard restores its exact bits by itself and runs the step again. Look for code that writes to it; if there is
+    none and it happens again, test the memory.
 
 Safety
-    It changes nothing. Where no update was observed before it, nothing is said.
+    What a program writes is never undone: a write that autograd counts, one to many elements, a number that is written
+    down in a program, or memory that is shared. Large tensors are not compared; see the architecture page.
 
 References
     https://arxiv.org/abs/2102.11245

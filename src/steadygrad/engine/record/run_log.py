@@ -49,7 +49,7 @@ class RunLog:
         self.recent: list[StepRecord] = []
         self._barrier = barrier
         self._run = run
-        self._rank, self._quiet = rank, quiet
+        self.rank, self._quiet = rank, quiet
         self.limits_in_force = RefusalLimits()
         self._shown: dict[str, int] = {}
         self._capsuled: set[str] = set()
@@ -121,7 +121,7 @@ class RunLog:
             run=self._run,
             step=reading.step,
             attempt=attempt,
-            rank=self._rank,
+            rank=self.rank,
             time=now,
             batch_key=reading.batch_key,
             loss=reading.loss if loss_seen else math.nan,
@@ -305,7 +305,7 @@ class RunLog:
         incident = replace(self.incidents[-1], diagnosis=diagnosis)
         self.incidents[-1] = incident
         self.journal.incident(incident)
-        mine = not incident.findings or incident.findings[0].rank == self._rank
+        mine = not incident.findings or incident.findings[0].rank == self.rank
         if diagnosis.rows and mine and incident.batch_key is not None:
             self.journal.quarantine(
                 incident.batch_key,

@@ -144,6 +144,11 @@ class Rollback:
             except Exception as fault:
                 self._barrier.note("tape", fault)
 
+    def rngs_of(self, batches: Kept) -> list[RngState | None]:
+        """The random states that these of the newest micro-batches began with, where they are known."""
+        newest = {each.key: each.rng for each in self._batch_buffer.newest(4 * len(batches))}
+        return [newest.get(key) for _, key in batches]
+
     def before_update(self) -> None:
         if self._ring is not None and self._ring.copying:
             self._ring.wait_for_copies()

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ...records import Reading
 from ..distributed.consensus import SingleRank
+from ..state.state_shadow import StateShadow
 from ..state.training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
 from ..state.weak_sequence import WeakSequence
 
@@ -44,8 +45,10 @@ class UpdateCheck:
     """Asked before an update (`before`) and after it (`after`). One per training."""
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], state: TrainingState, consensus: SingleRank | None = None
-    ) -> None:
+        self, optimizers: Sequence[Optimizer], state: TrainingState, consensus: SingleRank | None = None, *,
+        on_device: bool = False,
+    ) -> None:  # fmt: skip
+        """`on_device`: what updates leave in the memory of a device is kept and compared too."""
         self._optimizers, self._state, self._consensus = WeakSequence(optimizers), state, consensus or SingleRank()
         tensors = state.parameters()
         self._on_host = all(t.device.type == "cpu" for t in tensors)
@@ -62,6 +65,8 @@ class UpdateCheck:
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
+        self.shadow: StateShadow | None = StateShadow(state) if self._on_host or on_device else None
+        """What the last update left; None where it is not kept."""
         self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
 
     def release(self) -> None:
@@ -71,6 +76,8 @@ class UpdateCheck:
 
     def _note_load(self, _optimizer: Optimizer) -> None:
         self._loaded = True
+        if self.shadow is not None:
+            self.shadow.renew()
 
     # -- before
 
@@ -89,6 +96,8 @@ class UpdateCheck:
 
     def forget(self) -> None:
         """The trained parameters have changed: the next update is new."""
+        if self.shadow is not None:
+            self.shadow.forget()
         self._with_gradient = None
 
     def before(self, with_gradient: Sequence[int], *, may_copy: bool) -> Tree | None:
@@ -150,6 +159,11 @@ class UpdateCheck:
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
         self._mark = self._marked()
         self._rates = _rates(self._options_now())
+        if self.shadow is not None:
+            try:
+                self.shadow.keep()
+            except Exception:  # a tensor that cannot be copied or counted
+                self.shadow = None
 
     def _sampled(self) -> dict[str, Any] | None:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""

@@ -28,6 +28,9 @@ Tree = dict[str, Any]
 class TrainingState:
     """The registered state of one run. `live()` shows it, `restore(tree)` puts a copied tree back."""
 
+    restored = 0
+    """How often a state was restored in this process: what was known of the weights before holds no longer."""
+
     def __init__(
         self,
         *,
@@ -88,6 +91,7 @@ class TrainingState:
     @torch.no_grad()
     def restore(self, tree: Tree) -> None:
         """Put a copied tree back, bit for bit, and clear gradients."""
+        TrainingState.restored += 1
         for name, parameter in self._parameters.items():
             local_of(parameter.data).copy_(tree["parameters"][name])
             parameter.grad = None

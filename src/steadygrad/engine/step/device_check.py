@@ -55,17 +55,19 @@ class DeviceCheck:
         self._kept: dict[Any, _CheckInPlace] = {}
 
     @torch.no_grad()
-    def seal(self, row: Row, limits: RefusalLimits, *, refuses: bool, rule: ClipRule | None) -> CheckedRow:
+    def seal(
+        self, row: Row, limits: RefusalLimits, *, refuses: bool, rule: ClipRule | None, also: Tensor | None = None
+    ) -> CheckedRow:
         """Work out the flag and the clip factor of a row and start its copy to the host. Does not sync.
 
-        With `refuses` False the flag stays 0, whatever the numbers.
+        With `refuses` False the flag stays 0, whatever the numbers. `also` is a flag on the device that refuses too.
         """
         if not row.stays:
-            return _CheckInPlace(row, self._device, refuses, rule).run(limits)
-        key = (row.layout, refuses, rule)
+            return _CheckInPlace(row, self._device, refuses, rule, also).run(limits)
+        key = (row.layout, refuses, rule, None if also is None else also.data_ptr())
         seal = self._kept.get(key)
         if seal is None or seal.row is not row:
-            seal = self._kept[key] = _CheckInPlace(row, self._device, refuses, rule)
+            seal = self._kept[key] = _CheckInPlace(row, self._device, refuses, rule, also)
             seal.may_record = len(self._kept) <= _MOST_RECORDINGS
         return seal.run(limits)
 
@@ -73,8 +75,10 @@ class DeviceCheck:
 class _CheckInPlace:
     """The work for rows in one place."""
 
-    def __init__(self, row: Row, device: torch.device, refuses: bool, rule: ClipRule | None) -> None:
-        self.row, self.may_record = row, False
+    def __init__(
+        self, row: Row, device: torch.device, refuses: bool, rule: ClipRule | None, also: Tensor | None
+    ) -> None:
+        self.row, self.may_record, self._also = row, False, also
         self._device, self._refuses = device, refuses
         values = row.values
         # Clipping is to have the bits of torch's own, so its arithmetic is in the dtype of the total: see ClipRule.
@@ -119,6 +123,8 @@ class _CheckInPlace:
             clamped = torch.clamp(self._scalars, self._lower, self._upper)
             bad = torch.ne(clamped, self._scalars, out=torch.empty_like(self._scalars))
             torch.amax(bad, 0, out=self._place)
+            if self._also is not None:
+                torch.maximum(self._place, self._also.to(self._place.dtype), out=self._place)
         if self._rule is not None:
             self._factor = self._rule.factor(self._total)
         if self._row_transfer.event is not None:

@@ -46,6 +46,7 @@ _LIMITS = (
     "not diagnosed, batches that the loop skips itself are not seen, and a moving average that the loop updates is not "
     "held back"
 )
+_NO_SELF_CHECK = "self_check: not possible here: sg.attach(optimizer) cannot run a step again"
 _NO_MODEL = "without model= running statistics and random numbers are not restored"
 
 
@@ -58,6 +59,7 @@ class OptimizerGuard:
         scheduler: held for one call after a refused step.
         scaler: your GradScaler, so that the steps it drops are seen.
         run_dir, policy, notify: as for Guard.
+        self_check: not possible here, and reported as such.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class OptimizerGuard:
         run_dir: Any = None,
         policy: str | Policy = "balanced",
         notify: Any = None,
+        self_check: Any = None,
     ) -> None:
         self.policy = Policy.named(policy)
         self._barrier = FaultBarrier()
@@ -119,6 +122,8 @@ class OptimizerGuard:
                 report_checkup(self._loops[0].log, model, self._optimizers, chosen)
         if self._checker is not None:
             self._checker.inspect_setup()
+        if GuardConfig(self_check=self_check).steps_between_self_checks:
+            self._loops[0].log.show_once(_NO_SELF_CHECK)
         self._loops[0].log.show_once(_LIMITS if model is not None else f"{_LIMITS}; {_NO_MODEL}")
 
     # -- what a user calls
@@ -217,6 +222,8 @@ class OptimizerGuard:
         try:  # not `with self._barrier`: this is every step's path
             if self._entry is None:
                 self._follow_parameters()
+                for loop in self._loops:
+                    loop.undo_faults(self._step, before_forward=True)
                 snapshot_schedule = self._snapshot_schedule
                 if (
                     snapshot_schedule is not None

@@ -23,16 +23,18 @@ from ...engine.distributed.consensus import SingleRank
 from ...engine.engine import Engine, Step, Verdict
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.run_log import RunLog
+from ...engine.recovery.silent_faults import undo_faults
 from ...engine.recovery.update_check import UpdateCheck
 from ...engine.state.rng import put_rng, take_rng
-from ...engine.state.training_state import TrainingState, Tree, bad_state, copy_tree
+from ...engine.state.training_state import TrainingState, Tree, bad_state
 from ...engine.step.trained_parameters import clean_name, parameters_of
 from ...engine.step.window import Window
 from ...journal import Journal
 from ...policy import Capabilities, Policy
-from ...records import Action, Decision, Outcome, Reading
+from ...records import Action, Decision, Finding, Outcome, Reading, Severity
 from ...records.errors import SteadyError
 from ..loops.patch_barrier import Withheld
+from .state_copy import StateCopy
 from .update_numbers import PendingNumbers, UpdateNumbers
 
 
@@ -77,22 +79,6 @@ class _JudgedUpdate:
     fed: list[int]
     overflow: bool = False
     scale: float | None = None
-
-
-class _StateCopy:
-    """A copy of everything a step can change, the optimizer's own attributes too."""
-
-    def __init__(self, optimizer: Optimizer, state: TrainingState) -> None:
-        self._optimizer, self._state = optimizer, state
-        self._tree = copy_tree(state.live(), lambda t: t.clone())
-        self._attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float | str)}
-
-    def restore(self) -> None:
-        gradients = [p.grad for p in parameters_of(self._optimizer)]
-        self._state.restore(self._tree)
-        vars(self._optimizer).update(self._attributes)
-        for parameter, gradient in zip(parameters_of(self._optimizer), gradients, strict=True):
-            parameter.grad = gradient
 
 
 class OptimizerLoop:
@@ -238,10 +224,10 @@ class OptimizerLoop:
         LBFGS without a line search is left at its first bad evaluation: all that follows comes of it. A line search may
         try a bad point and reject it. The weights there, in the middle of the step, are kept for the diagnosis.
         """
-        kept: _StateCopy | None = None
+        kept: StateCopy | None = None
         with self._barrier("update_check", kept) as copied:
             if self._may_undo():
-                copied.value = _StateCopy(self.optimizer, self.around.state_of(self))
+                copied.value = StateCopy(self.optimizer, self.around.state_of(self))
         losses: list[Tensor] = []
         clipped: list[Gradients | None] = [None]
 
@@ -318,6 +304,8 @@ class OptimizerLoop:
             reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
             if self._dropped_by_scaler(reading):
                 return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
+            if holds and (found := self.undo_faults(step.number)) is not None and self.around.alone:
+                reading = replace(reading, posted=(replace(found, severity=Severity.FATAL),))
             verdict = self.engine.judge(step, reading, made=not holds)
             if not verdict.applies:
                 return None
@@ -390,6 +378,17 @@ class OptimizerLoop:
         if self._check is None:
             self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
         return self._check
+
+    def undo_faults(self, number: int, *, before_forward: bool = False) -> Finding | None:
+        """Restore what a memory fault changed since the last update; what was found. Asked before the update: then the
+        gradients are those of the changed state, and the update is withheld. On a CPU also before the first forward."""
+        found: Finding | None = None
+        shadow = self._check.shadow if self._check is not None and self.engine.policy.acts else None
+        if shadow is not None and (shadow.on_host or not before_forward):
+            with self._barrier("silent_faults", found) as answer:
+                answer.value = undo_faults(shadow, self.log, number)
+            return answer.value
+        return found
 
     def _may_undo(self) -> bool:
         return self.around.alone and self.engine.policy.acts

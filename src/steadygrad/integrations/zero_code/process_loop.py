@@ -158,6 +158,8 @@ class ProcessLoop:
             self.slices.forget()
             with self.barrier("snapshots", None):
                 self.past.window_begins()
+                for loop in self.ledger.loops:
+                    loop.undo_faults(self.step, before_forward=True)
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
         self.sampled.called(call)
@@ -368,8 +370,6 @@ class ProcessLoop:
         self.followers.updated(optimizer, refused=bad)
         self.models.stepped()
         self.backwards.judged()
-
-    # -- what a desk asks
 
     def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         """A loss is this rank's own, and all ranks must decide alike: what is judged is the reduced gradient."""

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from trainer_specimens import all_finite, differences, logged, state_of, tiny_trainer, token_dataset, train
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 import steadygrad as sg
 from steadygrad import Policy
+from steadygrad.testing.fault_kinds import Flip, flip_bits
 
 STEPS = 8
 BAD = 3
@@ -50,6 +51,26 @@ def test_one_poisoned_batch_leaves_no_trace(tmp_path: Path, accumulation: int) -
     assert differences(state_of(trainer), state_of(reference)) == []
     # The one thing that differs: the framework itself counts the step.
     assert (trainer.state.global_step, reference.state.global_step) == (STEPS, STEPS - 1)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_flipped_bit_leaves_no_trace(tmp_path: Path, accumulation: int) -> None:
+    class Flipping(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if state.global_step == 4:
+                flip_bits(model.transformer.ln_f.weight, Flip(place=3, mask=1 << 27))
+
+    def make(path: Path) -> Trainer:
+        dataset = token_dataset(STEPS * 2 * accumulation)
+        return tiny_trainer(path, dataset, gradient_accumulation_steps=accumulation, max_steps=STEPS)
+
+    trainer = make(tmp_path / "guarded")
+    trainer.add_callback(Flipping())
+    guard = sg.attach(trainer, diagnose="off")
+    train(trainer)
+    assert differences(state_of(trainer), state_of(train(make(tmp_path / "plain")))) == []
+    assert [found.code for incident in guard.incidents for found in incident.findings] == ["SY415"]
+    assert guard.summary()["skipped"] == 0
 
 
 def test_a_diagnosis_on_the_spot_leaves_no_trace_either(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steadygrad as sg
+from steadygrad.testing.fault_kinds import Flip, flip_bits
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -54,10 +55,14 @@ def prepared(inputs: Tensor, targets: Tensor, accumulate: int) -> tuple[Any, ...
     return (accelerator, *accelerator.prepare(model, optimizer, scheduler, loader))
 
 
-def train(inputs: Tensor, targets: Tensor, *, accumulate: int, outside: bool, **options: Any) -> tuple[Any, Any]:
+def train(
+    inputs: Tensor, targets: Tensor, *, accumulate: int, outside: bool, flip_at: int | None = None, **options: Any
+) -> tuple[Any, Any]:
     accelerator, model, optimizer, scheduler, loader = prepared(inputs, targets, accumulate)
     guard = sg.attach(accelerator, **options) if options else None
-    for batch in loader:
+    for number, batch in enumerate(loader):
+        if number == flip_at:
+            flip_bits(model.first.weight, Flip(place=20, mask=1 << 28))
         with accelerator.accumulate(model):
             loss = loss_outside(model, batch) if outside else model(*batch)["loss"]
             accelerator.backward(loss)
@@ -71,6 +76,16 @@ def train(inputs: Tensor, targets: Tensor, *, accumulate: int, outside: bool, **
         guard.close()
     epoch = torch.tensor(scheduler.scheduler.last_epoch)
     return guard, [*model.state_dict().values(), *moments, epoch]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_flipped_weight_is_restored(accumulate: int, outside: bool) -> None:
+    options: dict[str, Any] = {"loss_fn": loss_outside} if outside else {"policy": "balanced"}
+    _, healthy = train(*data(), accumulate=accumulate, outside=outside)
+    guard, end = train(*data(), accumulate=accumulate, outside=outside, flip_at=6, **options)
+    assert all(torch.equal(a, b) for a, b in zip(end, healthy, strict=True))
+    assert [found.code for incident in guard.incidents for found in incident.findings] == ["SY415"]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

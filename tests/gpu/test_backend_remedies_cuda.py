@@ -29,7 +29,8 @@ class Attention(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         x = batch["x"]
-        q, k, v = self.query(x) * 0.01, x * 0.01, self.value(x)
+        q, k, v = (each.to(torch.bfloat16) for each in (self.query(x) * 0.01, x * 0.01, self.value(x)))
+        x = x.to(torch.bfloat16)
         level = batch["level"].view(-1, 1).to(x.dtype)
         q = torch.cat([torch.ones_like(q[..., :1]), q[..., 1:]], -1)[:, None]
         k = torch.cat([(level * math.sqrt(x.shape[-1])).expand(x.shape[0], x.shape[1])[..., None], k[..., 1:]], -1)[
@@ -41,10 +42,10 @@ class Attention(nn.Module):
 
 def run(length: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     torch.manual_seed(0)
-    model = Attention().to("cuda", torch.bfloat16)
+    model = Attention().cuda()
     random = torch.Generator().manual_seed(1)
     batches = [
-        {"x": torch.randn(2, length, 64, generator=random).to("cuda", torch.bfloat16), "level": torch.zeros(2).cuda()}
+        {"x": torch.randn(2, length, 64, generator=random).cuda(), "level": torch.zeros(2).cuda()}
         for _ in range(6)
     ]
     batches[3]["level"][1] = -120.0  # every logsumexp of this row is below ln(FLT_MAX)
@@ -59,9 +60,10 @@ def run(length: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 def test_a_wrong_attention_backward_gets_its_cause_and_another_backend() -> None:
     guard, before, after = run(704)
     assert before == after
-    if not guard.incidents:
+    refused = [incident for incident in guard.incidents if incident.symptom != "silent"]
+    if not refused:
         pytest.skip("this version of cuDNN computes the gradient right")
-    diagnosis = guard.incidents[0].diagnosis
+    diagnosis = refused[0].diagnosis
     assert diagnosis.cause.slug == "library_bug"
     verified = {trial.remedy.slug: trial.remedy.code_change for trial in diagnosis.trials if trial.verified}
     assert verified["attention_backend"] == "torch.backends.cuda.enable_cudnn_sdp(False)"
@@ -89,7 +91,7 @@ def test_a_compiled_variance_is_tried_in_eager() -> None:
     batches = [(-40 + 20 * torch.randn(6, 16, 32, generator=random)).cuda() for _ in range(6)]
     levels = (torch.tensor(-83.0 - k * 0.013) for k in range(1000))
     batches[3][2] = next(float(c) for c in levels if float((c * c).double() - c.double() ** 2) < -2e-4)
-    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).pow(2).mean()) as guard:
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-7), lambda m, b: m(b).pow(2).mean()) as guard:
         for batch in batches:
             guard.step(batch)
     if not guard.incidents:
@@ -134,7 +136,7 @@ def test_the_op_of_a_compiled_variance_is_located() -> None:
     batches = [(-40 + 20 * torch.randn(6, 16, 32, generator=random)).cuda() for _ in range(6)]
     levels = (torch.tensor(-83.0 - k * 0.013) for k in range(1000))
     batches[3][2] = next(float(c) for c in levels if float((c * c).double() - c.double() ** 2) < -2e-4)
-    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).pow(2).mean()) as guard:
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-7), lambda m, b: m(b).pow(2).mean()) as guard:
         for batch in batches:
             guard.step(batch)
     if not guard.incidents:
@@ -143,6 +145,7 @@ def test_the_op_of_a_compiled_variance_is_located() -> None:
     assert (diagnosis.origin.op, diagnosis.origin.module, diagnosis.rows) == ("sqrt", "0", (2,))
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
 def test_rows_left_in_the_input_of_a_captured_graph_are_the_cause() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
@@ -195,7 +198,7 @@ def test_a_pinned_buffer_that_is_written_while_its_copy_is_queued_is_a_race() ->
 
 
 def test_cudnn_attention_is_warned_of_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
-    model = Attention().to("cuda", torch.bfloat16)
+    model = Attention().cuda()
     with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).float().mean()):
         wrong = torch.cuda.get_device_capability()[0] == 9 and torch.__version__ >= "2.11"
         assert ("PF601" in caplog.text) is wrong

@@ -159,7 +159,7 @@ def test_a_miscomputed_gradient_is_computed_again(kind: str, mask: int, settle: 
         flip_bits(gradient, Flip(place=5, mask=mask))
         return gradient
 
-    with sg.Guard(model, optimizer, loss_fn, diagnose="off", settle=settle) as guard:
+    with sg.Guard(model, optimizer, loss_fn, diagnose="off", settle=settle, self_check="1%") as guard:
         for step, batch in enumerate(batches()):
             if step == 20:
                 handle = parameter.register_hook(strike)  # type: ignore[no-untyped-call]

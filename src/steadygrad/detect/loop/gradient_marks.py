@@ -74,15 +74,6 @@ class GradientMarks:
         known = [gradient for mark, gradient in kept if mark.nonzero]
         return not kept or (bool(known) and not any(_has_values(gradient) for gradient in known))
 
-    def may_be_zeroed(self, marks: Marks) -> bool:
-        """Whether every gradient was written to since, and the smallest, in host memory, is zero."""
-        pairs = zip(marks, self.gradients(), strict=True)
-        there = [(mark, gradient) for mark, gradient in pairs if mark is not None and gradient is not None]
-        if not there or any(mark.is_still(gradient) for mark, gradient in there):
-            return False
-        smallest = self.smallest()
-        return smallest is not None and smallest.device.type == "cpu" and not bool(smallest.any())
-
     def replaced(self, marks: Marks) -> bool:
         """Whether another tensor stands in the place of a gradient."""
         pairs = zip(marks, self.gradients(), strict=True)

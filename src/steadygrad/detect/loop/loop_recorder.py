@@ -123,7 +123,7 @@ class LoopRecorder:
     @property
     def wants_numbers(self) -> bool:
         """Whether `settled` is of use: at the first updates."""
-        return bool(self._undo) and self._updates < _WITH_NUMBERS
+        return bool(self._undo) and self._left > 0
 
     def loaded(self, *, repeated: str, same_draws: str) -> None:
         """What is wrong with the batches that loaders deliver, as sentences; nothing where nothing is."""

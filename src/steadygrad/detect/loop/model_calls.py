@@ -11,54 +11,70 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.weak import TensorWeakRef
 
 from ..tensors.nested_tensors import tensors_in
 
 _MAX_CALLS = 64
 _MAX_TENSORS = 8
 
-Inputs = frozenset[tuple[int, tuple[int, ...]]]
-"""Where the tensors of a call lie in memory, and their shapes: views of one batch are found again."""
+
+@dataclass(slots=True, eq=False)
+class CallSeen:
+    """One call of the model: its tensors as they were, by reference and place, and which other calls were given the
+    same. A place in memory says nothing once its tensor is gone: another one may lie there."""
+
+    trained: bool
+    tensors: list[tuple[TensorWeakRef, int, torch.Size]]
+    same_as: set[int] = field(default_factory=set)
+
+    def has(self, place: int, shape: torch.Size) -> bool:
+        return any(p == place and s == shape and reference() is not None for reference, p, s in self.tensors)
 
 
 @dataclass(slots=True)
 class CallsSeen:
     """What was called since an update."""
 
-    trained: list[Inputs] = field(default_factory=list)
+    calls: list[CallSeen] = field(default_factory=list)
     training: bool | None = None
     in_eval: tuple[str, ...] = ()
     empty_statistics: tuple[str, ...] = ()
     input_gradient: bool = False
     """A gradient of the input was asked for, as an attack or a penalty does."""
-    evaluated: list[Inputs] = field(default_factory=list)
     moves_statistics: bool = False
     pulls: list[Tensor] = field(default_factory=list)
     """For each backward pass: how many predictions got a gradient, and the sum of its magnitudes. On their device."""
     changes_values: bool = False
     """A pass without gradients ran with dropout on."""
 
-    def strange(self) -> list[Inputs]:
-        """Passes without gradients over tensors that no pass with gradients was given."""
-        known = frozenset().union(*self.trained) if self.trained else frozenset()
-        return [inputs for inputs in self.evaluated if not inputs & known]
+    @property
+    def trained(self) -> list[int]:
+        return [number for number, call in enumerate(self.calls) if call.trained]
+
+    def strange(self) -> tuple[int, int]:
+        """Passes without gradients over tensors that no pass with gradients was given: how many, and over how many
+        different ones."""
+        trained = set(self.trained)
+        found = [n for n, call in enumerate(self.calls) if not call.trained and not call.same_as & trained]
+        return len(found), sum(1 for n in found if not any(other < n for other in self.calls[n].same_as))
+
+    @property
+    def compares_itself(self) -> bool:
+        trained = set(self.trained)
+        return any(call.same_as & trained for call in self.calls if not call.trained)
+
+    @property
+    def over_one_batch(self) -> bool:
+        """Whether all passes with gradients were given the same tensors."""
+        first, *others = self.trained or [-1]
+        return bool(others) and all(first in self.calls[number].same_as for number in others)
 
     def read_pulls(self) -> tuple[tuple[float, float], ...]:
         """Reads the device."""
         if len({tensor.device for tensor in self.pulls}) != 1:
             return ()
         return tuple((row[0], row[1]) for row in torch.stack(self.pulls).tolist())
-
-    @property
-    def compares_itself(self) -> bool:
-        known = frozenset().union(*self.trained) if self.trained else frozenset()
-        return any(inputs & known for inputs in self.evaluated)
-
-    @property
-    def over_one_batch(self) -> bool:
-        """Whether all passes with gradients were given the same tensors."""
-        first = self.trained[0] if self.trained else frozenset()
-        return bool(first) and all(inputs & first for inputs in self.trained)
 
 
 class ModeModules:
@@ -115,31 +131,27 @@ def _drops(part: nn.Module) -> bool:
     return isinstance(part, nn.MultiheadAttention | nn.RNNBase) and isinstance(share, int | float) and share > 0
 
 
-def inputs_of(arguments: Any) -> tuple[Inputs, bool]:
-    """Where the tensors of a call lie, and whether one of them asks for a gradient. Host only."""
-    found, wants_gradient = set(), False
+def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments: Any) -> None:
+    """Enter one call of the model as it begins. Host only."""
+    if len(seen.calls) >= _MAX_CALLS:
+        return
+    trained = torch.is_grad_enabled()
+    call, number = CallSeen(trained, []), len(seen.calls)
     for tensor in tensors_in(arguments)[:_MAX_TENSORS]:
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type == "meta":
             continue
-        found.add((tensor.data_ptr(), tuple(tensor.shape)))
-        wants_gradient |= tensor.requires_grad and tensor.is_leaf
-    return frozenset(found), wants_gradient
-
-
-def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments: Any) -> None:
-    """Enter one call of the model as it begins."""
-    if len(seen.trained) + len(seen.evaluated) >= _MAX_CALLS:
-        return
-    inputs, wants_gradient = inputs_of(arguments)
-    if torch.is_grad_enabled():
-        seen.trained.append(inputs)
-        seen.input_gradient |= wants_gradient
+        place, shape = tensor.data_ptr(), tensor.shape
+        for other, earlier in enumerate(seen.calls):
+            if earlier.has(place, shape):
+                earlier.same_as.add(number)
+                call.same_as.add(other)
+        call.tensors.append((TensorWeakRef(tensor), place, shape))
+        seen.input_gradient |= trained and tensor.requires_grad and tensor.is_leaf
+    seen.calls.append(call)
+    if trained:
         seen.training = model.training if seen.training is None else seen.training and model.training
         if modules and not seen.in_eval:
             seen.in_eval = modules.in_eval()
     elif model.training and modules:
-        seen.evaluated.append(inputs)
         seen.moves_statistics |= modules.moves_statistics()
         seen.changes_values |= modules.drops()
-    else:
-        seen.evaluated.append(inputs)

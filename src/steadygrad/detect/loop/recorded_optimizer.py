@@ -63,7 +63,7 @@ class RecordedOptimizer:
         self._settled = 0
         self._loss: Tensor | None = None
         self._doubt = False
-        """Whether the last update's gradients may have been set to zero: then the next ones are read before."""
+        """Whether the last gradients were zero: by being cleared, or by themselves? Then the next ones are read."""
         self._said: set[str] = set()
         self._news: list[Finding] = []
 
@@ -109,7 +109,6 @@ class RecordedOptimizer:
         if closure or not window.passes:
             return
         window.no_gradient = bool(window.open) and marks.cleared(window.at_end)
-        self._doubt = marks.may_be_zeroed(window.at_end)
         window.replaced = marks.replaced(window.at_end)
         self.sizes.before_update(changed=not marks.unchanged(window.at_end))
         if window.kept and window.old is not None:
@@ -129,7 +128,7 @@ class RecordedOptimizer:
         sizes = self.sizes.after_update(self.record.count)
         self.record.sizes += sizes
         self.record.state_lost, self.record.narrowed = self.state.lost, self.state.narrowed
-        strange = calls.strange()
+        strange, distinct = calls.strange()
         update = UpdateSeen(
             step=step,
             closure=window.closure,
@@ -147,8 +146,8 @@ class RecordedOptimizer:
             training=calls.training,
             in_eval=calls.in_eval,
             empty_statistics=calls.empty_statistics,
-            evaluations=len(strange) if calls.changes_values or calls.moves_statistics else 0,
-            distinct_evaluations=len(set(strange)),
+            evaluations=strange if calls.changes_values or calls.moves_statistics else 0,
+            distinct_evaluations=distinct,
             moves_statistics=calls.moves_statistics,
             compares_itself=calls.compares_itself,
             idle_adapters=self._idle(window.fed),
@@ -164,6 +163,7 @@ class RecordedOptimizer:
             self._settled = self.record.count
             return False
         self._settled += 1
+        self._doubt = reading.grad_norm == 0
         updates = self.record.updates
         loss: float | None = reading.loss
         if not math.isfinite(reading.loss):  # the entry point does not see it

@@ -1,0 +1,109 @@
+"""Score the silent errors: `python -m zoo.silent [--cases DIR] [--entry-points guard,attach,run] [--json FILE]`.
+
+A failure counts as named if its cause is the cause of an incident, or the slug of a warning. A healthy look-alike must
+have neither. Guard runs the loss function itself, so errors of a loop's own step are left to the other two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .child import load
+
+HOME = Path(__file__).parent
+ENTRY_POINTS = ("guard", "attach", "run")
+_LIMIT = 300
+
+
+def answer(path: Path, entry: str) -> dict[str, Any]:
+    """What is said of one case at one entry point."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = [sys.executable, "-m", "zoo.silent.child", str(path)]
+    if entry != "run":
+        done = subprocess.run([*child, entry], capture_output=True, text=True, timeout=_LIMIT, env=environment)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+        return json.loads(lines[-1][7:]) if lines else {"error": done.stderr[-400:], "named": [], "warned": []}
+    with tempfile.TemporaryDirectory() as folder:
+        steady = [sys.executable, "-m", "steadygrad.commands", "run", "--run-dir", folder]
+        done = subprocess.run(
+            [*steady, *child[1:], "plain"], capture_output=True, text=True, timeout=_LIMIT, env=environment
+        )
+        return {**_read(Path(folder)), **({"error": done.stderr[-400:]} if done.returncode else {})}
+
+
+def _read(run: Path) -> dict[str, Any]:
+    named, warned = [], []
+    for file in sorted(run.rglob("incident*.json")):
+        entry = json.loads(file.read_text())
+        entry = entry.get("incident", entry)
+        cause = ((entry.get("diagnosis") or {}).get("cause") or {}).get("slug")
+        if cause:
+            named.append((entry["first_step"], cause))
+    for file in run.rglob("events.jsonl"):
+        for line in file.read_text(errors="replace").splitlines():
+            event = json.loads(line) if '"vitals"' in line else {}
+            if event.get("kind") == "vitals":
+                warned.append((event["data"]["step"], event["data"]["slug"]))
+    return {"named": named, "warned": warned}
+
+
+def score(path: Path, entries: list[str]) -> dict[str, Any]:
+    """One case at all entry points, beside its truth."""
+    truth = load(path).TRUTH
+    row: dict[str, Any] = {"case": truth["id"], "cause": truth["cause"], "knowable_at": truth["knowable_at"]}
+    for entry in entries:
+        said = answer(path, entry)
+        found = [(step, cause) for step, cause in [*said["named"], *said["warned"]]]
+        right = [step for step, cause in found if cause == truth["cause"]]
+        row[entry] = {
+            "named": bool(right) if truth["cause"] != "none" else not found,
+            "step": min(right, default=None),
+            "said": sorted({cause for _, cause in found}),
+            **{key: said[key] for key in ("error", "faults") if said.get(key)},
+        }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m zoo.silent", description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=Path, default=HOME / "cases")
+    parser.add_argument("--entry-points", default=",".join(ENTRY_POINTS))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    entries = options.entry_points.split(",")
+    paths = [path for path in sorted(options.cases.glob("*.py")) if options.only in path.stem]
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(lambda path: score(path, entries), paths):
+            rows.append(row)
+            marks = "  ".join(f"{entry} {'yes' if row[entry]['named'] else 'NO '}" for entry in entries)
+            print(
+                f"{row['case']:55} {row['cause']:28} {marks}  {[row[entry]['said'] for entry in entries]}", flush=True
+            )
+    for entry in (*entries, "best"):
+        print(f"{entry:8} {summary(rows, entries if entry == 'best' else [entry])}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def summary(rows: list[dict[str, Any]], entries: list[str]) -> str:
+    """How many failures are named at one of these entry points, and how many healthy runs are left alone at all."""
+    failures = [row for row in rows if row["cause"] != "none"]
+    healthy = [row for row in rows if row["cause"] == "none"]
+    named = sum(any(row[entry]["named"] for entry in entries) for row in failures)
+    alone = sum(all(row[entry]["named"] for entry in entries) for row in healthy)
+    return f"named {named} of {len(failures)}; healthy runs left alone {alone} of {len(healthy)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -110,6 +110,8 @@ class UsedOutput:
     shape: torch.Size
     counted: Tensor
     targets: Tensor
+    classes_first: bool = False
+    """Whether it is (rows, classes, positions), as convolutions give it."""
 
     @staticmethod
     def of(output: Tensor, gradient: Tensor) -> UsedOutput:
@@ -118,6 +120,20 @@ class UsedOutput:
         no_classes = output.dim() != 3
         targets = [torch.full(row.shape, -1) if no_classes else wanted_classes(row.float()) for row in gradient]
         return UsedOutput(output.shape, counted, torch.stack(targets).cpu())
+
+    @staticmethod
+    def both_ways(output: Tensor, gradient: Tensor) -> list[UsedOutput]:
+        """As it is, and with classes before positions, where it may be either."""
+        found = [UsedOutput.of(output, gradient)]
+        if gradient.dim() == 3:
+            turned = UsedOutput.of(output.transpose(1, 2), gradient.transpose(1, 2))
+            turned.shape, turned.classes_first = output.shape, True
+            found.append(turned)
+        return found
+
+    @property
+    def positions(self) -> int:
+        return self.shape[2] if self.classes_first else self.shape[1]
 
 
 def counted_outputs(gradient: Tensor) -> Tensor:

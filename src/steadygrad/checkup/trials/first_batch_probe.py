@@ -140,8 +140,9 @@ def _look_at_call(
     """Fill in the facts that need the gradient of the loss at the outputs, and changed inputs."""
     outputs = [each for each in call.outputs() if each.requires_grad and each.dim() > 1 and each is not loss]
     gradients = torch.autograd.grad(loss, outputs, allow_unused=True) if outputs else ()
-    used = [UsedOutput.of(each, g) for each, g in zip(outputs, gradients, strict=True) if g is not None]
-    del outputs, gradients
+    pairs = [(each, g) for each, g in zip(outputs, gradients, strict=True) if g is not None]
+    used = [found_now for each, g in pairs for found_now in UsedOutput.both_ways(each, g)]
+    del outputs, gradients, pairs
     _facts_of_call(call, used, batch, facts, found, caught)
 
 
@@ -188,27 +189,27 @@ def _look_at_positions(
     padded = padded_positions(inputs, known) if given.dim() < 4 else None
     tokens = _are_tokens(inputs)
     for output in used:
-        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.shape[1] <= 2:
+        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.positions <= 2:
             continue
         if padded is not None:
-            padding = padded[0][:, : output.shape[1]]
+            padding = padded[0][:, : output.positions]
             facts.paddings.append(PaddingFacts(padding=padding, counted=output.counted, name=padded[1]))
         if tokens and len(output.shape) == 3:
             targets = output.targets.clone()
             if padded is not None:
                 targets[targets == inputs[padded[0]][0]] = -1
             sequence = SequenceFacts(ids=inputs.long(), counted=output.counted, targets=targets)
-            _replace_tokens(given, sequence, output.shape, prober)
+            _replace_tokens(given, sequence, output, prober)
             facts.sequences.append(sequence)
 
 
-def _replace_tokens(ids: Tensor, facts: SequenceFacts, shape: torch.Size, prober: _CallProber) -> None:
+def _replace_tokens(ids: Tensor, facts: SequenceFacts, output: UsedOutput, prober: _CallProber) -> None:
     """Where targets are tokens of the input, see what changes with some of them."""
     shift = facts.shift()
     if shift is None or not 0 <= shift <= 2:
         return
     for place in _places(facts, shift):
-        changed = prober.replace_a_token(ids, place, shape)
+        changed = prober.replace_a_token(ids, place, output)
         if changed is None:
             return
         facts.changed[place] = changed
@@ -252,10 +253,10 @@ class _CallProber:
                     self._tolerance.append(max(_NOISE * noise, _TINY * float(first.abs().amax())))
         return self._plain
 
-    def replace_a_token(self, ids: Tensor, place: int, shape: torch.Size) -> Tensor | None:
+    def replace_a_token(self, ids: Tensor, place: int, used: UsedOutput) -> Tensor | None:
         """(rows, positions): which predictions change with the token at this place; None where it cannot be tried."""
         plain = self._ready()
-        index = next((i for i, t in enumerate(plain or ()) if t.shape == shape), None)
+        index = next((i for i, t in enumerate(plain or ()) if t.shape == used.shape), None)
         if plain is None or index is None:
             return None
         pool = torch.unique(ids)
@@ -267,7 +268,8 @@ class _CallProber:
         outputs = self._outputs(lambda t: other if t is ids else t)
         if outputs is None or len(outputs) != len(plain):
             return None
-        return (_difference(outputs[index], plain[index]) > self._tolerance[index]).cpu()
+        pair = (each.transpose(1, 2) if used.classes_first else each for each in (outputs[index], plain[index]))
+        return (_difference(*pair) > self._tolerance[index]).cpu()
 
     def replace_a_row(self, rows: int) -> float | None:
         """The share of the other rows whose outputs change when the first row becomes a copy of another one."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ...detect.graph.rules import frozen_by_mistake
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.quiet_hook import QuietHook
@@ -39,6 +40,8 @@ class FirstBatch:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._used: list[Any] = []
         self._versions: list[int] = []
+        self._tables: list[RemovableHandle] = []
+        self._read: dict[int, Tensor] = {}
         self.done = False
 
     def before_forward(self, step: int) -> None:
@@ -51,6 +54,9 @@ class FirstBatch:
             return
         hook = QuietHook(self._returned, self._failed)
         self._handle = model.register_forward_hook(hook, with_kwargs=True)
+        for part in model.modules():
+            if isinstance(part, nn.Embedding) and not part.weight.requires_grad:
+                self._tables.append(part.register_forward_hook(QuietHook(self._looked_up, self._failed)))
 
     def _failed(self, fault: Exception) -> None:
         self.done = True
@@ -61,7 +67,14 @@ class FirstBatch:
         self.done = True
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._calls, self._used = None, [], []
+        for handle in self._tables:
+            handle.remove()
+        self._handle, self._calls, self._used, self._tables, self._read = None, [], [], [], {}
+
+    def _looked_up(self, table: nn.Embedding, args: Any, _output: Any) -> None:
+        """Which rows of a frozen table the batch reads."""
+        if args and not rerunning():
+            self._read[id(table)] = args[0]
 
     def _returned(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
@@ -81,7 +94,7 @@ class FirstBatch:
 
         if not self.done and not rerunning() and gradient.layout is torch.strided:
             gradient = gradient.detach()
-            self._used.append(UsedOutput.of(gradient, gradient))
+            self._used += UsedOutput.both_ways(gradient, gradient)
 
     @property
     def ready(self) -> bool:
@@ -91,16 +104,18 @@ class FirstBatch:
     def look(self, step: int) -> Sequence[Finding]:
         """Look at the call, after its update. A dozen forward passes of the model at most, once in a run."""
         calls, used, model = self._calls, self._used, self._model()
-        versions = self._versions
+        versions, read = self._versions, self._read
         self.close()
+        frozen = frozen_by_mistake.judge(model, read) if model is not None and read else None
+        found = [] if frozen is None else [frozen]
         if model is None or len(calls) != 1 or any(why_not_read(tensor) for tensor in tensors_in(calls[0])):
-            return ()
+            return found
         args, kwargs = calls[0]
         if versions != [tensor._version for tensor in tensors_in((args, kwargs))]:
-            return ()  # the program has written into its batch since
+            return found  # the program has written into its batch since
         from ...checkup.trials.first_batch_probe import probe_call
         from ...checkup.trials.model_call import CaughtCall
 
         call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
         with rerun(), preserved_attributes((model,)):
-            return probe_call(call, used, number=step).findings
+            return [*found, *probe_call(call, used, number=step).findings]

@@ -30,7 +30,11 @@ _LAST = 8
 class SampledChecker:
     """Costs a few comparisons on steps where nothing is due. A fault in the vitals switches them off."""
 
-    def __init__(self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer], *,
+        sampled: bool = True,
+    ) -> None:  # fmt: skip
+        """With `sampled` False only the loop is recorded: others train the same model."""
         self._log = log
         self._barrier = barrier
         self._vitals: StepSampler | None = None
@@ -48,9 +52,12 @@ class SampledChecker:
         self.recorder: LoopRecorder | None = None
         """Keeps the record of what the loop calls."""
         with barrier("vitals", None):
-            self._vitals = StepSampler(model, optimizers, log.policy)
+            self._vitals = StepSampler(model, optimizers, log.policy) if sampled else None
         self._first_batch = FirstBatch(model, lambda fault: barrier.note("first_batch", fault))
         self._collapse = CollapseWatch(model, lambda fault: barrier.note("collapse", fault))
+        if not sampled:
+            self._first_batch.close()
+            self._collapse.close()
         with barrier("loop_record", None):
             self.recorder = LoopRecorder(
                 model, optimizers, failed=lambda fault: barrier.note("loop_record", fault), on_news=self._expect

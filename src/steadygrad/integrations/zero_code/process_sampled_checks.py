@@ -129,11 +129,16 @@ class SampledChecks:
     def _new(self, loop: OptimizerLoop) -> SampledChecker | None:
         own = {id(parameter) for parameter in loop.parameters}
         roots = [root for root in self._watch.models.roots() if any(id(p) in own for p in root.parameters())]
-        others = self._watch.other_trainers(roots[0], loop.optimizer) if len(roots) == 1 else []
-        if len(roots) != 1 or others:
-            for other in others:
-                self._leave(other)
-            return None  # what another optimizer moves, and when, is not seen at this one's updates
+        called = {id(call.module): call.module for call in self._watch.models.calls}
+        if len(roots) > 1 and len(called) == 1:  # copies of the model that share its parameters are not called
+            roots = [root for root in roots if id(root) in called]
+        if len(roots) != 1:
+            return None
+        others = self._watch.other_trainers(roots[0], loop.optimizer)
+        for other in others:
+            self._leave(other)
+        if others:  # what another optimizer moves, and when, is not seen at this one's updates
+            return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer], sampled=False)
         return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])
 
     def _look_into(self, loop: OptimizerLoop, checker: SampledChecker, reading: Reading) -> None:

@@ -76,9 +76,10 @@ def _declared(model: nn.Module) -> bool | None:
 def _pairs(model: nn.Module, declared: bool) -> Iterator[tuple[Tensor, Tensor]]:
     if declared:
         ends = [_weight(model, f"get_{which}_embeddings") for which in ("input", "output")]
-        if ends[0] is not None and ends[1] is not None and ends[0].shape == ends[1].shape:
-            yield ends[0], ends[1]
-        return
+        if ends[0] is not None and ends[1] is not None:
+            if ends[0].shape == ends[1].shape:
+                yield ends[0], ends[1]
+            return
     modules = list(model.modules())
     for table in (each.weight for each in modules if isinstance(each, nn.Embedding)):
         for layer in modules:

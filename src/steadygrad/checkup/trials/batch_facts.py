@@ -131,6 +131,11 @@ class UsedOutput:
             found.append(turned)
         return found
 
+    def of_rows(self, count: int) -> UsedOutput:
+        """The first rows of it."""
+        shape = torch.Size((count, *self.shape[1:]))
+        return UsedOutput(shape, self.counted[:count], self.targets[:count], self.classes_first)
+
     @property
     def positions(self) -> int:
         return self.shape[2] if self.classes_first else self.shape[1]

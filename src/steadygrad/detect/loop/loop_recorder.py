@@ -25,6 +25,7 @@ from ..graph.rules import reference_aliased
 from ..graph.rules.reference_aliased import ModuleCall
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook
+from ..tensors.spare_memory import memory_to_spare
 from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
@@ -32,7 +33,7 @@ from .recorded_optimizer import RecordedOptimizer
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
 _WITH_NUMBERS = 12
-_MAX_PULLS = 64
+_MAX_PULLS, _MAX_NUMEL = 64, 1 << 22
 _SETUP_AT = (0, 10)
 
 
@@ -111,6 +112,9 @@ class LoopRecorder:
             QuietHook(self._look, self._failed)(loss)
 
     def _look(self, loss: Tensor) -> None:
+        # On a device after whole updates: by then the run's own peak of memory is known.
+        if loss.device.type != "cpu" and (self._updates < 2 or not memory_to_spare(loss.device)):
+            return
         self._graph.loss(loss, self._updates, self._rows)
         if self._graph.found:
             self._on_news()
@@ -207,7 +211,8 @@ class LoopRecorder:
     def _measure(self, gradients: Any) -> None:
         """How many predictions the loss pulls at, and how much. Does not wait for a device."""
         found = [g for g in gradients if isinstance(g, Tensor) and g.dim() > 1 and g.layout is torch.strided]
-        if len(found) == 1 and len(self.calls.pulls) < _MAX_PULLS:
+        accumulates = any(loop.record.updates and loop.record.last.backwards > 1 for loop in self._loops)
+        if accumulates and len(found) == 1 and len(self.calls.pulls) < _MAX_PULLS and found[0].numel() <= _MAX_NUMEL:
             each = found[0].detach().abs().sum(-1, dtype=torch.float32).flatten()
             self.calls.pulls.append(torch.stack([(each > 0).sum().float(), each.sum()]))
 

@@ -22,6 +22,8 @@ from ...records.rerun_flag import rerunning
 _FIRST = 3
 _EVERY, _UNTIL = 8, 400
 _READ_EVERY = 4
+_MAX_NUMEL = 1 << 20
+"""Elements of an output that is measured: a copy of it is made."""
 
 
 class CollapseWatch:
@@ -70,8 +72,8 @@ class CollapseWatch:
         self._measured = True
         given = [t for t in tensors_in((args, kwargs)) if t.dim() > 1 and t.is_floating_point()]
         made = [t for t in tensors_in(output) if t.dim() > 1 and t.is_floating_point() and t.requires_grad]
-        of_output = spread(made[0]) if made else None
-        of_input = spread(given[0]) if given else None
+        of_output = spread(made[0]) if made and made[0].numel() <= _MAX_NUMEL else None
+        of_input = spread(given[0]) if given and given[0].numel() <= _MAX_NUMEL else None
         if of_output is None:
             self.done = True
             return

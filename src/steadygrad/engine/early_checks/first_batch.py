@@ -20,12 +20,15 @@ from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.quiet_hook import QuietHook
 from ...detect.tensors.readable_tensors import why_not_read
+from ...detect.tensors.spare_memory import memory_to_spare
 from ...records import Finding
 from ...records.rerun_flag import rerun, rerunning
 from ..recovery.preserved_attributes import preserved_attributes
 from ..state.rng import take_rng
 from .repeatable_call import why_not_repeat
 
+_ROWS = 8
+"""Rows of the batch that are enough."""
 _AT = 1
 """The update whose batch is looked at: at the first one an output may be zero by its initialisation."""
 
@@ -49,7 +52,8 @@ class FirstBatch:
         model = self._model()
         if self.done or step != _AT or self._handle is not None or model is None:
             return
-        if is_compiled(model) or why_not_repeat(model) is not None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        if is_compiled(model) or why_not_repeat(model) is not None or not memory_to_spare(device):
             self.done = True
             return
         hook = QuietHook(self._returned, self._failed)
@@ -115,7 +119,12 @@ class FirstBatch:
             return found  # the program has written into its batch since
         from ...checkup.trials.first_batch_probe import probe_call
         from ...checkup.trials.model_call import CaughtCall
+        from ...checkup.trials.module_hooks import mapped
 
+        rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
+        if len(rows) == 1 and rows.pop() > _ROWS:
+            args, kwargs = mapped((args, kwargs), lambda tensor: tensor[:_ROWS] if tensor.dim() else tensor)
+            used = [each.of_rows(_ROWS) for each in used]
         call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
         with rerun(), preserved_attributes((model,)):
             return [*found, *probe_call(call, used, number=step).findings]

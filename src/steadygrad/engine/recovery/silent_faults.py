@@ -59,6 +59,7 @@ def undo_faults(shadow: StateShadow, log: RunLog, step: int) -> Finding | None:
         (found,),
         Diagnosis(
             symptom="silent", phase="state", cause=_CAUSE, because=found.detail, confidence=0.95, trials=(trial,),
+            origin=Origin(phase="state", module=found.subject.rpartition(".")[0], tensor=found.subject),
             notes=("no operation wrote to it since the last update; if it happens again, test the memory",),
         ),
     )  # fmt: skip

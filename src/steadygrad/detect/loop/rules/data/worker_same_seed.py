@@ -1,7 +1,7 @@
 """The workers of a data loader draw the same random augmentations.
 
 What it sees
-    The data set, or a transform of it, has a random generator of its own, the loader has several workers and no
+    The data set, or a transform of it, holds a random generator, the loader has several workers and no
     `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not.
 
 Why it hurts

@@ -198,7 +198,7 @@ def test_a_pinned_buffer_that_is_written_while_its_copy_is_queued_is_a_race() ->
 
 
 def test_cudnn_attention_is_warned_of_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
-    model = Attention().cuda()
+    model = Attention().to("cuda", torch.bfloat16)
     with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).float().mean()):
         wrong = torch.cuda.get_device_capability()[0] == 9 and torch.__version__ >= "2.11"
         assert ("PF601" in caplog.text) is wrong

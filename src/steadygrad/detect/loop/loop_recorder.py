@@ -25,7 +25,6 @@ from ..graph.rules import reference_aliased
 from ..graph.rules.reference_aliased import ModuleCall
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook
-from ..tensors.spare_memory import memory_to_spare
 from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
@@ -47,7 +46,9 @@ class LoopRecorder:
         *,
         failed: Callable[[Exception], None],
         on_news: Callable[[], None] = lambda: None,
+        values: bool = True,
     ) -> None:
+        """With `values` False no tensor is read: only what can be known on the host is recorded."""
         self._failed_outside, self._on_news = failed, on_news
         self._model = weakref.ref(model)
         self._modes: ModeModules | None = None
@@ -65,6 +66,9 @@ class LoopRecorder:
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._undo: list[Callable[[], None]] = []
         self._closed = False
+        self._values = values
+        if not values:
+            self.scaled()
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:
@@ -108,13 +112,10 @@ class LoopRecorder:
 
     def before_backward(self, loss: Tensor) -> None:
         """A loss, before its backward, where the entry point sees it."""
-        if not self._idle and not self._graph.done:
+        if self._values and not self._idle and not self._graph.done:
             QuietHook(self._look, self._failed)(loss)
 
     def _look(self, loss: Tensor) -> None:
-        # On a device after whole updates: by then the run's own peak of memory is known.
-        if loss.device.type != "cpu" and (self._updates < 2 or not memory_to_spare(loss.device)):
-            return
         self._graph.loss(loss, self._updates, self._rows)
         if self._graph.found:
             self._on_news()
@@ -198,11 +199,11 @@ class LoopRecorder:
         if self._idle or task == self._backward_task:
             return
         self._backward_task = task
-        if self._updates < _WITH_NUMBERS and (loss := backward_root()) is not None:
+        if self._values and self._updates < _WITH_NUMBERS and (loss := backward_root()) is not None:
             self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
             if not self._graph.done:
                 self._look(loss)
-        if 0 < self._updates < _WITH_NUMBERS:
+        if self._values and 0 < self._updates < _WITH_NUMBERS:
             self._measure(gradients)
         for loop in self._loops:
             loop.backward_begins()
@@ -227,9 +228,9 @@ class LoopRecorder:
             if not self._idle:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=closure is not None)
-                if not self._graph.done or self._updates < LOOKS:
+                if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
-                if self._updates in _SETUP_AT:
+                if self._values and self._updates in _SETUP_AT:
                     self._graph.setup(self._updates)
                 if self._others:
                     self._compare_modules()
@@ -244,7 +245,7 @@ class LoopRecorder:
                 return
             loop.state.after_update(optimizer)
             calls, modes = self.calls, self._modes
-            if modes is not None and calls.in_eval and self._updates < 2:
+            if self._values and modes is not None and calls.in_eval and self._updates < 2:
                 calls.empty_statistics = modes.empty_statistics()
             if loop.update_ended(optimizer, calls, self._updates, self._loss):
                 self._on_news()

@@ -20,7 +20,6 @@ from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.quiet_hook import QuietHook
 from ...detect.tensors.readable_tensors import why_not_read
-from ...detect.tensors.spare_memory import memory_to_spare
 from ...records import Finding
 from ...records.rerun_flag import rerun, rerunning
 from ..recovery.preserved_attributes import preserved_attributes
@@ -52,8 +51,7 @@ class FirstBatch:
         model = self._model()
         if self.done or step != _AT or self._handle is not None or model is None:
             return
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        if is_compiled(model) or why_not_repeat(model) is not None or not memory_to_spare(device):
+        if is_compiled(model) or why_not_repeat(model) is not None:
             self.done = True
             return
         hook = QuietHook(self._returned, self._failed)

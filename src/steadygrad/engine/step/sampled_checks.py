@@ -55,12 +55,18 @@ class SampledChecker:
             self._vitals = StepSampler(model, optimizers, log.policy) if sampled else None
         self._first_batch = FirstBatch(model, lambda fault: barrier.note("first_batch", fault))
         self._collapse = CollapseWatch(model, lambda fault: barrier.note("collapse", fault))
-        if not sampled:
+        # A device is neither waited for nor asked for memory: there `sg.selftest` looks at a batch, before training.
+        on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        if not sampled or not on_host:
             self._first_batch.close()
             self._collapse.close()
         with barrier("loop_record", None):
             self.recorder = LoopRecorder(
-                model, optimizers, failed=lambda fault: barrier.note("loop_record", fault), on_news=self._expect
+                model,
+                optimizers,
+                failed=lambda fault: barrier.note("loop_record", fault),
+                on_news=self._expect,
+                values=on_host,
             )
 
     def model(self) -> nn.Module | None:

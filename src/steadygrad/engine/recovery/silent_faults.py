@@ -59,12 +59,18 @@ def undo_faults(shadow: StateShadow, log: RunLog, step: int) -> Finding | None:
         (found,),
         Diagnosis(
             symptom="silent", phase="state", cause=_CAUSE, because=found.detail, confidence=0.95, trials=(trial,),
-            origin=Origin(phase="state", module=found.subject.rpartition(".")[0], tensor=found.subject),
+            origin=Origin(phase="state", module=_module_of(found.subject), tensor=found.subject),
             notes=("no operation wrote to it since the last update; if it happens again, test the memory",),
         ),
     )  # fmt: skip
     log.announce()
     return found
+
+
+def _module_of(name: str) -> str | None:
+    """The module of a weight, from its name in the state of a run; None for what belongs to an optimizer."""
+    kind, _, path = name.partition(" ")
+    return path.rpartition(".")[0] if kind == "parameter" else None
 
 
 def _finding(fault: StateFault, step: int, rank: int) -> Finding:

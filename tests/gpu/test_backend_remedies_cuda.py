@@ -45,8 +45,7 @@ def run(length: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     model = Attention().cuda()
     random = torch.Generator().manual_seed(1)
     batches = [
-        {"x": torch.randn(2, length, 64, generator=random).cuda(), "level": torch.zeros(2).cuda()}
-        for _ in range(6)
+        {"x": torch.randn(2, length, 64, generator=random).cuda(), "level": torch.zeros(2).cuda()} for _ in range(6)
     ]
     batches[3]["level"][1] = -120.0  # every logsumexp of this row is below ln(FLT_MAX)
     before = {switch.name: switch.read() for switch in SWITCHES}

@@ -12,6 +12,7 @@ from torch import nn
 
 import steadygrad as sg
 from steadygrad.detect.loop import rules as loop_rules
+from steadygrad.detect.loop.loop_recorder import LoopRecorder
 from steadygrad.records import rules, to_plain
 
 
@@ -66,3 +67,17 @@ def test_recording_pauses_and_goes_on_inside_a_forward_without_a_fault() -> None
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_compiled_model_gets_no_hook_of_the_recorder() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.compile(backend="eager")
+    faults: list[Exception] = []
+    recorder = LoopRecorder(model, [optimizer], failed=faults.append)
+    for step in range(3):
+        recorder.before_forward(step)
+    assert (model._forward_hooks, model._forward_pre_hooks) == ({}, {})
+    assert not optimizer._optimizer_step_post_hooks
+    recorder.close()
+    assert faults == []

@@ -10,6 +10,7 @@ The first updates are recorded one by one, later ones a few in a row now and the
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from ...records.rerun_flag import rerunning
 from ..graph.live_graph import LOOKS, LiveGraph
 from ..graph.rules import reference_aliased
 from ..graph.rules.reference_aliased import ModuleCall
+from ..sampled.activation_probe import is_compiled
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook
 from .backward_root import backward_root
@@ -74,7 +76,10 @@ class LoopRecorder:
     def _listen(self, updates: int) -> None:
         """Record so many updates from here on."""
         model, hook = self._model(), self._hook
-        if model is None:
+        optimizers = [reference() for reference in self._optimizers]
+        # A hook on compiled code makes it be compiled anew; not every optimizer offers hooks.
+        if model is None or is_compiled(model) or not all(hasattr(o, "_optimizer_step_pre_hooks") for o in optimizers):
+            self._closed, self._left = True, 0
             return
         self._left = updates
         self._undo = [
@@ -95,7 +100,8 @@ class LoopRecorder:
     def before_forward(self, step: int) -> None:
         """Pause, or go on after a pause, where it is time: not inside of a hook. A comparison on other steps."""
         if self._left <= 0 and self._undo:
-            self._pause()
+            if not _something_is_compiled():  # it would be compiled anew
+                self._pause()
         elif not self._undo and not self._closed and step % _THEN_EVERY == 0:
             self._listen(_IN_A_ROW)
 
@@ -255,3 +261,9 @@ class LoopRecorder:
                 self._left -= 1
 
         return after
+
+
+def _something_is_compiled() -> bool:
+    """Whether the compiler has seen a frame in this process, such as an optimizer's step."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("frames"))

@@ -81,6 +81,9 @@ class FirstBatch:
     def _returned(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
             return
+        if any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
+            self.done = True
+            return
         self._calls.append((args, dict(kwargs)))
         if len(self._calls) > 1:
             return

@@ -10,6 +10,7 @@ import torch
 _NOT_THEIRS = (
     str(Path(__file__).resolve().parents[2]),
     str(Path(torch.__file__).resolve().parent),
+    str(Path(torch.__file__).parent),
     "<frozen",
     "<string",
 )

@@ -14,7 +14,8 @@ import torch
 
 from .backward_mode import StaysInBackward
 
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_TORCH = (str(Path(torch.__file__).resolve().parent), str(Path(torch.__file__).parent))
+"""Where torch lies, with and without links: an environment may be one."""
 _OURS = str(Path(__file__).resolve().parents[2])
 # Among our own files the instruments of the diagnosis stand between the patient and an op; all others run the patient,
 # and what they do between forward and update (dividing a loss, asking for backward) is no line of the user's.

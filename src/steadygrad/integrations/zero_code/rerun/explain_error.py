@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
 
 _OURS = str(Path(__file__).resolve().parents[3])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_TORCH = (str(Path(torch.__file__).resolve().parent), str(Path(torch.__file__).parent))
+"""Where torch lies, with and without links: an environment may be one."""
 _MAX_LOCALS = 64
 _MAX_ELEMENTS = 1 << 26
 
@@ -90,7 +91,7 @@ def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
         trace = trace.tb_next
     for frame, line in reversed(frames):
         file = frame.f_code.co_filename
-        if file.startswith((_OURS, _TORCH, "<frozen", "<string", "<__array")):
+        if file.startswith((_OURS, *_TORCH, "<frozen", "<string", "<__array")):
             continue
         for name, value in list(frame.f_locals.items())[:_MAX_LOCALS]:
             if not isinstance(value, Tensor) or not has_values(value) or not value.is_floating_point():

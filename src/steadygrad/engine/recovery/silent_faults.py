@@ -134,6 +134,7 @@ class SilentFaults:
         self._first: Reading | None = None
         self._twice, self._checking = 0, False
         self.self_check = SelfCheck(loop)
+        loop.update_check.failed = lambda fault: loop.barrier.note("silent_faults", fault)
 
     def handled(self, step: Step, reading: Reading) -> bool:
         """Whether a fault was undone, or a step is doubtful: then it has been run again and is settled."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,8 @@ class UpdateCheck:
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
         self.shadow: StateShadow | None = StateShadow(state) if self._on_host or on_device else None
         """What the last update left; None where it is not kept."""
+        self.failed: Callable[[Exception], None] = lambda fault: None
+        """Called with a fault of that copy."""
         self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
 
     def release(self) -> None:
@@ -162,8 +164,9 @@ class UpdateCheck:
         if self.shadow is not None:
             try:
                 self.shadow.keep()
-            except Exception:  # a tensor that cannot be copied or counted
+            except Exception as fault:  # a tensor that cannot be copied or counted
                 self.shadow = None
+                self.failed(fault)
 
     def _sampled(self) -> dict[str, Any] | None:
         """A look at a share of the weights; at all of them in half precision. One read of host memory, or none."""

@@ -377,6 +377,7 @@ class OptimizerLoop:
     def _checked(self) -> UpdateCheck:
         if self._check is None:
             self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
+            self._check.failed = lambda fault: self._barrier.note("silent_faults", fault)
         return self._check
 
     def undo_faults(self, number: int, *, before_forward: bool = False) -> Finding | None:

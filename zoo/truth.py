@@ -48,6 +48,9 @@ SAME_ARITHMETIC = {
     "right_rate": {"lr_down"},
 }
 
+# Names of one cause: what a case may call it, and what the product does.
+SAME_CAUSE = ({"optimizer_missing_params", "parameter_not_in_optimizer"},)
+
 
 @dataclass(slots=True)
 class Answer:
@@ -132,7 +135,8 @@ def judge(answer: Answer, truth: dict[str, Any], path: Path, accumulation: int =
 
 def causes_of(truth: dict[str, Any]) -> set[str]:
     """The names of the cause that are right."""
-    return {truth["cause"], *_listed(truth.get("cause_also"))}
+    given = {truth["cause"], *_listed(truth.get("cause_also"))}
+    return given.union(*(names for names in SAME_CAUSE if names & given))
 
 
 def _listed(value: Any) -> list[str]:

@@ -16,27 +16,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .child import load
+from ..truth import causes_of
+from .child import HOME, load
 
-HOME = Path(__file__).parent
 ENTRY_POINTS = ("guard", "attach", "run")
 _LIMIT = 300
 
 
 def answer(path: Path, entry: str) -> dict[str, Any]:
     """What is said of one case at one entry point."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = [sys.executable, "-m", "zoo.silent.child", str(path)]
+    child = [sys.executable, "-m", "zoo.silent.child", str(path.resolve())]
     if entry != "run":
-        done = subprocess.run([*child, entry], capture_output=True, text=True, timeout=_LIMIT, env=environment)
+        done = _run([*child, entry])
         lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
         return json.loads(lines[-1][7:]) if lines else {"error": done.stderr[-400:], "named": [], "warned": []}
     with tempfile.TemporaryDirectory() as folder:
         steady = [sys.executable, "-m", "steadygrad.commands", "run", "--run-dir", folder]
-        done = subprocess.run(
-            [*steady, *child[1:], "plain"], capture_output=True, text=True, timeout=_LIMIT, env=environment
-        )
+        done = _run([*steady, *child[1:], "plain"])
         return {**_read(Path(folder)), **({"error": done.stderr[-400:]} if done.returncode else {})}
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = HOME.parents[1]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=environment, cwd=root)
 
 
 def _read(run: Path) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def score(path: Path, entries: list[str]) -> dict[str, Any]:
     for entry in entries:
         said = answer(path, entry)
         found = [(step, cause) for step, cause in [*said["named"], *said["warned"]]]
-        right = [step for step, cause in found if cause == truth["cause"]]
+        right = [step for step, cause in found if cause in causes_of(truth)]
         row[entry] = {
             "named": bool(right) if truth["cause"] != "none" else not found,
             "step": min(right, default=None),

@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 
+HOME = Path(__file__).resolve().parent
+
 
 def load(path: Path) -> Any:
-    """The case's module; what it imports lies beside its folder."""
-    sys.path.insert(0, str(path.parents[1]))
+    """The case's module; what it imports lies beside its folder, here, or in the zoo."""
+    homes = [str(home) for home in (path.resolve().parents[1], HOME, HOME.parent)]
+    sys.path[:0] = [home for home in dict.fromkeys(homes) if home not in sys.path]
     spec = importlib.util.spec_from_file_location(f"case_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 tracing: Any = importlib.import_module("steadygrad.integrations.zero_code.rerun.step_tracing")
 
 
-class Desk:
-    """As much of an optimizer's desk as a traced window asks for."""
+class Loop:
+    """As much of an optimizer's loop as a traced window asks for."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = list(model.parameters())
@@ -32,7 +32,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def window(model: nn.Module, loop: Desk, batch: Tensor, loss_fn: Any) -> Any:
+def window(model: nn.Module, loop: Loop, batch: Tensor, loss_fn: Any) -> Any:
     """One traced step up to its update."""
     traced = tracing.StepTracing(SimpleNamespace(module=model, batch={"x": batch}), loop)
     loss = loss_fn(model(batch))
@@ -56,7 +56,7 @@ def no_mode_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_traced_step_shows_where_its_bad_value_comes_from() -> None:
     model = net()
-    found = window(model, Desk(model), torch.randn(6, 4), logarithm).diagnosis("inf_loss", 3)
+    found = window(model, Loop(model), torch.randn(6, 4), logarithm).diagnosis("inf_loss", 3)
     assert found.origin.op == "log"
     assert found.cause.slug == "log_zero"
     assert found.origin.inputs[0].num_zero == 6
@@ -64,7 +64,7 @@ def test_a_traced_step_shows_where_its_bad_value_comes_from() -> None:
 
 def test_what_the_model_computes_is_not_copied_and_what_the_loss_reads_is() -> None:
     model = net()
-    traced = window(model, Desk(model), torch.randn(6, 4), lambda out: out.pow(2).log().mean())
+    traced = window(model, Loop(model), torch.randn(6, 4), lambda out: out.pow(2).log().mean())
     kept = traced._tracer.specimens
     records = traced._tracer.trace.records
     assert {records[ordinal].op for ordinal in kept} >= {"pow", "log", "mean"}
@@ -83,7 +83,7 @@ def test_the_copies_of_a_window_are_bounded_together(monkeypatch: pytest.MonkeyP
             out = out * 1.01
         return out.pow(2).mean()
 
-    traced = window(model, Desk(model), torch.randn(6, 4), long)
+    traced = window(model, Loop(model), torch.randn(6, 4), long)
     held = [t for s in traced._tracer.specimens.values() for t in (*s.tensors, *s.output_tensors)]
     assert 0 < sum(tensor.numel() for tensor in held) <= 100
 
@@ -94,7 +94,7 @@ def test_a_window_that_costs_too_much_is_not_traced_to_its_end_and_is_not_diagno
     monkeypatch.setattr(tracing, "PATIENCE", 0.0)
     monkeypatch.setattr(tracing, "SHARE", 0.0)
     model = net()
-    traced = window(model, Desk(model), torch.randn(6, 4), logarithm)
+    traced = window(model, Loop(model), torch.randn(6, 4), logarithm)
     assert "twice as long" in traced.stopped
     assert len(traced._tracer.trace.records) < 3
     assert traced.diagnosis("inf_loss", 3) is None
@@ -107,7 +107,7 @@ def test_after_a_costly_window_the_next_ones_are_left_alone_until_it_is_paid_for
     now = [100.0]
     monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
     model = net()
-    loop = Desk(model)
+    loop = Loop(model)
     assert tracing.StepTracing.possible(loop)
     account = tracing._accounts.setdefault(loop, tracing._Account())
     with caplog.at_level(logging.WARNING, logger="steadygrad"):
@@ -136,7 +136,7 @@ def test_nothing_that_fails_in_the_tracer_reaches_the_program(
 
     monkeypatch.setattr(trace, "_absmax", broken)
     model = net()
-    traced = window(model, Desk(model), torch.randn(6, 4), logarithm)
+    traced = window(model, Loop(model), torch.randn(6, 4), logarithm)
     assert all(p.grad is not None for p in model.parameters())
     assert traced.diagnosis("inf_loss", 3) is None
     assert (traced.stopped == "out of memory") == isinstance(error, torch.OutOfMemoryError)
@@ -144,7 +144,7 @@ def test_nothing_that_fails_in_the_tracer_reaches_the_program(
 
 def test_a_sparse_gradient_is_no_trouble() -> None:
     model = nn.Embedding(9, 4, sparse=True)
-    traced = tracing.StepTracing(SimpleNamespace(module=model, batch={"x": torch.arange(3)}), Desk(model))
+    traced = tracing.StepTracing(SimpleNamespace(module=model, batch={"x": torch.arange(3)}), Loop(model))
     loss = (model(torch.arange(3)) / 0).sqrt().sum()
     traced.backward_begins(loss)
     loss.backward()
@@ -159,7 +159,7 @@ def test_a_step_of_some_size_takes_at_most_three_times_as_long() -> None:
     model = nn.Sequential(
         nn.Linear(64, 256), *[nn.TransformerEncoderLayer(256, 4, 512, 0.0, batch_first=True) for _ in range(2)]
     )
-    loop, batch = Desk(model), torch.randn(16, 64, 64)
+    loop, batch = Loop(model), torch.randn(16, 64, 64)
 
     def plain() -> float:
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""The clinic at the guard's bedside: it names the origin, and training goes on as if it had not been called."""
+"""Diagnosis while the guard runs: it names the origin, and training goes on as if it had not been called."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "recovery.note": (rollback.Rollback, "note"),
     "recovery.apply": (rollback.Rollback, "apply"),
     "update_check.before": (update_check.UpdateCheck, "before"),
-    "clerk.before_forward": (sampled_checks.StepSampler, "due"),
-    "clerk.vitals": (sampled_checks.StepSampler, "after_update"),
+    "sampled_checks.before_forward": (sampled_checks.StepSampler, "due"),
+    "sampled_checks.vitals": (sampled_checks.StepSampler, "after_update"),
 }
 # Of these two the late mode alone makes use, or the immediate one alone.
 ONLY = {"sealer.seal": "late", "seat.values": "late", "gate.take_fresh": "late",
@@ -145,7 +145,7 @@ def test_a_fault_that_cannot_even_be_journaled_does_not_stop_training(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "room", ["journal.step", "judge", "history.limits", "snapshots.take", "tape.put", "clerk.vitals"]
+    "room", ["journal.step", "judge", "history.limits", "snapshots.take", "tape.put", "sampled_checks.vitals"]
 )
 def test_a_fault_in_a_shielded_room_leaves_the_numbers_exact(
     room: str, mode: str, monkeypatch: pytest.MonkeyPatch

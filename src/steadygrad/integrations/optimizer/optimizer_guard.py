@@ -316,7 +316,7 @@ class OptimizerGuard:
                     checker.after_step(_reading_of(loop))
         self._loss = None
 
-    # -- what the desks ask
+    # -- what the loops of the optimizers ask
 
     def _whole_state(self) -> TrainingState:
         names = names_of(self._model, self._optimizers)

@@ -462,12 +462,12 @@ class ProcessLoop:
         )
 
     def known_loop(self, optimizer: Optimizer) -> OptimizerLoop | None:
-        """The desk of an optimizer that has stepped."""
+        """The loop of an optimizer that has stepped."""
         reference = self._loops.get(optimizer)
         return reference() if reference is not None else None
 
     def loop_of(self, optimizer: Optimizer) -> OptimizerLoop:
-        """The desk of an optimizer, made if this is its first step."""
+        """The loop of an optimizer, made if this is its first step."""
         loop = self.known_loop(optimizer)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if loop is not None and len(loop.parameters) == count:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SampledChecks:
-    """One clerk for each optimizer whose parameters belong to one model. Where nothing is due it is a comparison."""
+    """One checker for each optimizer whose parameters belong to one model. Where nothing is due it is a comparison."""
 
     def __init__(self, watch: ProcessLoop) -> None:
         self._watch = watch

@@ -2,8 +2,8 @@
 
 What it sees
     Forward and backward ran a second time on the same batch, from the same weights, buffers and random numbers, and a
-    gradient's norm is another one. Asked where a gradient is far larger than it ever was, and with `self_check="1%"` on
-    a share of all steps.
+    gradient's norm is another one. With `self_check="1%"` only: on that share of all steps, and where a gradient is far
+    larger than it ever was.
 
 Why it hurts
     One of the two is wrong: a fault of the machine that no one would have seen, or a kernel that adds up in another

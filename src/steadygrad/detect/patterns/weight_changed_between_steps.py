@@ -20,7 +20,8 @@ What to do
 
 Safety
     What a program writes is never undone: a write that autograd counts, one to many elements, a number that is written
-    down in a program, or memory that is shared. Large tensors are not compared; see the architecture page.
+    down in a program, or memory that is shared. Large tensors are not compared, and on a
+    GPU none without `self_check`; see the architecture page.
 
 References
     https://arxiv.org/abs/2102.11245

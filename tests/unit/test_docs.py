@@ -101,12 +101,18 @@ def test_every_test_that_the_laws_name_exists() -> None:
     assert missing == []
 
 
-def test_the_source_map_names_every_package() -> None:
-    readme = (ROOT / "docs/source_map.md").read_text(encoding="utf-8")
-    rooms = [path for path in (ROOT / "src/steadygrad").iterdir() if not path.name.startswith("_")]
-    names = [f"{path.name}/" if path.is_dir() else path.name for path in rooms if path.suffix in ("", ".py")]
-    assert len(names) > 10
-    assert [name for name in names if f"  {name} " not in readme] == []
+def test_the_source_map_names_every_package_and_every_folder_in_one() -> None:
+    lines = (ROOT / "docs/source_map.md").read_text(encoding="utf-8").splitlines()
+    listed, package = [], ""
+    for line in lines:
+        if found := re.match(r"(  |    )(\w+)/ ", line):
+            package = found[2] if found[1] == "  " else package
+            listed.append(package if found[1] == "  " else f"{package}/{found[2]}")
+    home = ROOT / "src/steadygrad"
+    folders = {str(path.parent.relative_to(home)) for path in home.glob("*/__init__.py")}
+    folders |= {str(path.parent.relative_to(home)) for path in home.glob("*/*/__init__.py")}
+    assert len(folders) > 40
+    assert sorted(listed) == sorted(folders)
 
 
 def test_the_readme_is_short_and_has_a_picture() -> None:

@@ -4,7 +4,7 @@
 
 SY1 to SY3 are detectors, SY4 vitals, DX causes, RX remedies, PF and CK rules of the check-up. Codes are never reused:
 the next one comes after the highest there is. The new file does not pass its tests until specimen, near miss and page
-are written and the room runs it, so a rule cannot be begun and forgotten.
+are written and the package runs it, so a rule cannot be begun and forgotten.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ RULE = Rule("{code}", "{slug}", "{summary}")
 """
 
 
-def room_of(series: str) -> tuple[str, str]:
-    """The room of a series and the text a file there starts with."""
+def package_of(series: str) -> tuple[str, str]:
+    """The package of a series and the text a file there starts with."""
     match series[:2]:
         case "SY":
             return ("detect/sampled/rules", VITAL) if series == "SY4" else ("detect/detectors", DETECTOR)
@@ -85,19 +85,19 @@ def room_of(series: str) -> tuple[str, str]:
             return "checkup/rules", OTHER
 
 
-def family_of(series: str, room: str, home: Path) -> str:
-    """The folder below `room` with the newest rule of the series, or the room itself where there is none."""
+def family_of(series: str, package: str, home: Path) -> str:
+    """The folder below `package` with the newest rule of the series, or the package itself where there is none."""
     found = {
         code: path.parent.relative_to(home).as_posix()
-        for path in (home / room).rglob("*.py")
+        for path in (home / package).rglob("*.py")
         for code in RULE.findall(path.read_text(encoding="utf-8"))
         if code.startswith(series)
     }
-    return found[max(found)] if found else room
+    return found[max(found)] if found else package
 
 
 def next_code(series: str, home: Path = HOME) -> str:
-    """One above the highest code of the series in any room."""
+    """One above the highest code of the series in any package."""
     taken = {code for path in home.rglob("*.py") for code in RULE.findall(path.read_text(encoding="utf-8"))}
     highest = max((int(code[2:]) for code in taken if code.startswith(series)), default=int(series[2]) * 100)
     if highest % 100 == 99:
@@ -113,16 +113,16 @@ def write_rule(series: str, name: str, summary: str, home: Path = HOME) -> Path:
     summary = summary.strip().rstrip(".") + "."
     if not slug or '"' in summary or "\n" in summary:
         raise SystemExit("A rule needs a name of letters and a summary of one sentence without double quotes.")
-    room, body = room_of(series)
-    room = family_of(series, room, home)
+    package, body = package_of(series)
+    package = family_of(series, package, home)
     code_of = next_code(series, home)
     # Outside of detect/ a file is found by the code in its name.
-    path = home / room / (f"{slug}.py" if series.startswith("SY") else f"{code_of.lower()}_{slug}.py")
-    there = sorted((home / room).glob(f"*{slug}.py")) if (home / room).is_dir() else []
+    path = home / package / (f"{slug}.py" if series.startswith("SY") else f"{code_of.lower()}_{slug}.py")
+    there = sorted((home / package).glob(f"*{slug}.py")) if (home / package).is_dir() else []
     if there:
         raise SystemExit(f"{there[0]} is there already.")
     page = "\n\n".join(f"{heading}" for heading in HEADINGS)
-    code = body.format(code=code_of, slug=slug, summary=summary, dots="." * (room.count("/") + 2))
+    code = body.format(code=code_of, slug=slug, summary=summary, dots="." * (package.count("/") + 2))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'"""{summary}\n\n{page}\n"""\n\nfrom __future__ import annotations\n{code}', encoding="utf-8")
     return path
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     path = write_rule(*arguments)
-    print(f"{path}\nNow write its page, its judge, its specimen and its near miss, and let its room run it.")
+    print(f"{path}\nNow write its page, its judge, its specimen and its near miss, and let its package run it.")
     return 0
 
 

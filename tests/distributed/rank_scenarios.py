@@ -304,7 +304,7 @@ def ddp_example(rank: int, world: int, folder: Path) -> Any:
 
 
 @scenario
-def other_doors(rank: int, world: int, folder: Path, kind: str, door: str, how: str) -> Any:
+def other_entry_points(rank: int, world: int, folder: Path, kind: str, door: str, how: str) -> Any:
     """A loop that stays as it is, with a guard attached, beside the plain loop without the bad batch."""
     healthy = training.batches(rank, 10, None)
     without = [batch for index, batch in enumerate(healthy) if index != 4]

@@ -85,7 +85,7 @@ def test_a_guard_that_one_rank_never_makes_is_one_sentence_and_no_hang(run_ranks
     assert "waited 0.5 s for rank 0 to make one too" in waiting.message
 
 
-def test_ranks_that_train_models_of_their_own_are_left_alone_and_told_so(run_ranks: RunRanks) -> None:
+def test_ranks_that_train_separate_models_are_left_alone_and_informed(run_ranks: RunRanks) -> None:
     first, second = run_ranks("strangers", 2)
     assert first.returned == [4, 0, []]
     applied, skipped, ranks = second.returned

@@ -138,7 +138,7 @@ def test_a_step_that_talks_to_the_other_ranks_itself_is_run_again_on_all_of_them
 def test_a_guard_attached_to_a_loop_skips_alike_on_all_ranks(
     run_ranks: RunRanks, kind: str, how: str, door: str
 ) -> None:
-    for ended in run_ranks("other_doors", kind=kind, door=door, how=how):
+    for ended in run_ranks("other_entry_points", kind=kind, door=door, how=how):
         found = ended.returned
         assert found["bits"] == found["reference"], ended.log
         assert found["summary"] == {"steps": 10, "applied": 9, "skipped": 1, "guard_faults": {}}

@@ -20,7 +20,7 @@ import steadygrad
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "steadygrad"
 
-# From the top floor down. A room may import from its own floor and from those below.
+# From the top floor down. A package may import from its own floor and from those below.
 FLOORS = (
     ("commands",),
     ("reporters", "integrations"),
@@ -106,17 +106,17 @@ PUBLIC = [
 # -- who may import whom
 
 
-def floor_of(room: str) -> int:
-    for height, rooms in enumerate(FLOORS):
-        if room in rooms:
+def floor_of(part: str) -> int:
+    for height, names in enumerate(FLOORS):
+        if part in names:
             return height
-    raise AssertionError(f"{room} is on no floor: put it on one in FLOORS and in docs/architecture.md")
+    raise AssertionError(f"{part} is on no floor: put it on one in FLOORS and in docs/architecture.md")
 
 
-def room_of(parts: Sequence[str]) -> str:
+def package_of(parts: Sequence[str]) -> str:
     """The longest part of a module's path that FLOORS names, else its first part."""
     found = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    return next((room for room in found if any(room in rooms for rooms in FLOORS)), parts[0])
+    return next((part for part in found if any(part in names for names in FLOORS)), parts[0])
 
 
 def imported(path: Path, package: Path) -> Iterator[tuple[int, list[str]]]:
@@ -141,14 +141,14 @@ def boundary_violations(package: Path) -> list[str]:
         if path == package / "__init__.py":
             continue  # the public names, resolved lazily
         here = path.relative_to(package).with_suffix("").parts
-        room = room_of(here)
+        part = package_of(here)
         for line, target in imported(path, package):
             if target[0].startswith("__"):
                 continue  # steadygrad.__version__
-            other = room_of(target)
-            upward = floor_of(other) < floor_of(room)
-            if upward or other not in ONLY.get(room, {other}):
-                words = f"{path.relative_to(package)}:{line} {room} imports {other}"
+            other = package_of(target)
+            upward = floor_of(other) < floor_of(part)
+            if upward or other not in ONLY.get(part, {other}):
+                words = f"{path.relative_to(package)}:{line} {part} imports {other}"
                 found += [words] if words not in found else []
             elif here[0] == target[0] and (inner := upward_within(here, target)):
                 found.append(f"{path.relative_to(package)}:{line} {inner}")
@@ -214,10 +214,10 @@ def modules_after(script: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split("|"))
 
 
-def modules_in(*rooms: str) -> list[str]:
+def modules_in(*packages: str) -> list[str]:
     found = []
-    for room in rooms:
-        paths = [path for path in sorted((PACKAGE / room).rglob("*.py")) if PACKAGE / WITH_TORCH not in path.parents]
+    for package in packages:
+        paths = [path for path in sorted((PACKAGE / package).rglob("*.py")) if PACKAGE / WITH_TORCH not in path.parents]
         names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
         found += [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
     return found
@@ -290,7 +290,7 @@ def forbidden_words(paths: list[Path]) -> list[str]:
     return found
 
 
-def test_no_path_of_somebodys_machine_and_no_bare_reminder_is_in_the_tree() -> None:
+def test_no_path_of_one_machine_and_no_bare_reminder_is_in_the_tree() -> None:
     files = text_files()
     assert len(files) > 100
     assert forbidden_words(files) == []

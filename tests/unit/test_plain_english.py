@@ -1,4 +1,4 @@
-"""What people read is plain English: none of the avoided words in messages, help, pages or docstrings.
+"""What people read is plain English: none of the avoided words in messages, help, pages, docstrings or names of tests.
 
 Every check here is a function over text, and has a twin that shows it failing.
 """
@@ -61,7 +61,16 @@ def in_pages(path: Path) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {word}" for word in avoided(path.read_text(encoding="utf-8"))]
 
 
+def in_names(path: Path) -> list[str]:
+    """The avoided words in the names of a file's functions and classes, and in its own."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = [path.stem, *(node.name for node in tree if isinstance(node, defined))]
+    return [f"{path.name}: {name}" for name in names if avoided(name.replace("_", " "))]
+
+
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "src").rglob("*.html"))]
 
 
@@ -73,6 +82,17 @@ def test_no_message_help_or_docstring_uses_an_avoided_word() -> None:
 def test_no_page_uses_an_avoided_word() -> None:
     assert len(PAGES) > 150
     assert [place for path in PAGES for place in in_pages(path)] == []
+
+
+def test_no_name_in_a_test_uses_an_avoided_word() -> None:
+    assert len(TESTS) > 200
+    assert [name for path in TESTS for name in in_names(path)] == []
+
+
+def test_the_check_of_names_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "test_rooms.py"
+    path.write_text("class Guard:\n    def test_no_bad_update_lands(self): ...\n\ndef test_a_landscape(): ...\n")
+    assert in_names(path) == ["test_rooms.py: test_rooms", "test_rooms.py: test_no_bad_update_lands"]
 
 
 def test_nothing_is_allowed_to_stay() -> None:

@@ -100,7 +100,7 @@ def test_zeros_infinities_and_nan_enter_no_statistic() -> None:
     assert RangeTally().headroom(FORMATS["fp16"]) is None
 
 
-def test_the_loss_scale_leaves_a_bit_of_room_and_is_never_above_gradscalers() -> None:
+def test_the_loss_scale_leaves_one_bit_of_headroom_and_is_never_above_gradscalers() -> None:
     tally = RangeTally()
     tally.add(torch.tensor([1.0]))
     assert loss_scale_for([tally]) == 16384.0  # 2^15 would come within a bit of 65504

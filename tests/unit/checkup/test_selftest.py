@@ -132,7 +132,7 @@ def test_batches_are_not_written_and_a_loader_draws_no_lasting_random_numbers() 
 # -- verdicts
 
 
-def test_a_sound_set_up_is_fit_and_its_numbers_are_those_of_a_plain_loop() -> None:
+def test_a_healthy_set_up_is_fit_and_its_numbers_are_those_of_a_plain_loop() -> None:
     model, optimizer, batches = setup()
     found = sg.selftest(model, optimizer, loss_fn, batches)
     assert found.verdict == "fit", found.checks

@@ -61,7 +61,7 @@ def test_the_words_say_pass_or_fail_and_the_numbers_behind_it(call: Call, run: P
     assert out.splitlines()[-1] == "7 passed, 0 failed"
 
 
-def test_an_update_with_a_nan_loss_that_landed_fails(call: Call, tmp_path: Path) -> None:
+def test_an_applied_update_with_a_nan_loss_fails(call: Call, tmp_path: Path) -> None:
     losses = [5.0 - 0.1 * step for step in range(30)]
     losses[12] = math.nan
     code, found = marks(call, str(written(tmp_path / "run", losses)))
@@ -70,7 +70,7 @@ def test_an_update_with_a_nan_loss_that_landed_fails(call: Call, tmp_path: Path)
     assert "1 update was applied although it was not, the first at step 12" in out
 
 
-def test_an_observed_run_in_which_nan_landed_fails(call: Call, tmp_path: Path) -> None:
+def test_an_observed_run_in_which_a_nan_was_applied_fails(call: Call, tmp_path: Path) -> None:
     """With the policy that only looks on, the bad update lands and every later one is bad."""
     train(tmp_path / "run", policy="observe", steps=30, bad=(10,))
     code, found = marks(call, str(tmp_path / "run"))

@@ -42,7 +42,7 @@ def test_the_next_code_comes_after_the_highest_there_is(tool: ModuleType, tmp_pa
         ("CK1", "checkup/scan/rules/ck101_dead_units.py"),
     ],
 )
-def test_the_file_is_a_rule_in_its_room_with_all_headings(
+def test_the_file_is_a_rule_in_its_package_with_all_headings(
     tool: ModuleType, tmp_path: Path, series: str, file: str
 ) -> None:
     path = tool.write_rule(series, "Dead units!", "Units that are never active", tmp_path)

@@ -55,7 +55,7 @@ def test_every_rule_file_is_run(room: str, modules: tuple[ModuleType, ...]) -> N
 
 
 @pytest.mark.parametrize("module", [*detectors.ALL, *judge_samples.ALL], ids=_name)
-def test_rule_has_a_whole_page_and_a_file_of_its_own_name(module: ModuleType) -> None:
+def test_a_rule_has_a_whole_page_and_a_file_with_its_name(module: ModuleType) -> None:
     page = rules.page(module.RULE.code)
     assert tuple(page.sections) == rules.HEADINGS
     assert all(text.strip() for text in page.sections.values())

@@ -102,7 +102,7 @@ def test_a_nan_in_an_object_is_told_as_data_with_its_row(run_case: Any, make_cas
     assert "drop_rows" in [trial.remedy.slug for trial in found.remedies]
 
 
-def test_rows_that_are_sick_alone_and_sound_among_others_are_not_named(run_case: Any, make_case: Any) -> None:
+def test_rows_that_fail_alone_and_are_finite_among_others_are_not_named(run_case: Any, make_case: Any) -> None:
     """A standard deviation needs two rows, so any row fails alone; the trouble is that they are all equal."""
     random = torch.Generator().manual_seed(0)
     batches = [(torch.randn(6, 3, generator=random), torch.randn(6, generator=random)) for _ in range(6)]

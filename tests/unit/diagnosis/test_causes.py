@@ -20,7 +20,7 @@ def op(name: str, **changes: object) -> Evidence:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def born_backward(name: str, **changes: object) -> Evidence:
+def first_bad_in_backward(name: str, **changes: object) -> Evidence:
     return op(name, symptom="nan_grad", phase="backward", backward=True, **changes)
 
 
@@ -49,9 +49,9 @@ SPECIMENS: dict[str, Evidence] = {
     "exp_overflow": op("exp", is_nan=False, inputs=(TensorDigest(dtype="float32", absmax=200.0),)),
     "cancellation": op("sqrt", facts=OpFacts(argument_negative=True), cancelled=True),
     "masked_softmax_row": op("softmax", phase="forward", facts=OpFacts(masked_row=True)),
-    "sqrt_grad_at_zero": born_backward("sqrt", facts=OpFacts(argument_zero=True)),
-    "domain_edge_grad": born_backward("acos", facts=OpFacts(argument_at_edge=True)),
-    "where_grad_trap": born_backward("log", facts=OpFacts(incoming_zero=True, zeroed_by_mask=True)),
+    "sqrt_grad_at_zero": first_bad_in_backward("sqrt", facts=OpFacts(argument_zero=True)),
+    "domain_edge_grad": first_bad_in_backward("acos", facts=OpFacts(argument_at_edge=True)),
+    "where_grad_trap": first_bad_in_backward("log", facts=OpFacts(incoming_zero=True, zeroed_by_mask=True)),
     "bad_input": Evidence(symptom="nan_loss", phase="data", leaf=("batch", "x")),
     "uninitialised": Evidence(symptom="nan_loss", phase="state", leaf=("parameter", "w"), bad_since_start=True),
     "poisoned_state": Evidence(symptom="nan_param", phase="state", leaf=("optimizer", "w/exp_avg_sq"), step=6),
@@ -70,18 +70,18 @@ NEAR_MISSES: dict[str, Evidence] = {
     "fp16_underflow": op("div", dtype="float32", facts=OpFacts(denominator_zero=True)),
     "optimizer_eps_underflow": op("div", phase="loss", facts=OpFacts(denominator_zero=True)),
     "lost_update": Evidence(symptom="silent", kind="zero_gradient"),
-    "scaler_misuse": born_backward(
+    "scaler_misuse": first_bad_in_backward(
         "to_copy", dtype="float16", loss_scale=1024.0, dynamic_scale=False, unit_scale_finite=False
     ),
     "zero_division": op("div", facts=OpFacts(denominator_zero=False)),
     "empty_reduction": op("mean", facts=OpFacts(num_reduced=12)),
-    "log_zero": born_backward("log", facts=OpFacts(argument_zero=True)),
+    "log_zero": first_bad_in_backward("log", facts=OpFacts(argument_zero=True)),
     "exp_overflow": op("exp", inputs=(TensorDigest(dtype="float32", num_inf=2),)),
     "cancellation": op("sqrt", facts=OpFacts(argument_negative=False), cancelled=True),
     "masked_softmax_row": op("softmax", facts=OpFacts(masked_row=False)),
     "sqrt_grad_at_zero": op("sqrt", facts=OpFacts(argument_zero=True)),
-    "domain_edge_grad": born_backward("mul"),
-    "where_grad_trap": born_backward("log", facts=OpFacts(incoming_zero=True, zeroed_by_mask=False)),
+    "domain_edge_grad": first_bad_in_backward("mul"),
+    "where_grad_trap": first_bad_in_backward("log", facts=OpFacts(incoming_zero=True, zeroed_by_mask=False)),
     "bad_input": Evidence(symptom="nan_loss", phase="state", leaf=("buffer", "x")),
     "uninitialised": Evidence(symptom="nan_loss", phase="state", leaf=("parameter", "w"), bad_since_start=False),
     "poisoned_state": Evidence(symptom="nan_loss", phase="data", leaf=("batch", "x")),

@@ -92,7 +92,7 @@ def test_the_origin_alone_tries_no_remedy(make_replayable: Any) -> None:
     assert found.trials == ()
 
 
-def test_a_step_that_is_sound_in_every_replay_is_called_a_fault_that_does_not_repeat(make_replayable: Any) -> None:
+def test_a_step_that_is_finite_in_every_replay_is_called_a_fault_that_does_not_repeat(make_replayable: Any) -> None:
     batch = {"x": torch.randn(4, 2), "y": torch.randn(4, 1)}
     replayable = make_replayable(nn.Linear(2, 1), lambda m, b: F.mse_loss(m(b["x"]), b["y"]), [batch] * 3)
     found = diagnose(replayable)

@@ -54,7 +54,7 @@ def flip(model: Any, _optimizer: Any, index: int) -> None:
             model[3].weight[0, 2] = 3e38
 
 
-def test_a_weight_that_no_step_gave_is_a_fault_from_outside_and_putting_it_back_is_verified() -> None:
+def test_a_weight_that_no_step_gave_is_a_fault_from_outside_and_restoring_it_is_verified() -> None:
     guard, _ = guarded(flip, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5))
     found = diagnosed(guard)
     assert found.cause is not None

@@ -38,7 +38,7 @@ class Forgetful(torch.autograd.Function):
         return gradient * weight, None
 
 
-def test_where_a_function_is_sound_is_asked_of_the_function() -> None:
+def test_where_a_function_is_finite_is_found_by_calling_it() -> None:
     x = torch.tensor([0.0, 0.25, 1.0, 4.0, -1.0])
     sound = sound_at(torch.sqrt, (x,), {}, 0)
     assert sound is not None
@@ -58,7 +58,7 @@ def test_an_argument_is_bounded_to_where_the_function_is_finite() -> None:
 
 
 @pytest.mark.parametrize("repair", [masked_where_unsound, replaced_where_unsound])
-def test_the_double_where_works_for_functions_that_nobody_has_listed(repair: Any) -> None:
+def test_the_double_where_works_for_functions_that_are_on_no_list(repair: Any) -> None:
     x = torch.tensor([0.0, 0.5, 2.0], requires_grad=True)
     out = torch.where(x > 0, repair(torch.lgamma, (x,), {}), 0.0)
     out.sum().backward()

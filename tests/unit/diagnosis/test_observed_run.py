@@ -67,7 +67,7 @@ def test_a_loop_that_refuses_every_batch_from_some_step_on_is_reported_from_ther
     assert suspicion.step == 4
 
 
-def test_a_parameter_nobody_uses_is_not_missed_by_anybody(run_case: Any, make_case: Any) -> None:
+def test_a_parameter_that_is_never_used_is_not_reported(run_case: Any, make_case: Any) -> None:
     model = nn.ModuleDict({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})
     case = make_case(
         model, lambda m, b: F.mse_loss(m["used"](b["x"]), b["y"]), regression(6), torch.optim.AdamW(model.parameters())
@@ -124,9 +124,7 @@ def test_one_gradient_that_grew_after_backward_is_a_fault_and_all_of_them_alike_
     assert grown_gradients(alike) == ()
 
 
-def test_gains_scattered_over_a_model_that_stand_still_have_no_module_of_their_own(
-    run_case: Any, make_case: Any
-) -> None:
+def test_gains_scattered_over_a_model_that_stand_still_have_no_common_module(run_case: Any, make_case: Any) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)))
     model = model.to(torch.bfloat16)
     for name, parameter in model.named_parameters():
@@ -400,7 +398,7 @@ class Booked(nn.Module):
         return out + self.score[0] if self.reads else out
 
 
-def test_figures_for_a_log_may_be_nan_as_long_as_nobody_reads_them(run_case: Any, make_case: Any) -> None:
+def test_figures_for_a_log_may_be_nan_as_long_as_nothing_reads_them(run_case: Any, make_case: Any) -> None:
     def seen(**kind: bool) -> Any:
         torch.manual_seed(0)
         model, batches = Booked(**kind), regression(8)

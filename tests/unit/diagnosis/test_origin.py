@@ -81,7 +81,7 @@ def test_an_infinity_in_an_unselected_branch_is_innocent(make_replayable: Any) -
     assert origin.op == "div"
 
 
-def test_trouble_born_in_backward_names_the_forward_op_and_line(make_replayable: Any) -> None:
+def test_a_value_that_turns_bad_in_backward_names_the_forward_op_and_line(make_replayable: Any) -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         size = model(batch).pow(2).sum(-1)
         return torch.sqrt(size).mean()

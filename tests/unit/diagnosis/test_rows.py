@@ -15,7 +15,7 @@ def divide(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (model(batch["x"]).squeeze(1) / batch["count"]).mean()
 
 
-def test_rows_are_proven_by_leaving_them_out_and_putting_them_back(make_replayable: Any) -> None:
+def test_rows_are_proven_by_leaving_them_out_and_adding_them_again(make_replayable: Any) -> None:
     batch = {"x": torch.randn(6, 3), "count": torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 3.0])}
     found = diagnose(make_replayable(nn.Linear(3, 1), divide, [batch]))
     assert found.rows == (1, 4)
@@ -53,7 +53,7 @@ def test_the_batch_size_is_the_leading_dimension_most_tensors_share() -> None:
     assert num_rows({"name": "no tensor"}) == 0
 
 
-def test_of_memory_nobody_filled_the_rows_are_told_that_ask_for_it(run_case: Any, make_case: Any) -> None:
+def test_of_memory_that_was_never_filled_the_rows_are_named_that_read_it(run_case: Any, make_case: Any) -> None:
     model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1))
     with torch.no_grad():
         model[0].weight[5] = torch.nan

@@ -89,7 +89,7 @@ def test_autocast_is_overridden_inside_and_untouched_outside() -> None:
         assert (a @ a).dtype is torch.bfloat16
 
 
-def test_precision_puts_back_the_very_same_storages() -> None:
+def test_precision_restores_the_same_storages() -> None:
     model = nn.Linear(3, 1).half()
     before = [p.data_ptr() for p in model.parameters()]
     values = [p.detach().clone() for p in model.parameters()]

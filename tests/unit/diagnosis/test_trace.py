@@ -125,7 +125,7 @@ def test_tracing_changes_no_bit_of_the_result() -> None:
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True) if p.grad is not None)
 
 
-def test_the_module_call_is_put_back_after_tracing() -> None:
+def test_the_module_call_is_restored_after_tracing() -> None:
     before = nn.Module.__call__
     with Tracer(LogNet()).tracing():
         assert nn.Module.__call__ is not before

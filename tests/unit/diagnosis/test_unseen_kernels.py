@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(("kernel", "gate", "phase"), [(FastLog, -0.5, "forward"), (SlowRoot, 0.0, "backward")])
-def test_the_function_whose_kernel_wrote_it_is_named_and_never_a_sound_state(
+def test_the_function_whose_kernel_wrote_it_is_named_and_never_a_finite_state(
     kernel: Any, gate: float, phase: str
 ) -> None:
     torch.manual_seed(0)

@@ -121,7 +121,7 @@ class Ranged(nn.Module):
         return self.body((x - self.low) / (self.high - self.low))
 
 
-def test_a_range_that_nobody_measured_is_told_as_uninitialised(run_case: Any, make_case: Any) -> None:
+def test_a_range_that_was_never_measured_is_reported_as_uninitialised(run_case: Any, make_case: Any) -> None:
     random = torch.Generator().manual_seed(0)
     batches = [(torch.randn(4, 3, generator=random), torch.randn(4, 1, generator=random)) for _ in range(4)]
 
@@ -136,7 +136,7 @@ def test_a_range_that_nobody_measured_is_told_as_uninitialised(run_case: Any, ma
     assert slugs(found) == {"init"}
 
 
-def test_a_row_that_fails_alone_for_a_reason_of_its_own_is_not_named(run_case: Any, make_case: Any) -> None:
+def test_a_row_that_fails_alone_for_another_reason_is_not_named(run_case: Any, make_case: Any) -> None:
     """Sorted by time, so no op shows the rows; and a row without an event divides by zero when it is alone."""
     random = torch.Generator().manual_seed(0)
     batches = [(torch.randn(6, 3, generator=random), torch.rand(6, generator=random), torch.ones(6)) for _ in range(5)]

@@ -79,7 +79,7 @@ def test_an_empty_mask_is_traced_to_its_division_line_row_and_sample(tmp_path: P
     ]
 
 
-def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_diagnosis_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the clinic is closed")
 
@@ -95,7 +95,7 @@ def test_a_fault_in_the_clinic_does_not_stop_training(monkeypatch: pytest.Monkey
     assert guard.incidents[0].diagnosis is None
 
 
-def test_a_bad_micro_batch_with_sound_gradients_is_not_taken_for_scrubbed_ones() -> None:
+def test_a_bad_micro_batch_with_finite_gradients_is_not_taken_for_scrubbed_ones() -> None:
     """All labels missing: the loss is 0 / 0 and its gradient exactly zero, beside a healthy micro-batch."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)

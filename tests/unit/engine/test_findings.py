@@ -380,7 +380,7 @@ class Logging(nn.Module):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_buffer_is_told_of_if_it_turned_bad_and_stays_so(breaks: bool) -> None:
+def test_a_buffer_is_reported_if_it_turned_bad_and_stays_so(breaks: bool) -> None:
     torch.manual_seed(0)
     model = Logging(breaks=breaks)
     with sg.Guard(

@@ -32,7 +32,7 @@ class Planted(Exception):
     """A fault of the guard's own, made for a test."""
 
 
-ROOMS: dict[str, tuple[Any, str]] = {
+PARTS: dict[str, tuple[Any, str]] = {
     "journal.step": (Journal, "step"),
     "journal.incident": (Journal, "incident"),
     "journal.next_incident": (Journal, "next_incident"),
@@ -75,31 +75,31 @@ def nan_batch() -> Tensor:
     return bad
 
 
-def break_from(monkeypatch: pytest.MonkeyPatch, room: str, switch: list[bool], count: list[int]) -> None:
-    home, name = ROOMS[room]
+def break_from(monkeypatch: pytest.MonkeyPatch, part: str, switch: list[bool], count: list[int]) -> None:
+    home, name = PARTS[part]
     honest: Callable[..., Any] = getattr(home, name)
 
     def breaks(*args: Any, **options: Any) -> Any:
         if switch:
             count.append(1)
-            raise Planted(room)
+            raise Planted(part)
         return honest(*args, **options)
 
     monkeypatch.setattr(home, name, breaks)
 
 
-WAYS = [(room, mode, False) for room in ROOMS for mode in MODES if ONLY.get(room, mode) == mode]
+WAYS = [(part, mode, False) for part in PARTS for mode in MODES if ONLY.get(part, mode) == mode]
 # A scaler notes what it has unscaled, and a fault in between must not leave that note behind.
-WAYS += [(room, mode, True) for room in ("readout.pack", "books.enter", "second_look.at") for mode in MODES]
+WAYS += [(part, mode, True) for part in ("readout.pack", "books.enter", "second_look.at") for mode in MODES]
 
 
-@pytest.mark.parametrize(("room", "mode", "scaled"), WAYS)
-def test_a_fault_in_any_room_does_not_stop_training_and_lets_no_bad_update_land(
-    room: str, mode: str, scaled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("part", "mode", "scaled"), WAYS)
+def test_a_fault_in_any_part_does_not_stop_training_and_applies_no_bad_update(
+    part: str, mode: str, scaled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     switch: list[bool] = []
     count: list[int] = []
-    break_from(monkeypatch, room, switch, count)
+    break_from(monkeypatch, part, switch, count)
     it = setup()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
     policy = SKIP_ONLY.but(snapshot_every=5, vitals_every=1)
@@ -133,7 +133,7 @@ def test_a_fault_that_cannot_even_be_journaled_does_not_stop_training(
 ) -> None:
     events: list[int] = []
     break_from(monkeypatch, "judge", [True], [])
-    monkeypatch.setitem(ROOMS, "journal.event", (Journal, "event"))
+    monkeypatch.setitem(PARTS, "journal.event", (Journal, "event"))
     break_from(monkeypatch, "journal.event", [True], events)
     it = setup()
     with make_guard(it.model, it.optimizer, it.loss_fn, run_dir=tmp_path) as guard:
@@ -145,14 +145,14 @@ def test_a_fault_that_cannot_even_be_journaled_does_not_stop_training(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "room", ["journal.step", "judge", "history.limits", "snapshots.take", "tape.put", "sampled_checks.vitals"]
+    "part", ["journal.step", "judge", "history.limits", "snapshots.take", "tape.put", "sampled_checks.vitals"]
 )
-def test_a_fault_in_a_shielded_room_leaves_the_numbers_exact(
-    room: str, mode: str, monkeypatch: pytest.MonkeyPatch
+def test_a_fault_behind_the_barrier_leaves_the_numbers_exact(
+    part: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = batches(14)
     plain = state_of(run_plain(data))
-    break_from(monkeypatch, room, [True], [])
+    break_from(monkeypatch, part, [True], [])
     it = setup()
     guard = make_guard(it.model, it.optimizer, it.loss_fn, max_grad_norm=1.0, scheduler=it.scheduler, ema=it.ema,
                        settle=mode, policy=SKIP_ONLY.but(vitals_every=1))  # fmt: skip

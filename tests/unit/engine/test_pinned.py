@@ -61,7 +61,7 @@ def test_a_chunk_used_again_for_another_tensor_has_that_ones_shape() -> None:
         pool.give_back([chunk])
 
 
-def test_an_arena_gives_every_tensor_a_place_of_its_own_in_few_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_gives_every_tensor_a_separate_place_in_few_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steadygrad.engine.state.pinned_memory._ARENA_SLAB", 1 << 20)
     torch.manual_seed(0)
     kinds = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64]
@@ -82,7 +82,7 @@ def test_an_arena_gives_every_tensor_a_place_of_its_own_in_few_slabs(monkeypatch
     assert needed <= sum(slabs.values()) < 1.6 * needed
 
 
-def test_an_arena_that_was_told_too_little_makes_more_room() -> None:
+def test_an_arena_that_was_made_too_small_grows() -> None:
     arena = PinnedArena(0, pin=False)
     first, second = arena.like(torch.empty(1000)), arena.like(torch.empty(5000))
     first.fill_(1.0)

@@ -67,7 +67,7 @@ def test_an_update_after_repaired_logits_is_refused_and_leaves_no_trace(settle: 
     assert incident.diagnosis is None
 
 
-def test_a_policy_that_only_observes_lets_it_land_and_writes_it_down(tmp_path: Path) -> None:
+def test_a_policy_that_only_observes_applies_it_and_records_it(tmp_path: Path) -> None:
     model, optimizer = make()
     with sg.Guard(model, optimizer, loss_fn, policy="observe", run_dir=tmp_path) as guard:
         generate(sick=True)

@@ -335,7 +335,7 @@ class Watched(optim.AdamW):
 # -- what is not registered
 
 
-def test_an_attribute_that_first_moves_late_is_put_back_all_the_same(tmp_path: Any) -> None:
+def test_an_attribute_that_first_moves_late_is_restored_all_the_same(tmp_path: Any) -> None:
     from steadygrad.journal import read_events
 
     class Late(nn.Module):
@@ -396,7 +396,7 @@ def test_a_list_that_grows_and_an_attribute_that_appears_are_reported_once(tmp_p
 
 @pytest.mark.parametrize("kind", ["frozen norm", "loaded", "set by hand"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_buffer_that_begins_to_move_late_is_put_back_to_what_it_was(kind: str, mode: str) -> None:
+def test_a_buffer_that_begins_to_move_late_is_restored_to_what_it_was(kind: str, mode: str) -> None:
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         return (model(batch[:, :8]) - batch[:, 8:]).pow(2).mean()
 

@@ -32,7 +32,7 @@ def guarded(optimizer_type: type[optim.Optimizer], **options: Any) -> tuple[nn.M
 
 
 @pytest.mark.parametrize("rate", [math.inf, math.nan])
-def test_an_update_with_a_rate_that_is_no_number_never_lands(rate: float) -> None:
+def test_an_update_with_a_rate_that_is_no_number_is_never_applied(rate: float) -> None:
     model, optimizer, guard = guarded(optim.SGD, lr=0.01)
     data = batches(6)
     with guard:

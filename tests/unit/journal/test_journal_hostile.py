@@ -87,7 +87,7 @@ def test_steps_from_a_newer_steadygrad_ask_for_an_upgrade(run: Path) -> None:
         list(read_steps(run))
 
 
-def test_an_arrow_file_of_somebody_else_is_refused(run: Path) -> None:
+def test_an_arrow_file_from_elsewhere_is_refused(run: Path) -> None:
     table = pa.table({"step": [1, 2]})
     with pa.OSFile(str(segment(run)), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

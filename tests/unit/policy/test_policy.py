@@ -299,7 +299,7 @@ def test_what_the_device_refused_is_never_called_applied() -> None:
     assert ledger.streak == 1
 
 
-def test_notes_and_warnings_let_the_update_land_and_are_kept() -> None:
+def test_notes_and_warnings_let_the_update_be_applied_and_are_kept() -> None:
     notes = (found("SY303", Severity.WARNING), found("SY108", Severity.NOTE))
     decision, ledger = decide(BALANCED, Ledger(), Reading(step=1, loss=1.0), notes, can=ALL)
     assert decision.applies

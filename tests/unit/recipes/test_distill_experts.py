@@ -65,7 +65,7 @@ def test_only_the_routers_learn_and_all_of_them_do(dense: Any) -> None:
         assert float(gradient.norm()) > 0
 
 
-def test_a_router_that_moved_changes_the_model_and_can_be_put_back(dense: Any) -> None:
+def test_a_router_that_moved_changes_the_model_and_can_be_restored(dense: Any) -> None:
     model = split(dense)
     before = model(IDS[0]).logits.detach()
     with torch.no_grad():

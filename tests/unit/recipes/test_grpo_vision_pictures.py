@@ -272,7 +272,7 @@ def test_a_package_that_is_not_there_is_named_before_anything_is_made(
     assert not out.exists()
 
 
-def test_pictures_that_nobody_knows_and_tasks_without_pictures_are_refused(
+def test_unknown_pictures_and_tasks_without_pictures_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(sg.UsageError, match="one of shapes, photographs, digits, not paintings"):

@@ -67,7 +67,7 @@ def test_looking_again_and_again_finds_every_row_once(tmp_path: Path) -> None:
     assert rows.term("ce").tolist() == [float(step) for step in range(400)]
 
 
-def test_every_rank_is_followed_and_the_lowest_speaks_for_the_run(tmp_path: Path) -> None:
+def test_every_rank_is_followed_and_the_lowest_stands_for_the_run(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write_long_run(tmp_path / "run", steps=60 + rank, tensors=4, rank=rank, seed=rank)
     story = story_of(tmp_path / "run")

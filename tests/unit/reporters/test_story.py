@@ -94,7 +94,7 @@ def test_the_line_of_an_earlier_attempt_ends_where_its_steps_do(tmp_path: Path) 
     assert list(zip(line["x"], line["mid"], strict=True)) == [(1, 1.0), (2, 1.0), (3, None), (5, 1.0), (6, 1.0)]
 
 
-def test_the_steps_before_an_incident_are_those_of_its_own_attempt(tmp_path: Path) -> None:
+def test_the_steps_before_an_incident_are_those_of_the_same_attempt(tmp_path: Path) -> None:
     story = story_of(write(tmp_path / "run", ROLLED_BACK))
     assert story.rows is not None
     before = lead_up(an_overflow(1, 3), story.rows, NormsBefore([]))

@@ -194,7 +194,7 @@ def test_a_model_with_nothing_to_strike_is_refused() -> None:
         inject(nn.Linear(2, 2))
 
 
-def test_the_room_is_reached_through_the_package() -> None:
+def test_testing_is_reached_through_the_package() -> None:
     assert sg.testing.inject is inject
     assert sg.testing.Faults is Faults
     assert "testing" in dir(sg)

@@ -100,7 +100,7 @@ def test_every_case_a_guard_can_own_is_told_as_it_is(path: pathlib.Path):
     assert missed(path) - KNOWN.get(path.stem, set()) == set()
 
 
-def test_a_loop_with_a_rule_of_its_own_is_not_for_a_guard():
+def test_a_loop_with_another_rule_is_not_for_a_guard():
     case = load_case(str(CASES / "006_clip_before_unscale.py")).make()
     assert guard.why_not(case) == "clips scaled gradients"
 

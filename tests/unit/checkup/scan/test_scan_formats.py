@@ -138,7 +138,7 @@ class Tagged(torch.Tensor):
     """A tensor of somebody's own class."""
 
 
-def test_a_tensor_of_a_class_of_its_own_is_read_in_its_type_and_place(tmp_path: Path) -> None:
+def test_a_tensor_of_a_custom_class_is_read_in_its_type_and_place(tmp_path: Path) -> None:
     path = tmp_path / "own.pt"
     for dtype in (torch.float32, torch.float8_e4m3fn):
         values = torch.ones(3, 5)

@@ -127,7 +127,7 @@ def test_a_library_that_is_too_old_is_one_sentence(
     sg.attach(trainer).close()
 
 
-def test_an_object_nobody_knows_is_one_sentence() -> None:
+def test_an_unknown_object_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="does not know what to do with a dict"):
         sg.attach({"trainer": None})
 

@@ -37,7 +37,7 @@ def test_the_refused_step_shows_its_nan_and_the_next_one_its_number(tmp_path: Pa
     assert logged(trainer, "steady/refused_fraction") == [float(step == BAD) for step in range(STEPS)]
 
 
-def test_an_interval_shows_the_share_refused_and_the_loss_of_what_landed(tmp_path: Path) -> None:
+def test_an_interval_shows_the_share_refused_and_the_loss_of_what_was_applied(tmp_path: Path) -> None:
     each = poisoned(tmp_path / "each")
     sg.attach(each, diagnose="off")
     losses = logged(train(each), "loss")

@@ -77,7 +77,7 @@ def test_the_other_trainers_are_as_exact(tmp_path: Path, make: Make, accumulatio
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_reference_model_that_follows_the_weights_counts_landed_updates_only(tmp_path: Path, every: int) -> None:
+def test_a_reference_model_that_follows_the_weights_counts_applied_updates_only(tmp_path: Path, every: int) -> None:
     """Synced every two steps, the refused one would also put off every later sync."""
 
     def make(folder: Path, rows: Any, **arguments: Any) -> Trainer:

@@ -202,7 +202,7 @@ def test_a_capsule_is_kept_of_what_the_loop_ran(tmp_path: Path) -> None:
     assert (tmp_path / "run" / incident.capsule).exists()
 
 
-def test_the_policy_halts_the_loop_and_no_bad_update_lands() -> None:
+def test_the_policy_halts_the_loop_and_no_bad_update_is_applied() -> None:
     loop = Loop(policy="balanced", diagnose="off")
     loop.train(windows_of(made_batches(3), 1))
     bad = poisoned(made_batches(1)[0])
@@ -214,7 +214,7 @@ def test_the_policy_halts_the_loop_and_no_bad_update_lands() -> None:
 
 
 @pytest.mark.parametrize("place", ["measure", "leave", "enter", "commit_outside"])
-def test_a_fault_of_its_own_leaves_a_loop_that_still_refuses_what_is_not_finite(
+def test_an_internal_fault_leaves_a_loop_that_still_refuses_what_is_not_finite(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop(policy="balanced", diagnose="off")

@@ -148,7 +148,7 @@ def test_two_optimizers_are_judged_on_their_own() -> None:
     guard.close()
 
 
-def test_a_naive_optimizer_of_somebody_elses_is_guarded_too() -> None:
+def test_a_simple_optimizer_from_elsewhere_is_guarded_too() -> None:
     class Naive(torch.optim.Optimizer):
         def __init__(self, params: Any) -> None:
             super().__init__(params, {"lr": 0.1})
@@ -239,7 +239,7 @@ def test_an_unknown_object_gets_one_sentence() -> None:
         sg.attach({})
 
 
-def test_whoever_asked_is_told_of_an_incident() -> None:
+def test_whoever_asked_is_notified_of_an_incident() -> None:
     told: list[Any] = []
     it = setup()
     data = batches(3)

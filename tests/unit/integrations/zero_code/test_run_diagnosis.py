@@ -65,7 +65,7 @@ def with_zeros() -> Tensor:
     return x
 
 
-def test_a_value_born_inside_the_model_is_located_by_making_the_call_again(watching: Any) -> None:
+def test_a_value_that_turns_bad_inside_the_model_is_located_by_making_the_call_again(watching: Any) -> None:
     watch = only_calls(watching(diagnose="auto"))
     torch.manual_seed(0)
     model = LogInside()
@@ -144,7 +144,7 @@ class Root(nn.Module):
         return (self.body(x) * 0.0).square().sum(1).sqrt()
 
 
-def test_a_gradient_born_in_the_models_backward_is_replayed_from_what_came_back(watching: Any) -> None:
+def test_a_gradient_that_turns_bad_in_the_models_backward_is_replayed_from_what_came_back(watching: Any) -> None:
     watch = watching(diagnose="auto")
     model = Root()
     loop(model, good(1), lambda m, x: (m(x) - 1.0).pow(2).mean())
@@ -250,7 +250,7 @@ def raised(call: Any) -> BaseException:
     raise AssertionError("it did not raise")
 
 
-def test_an_error_one_line_after_a_nan_is_told_of_the_nan(watching: Any) -> None:
+def test_an_error_one_line_after_a_nan_names_the_nan(watching: Any) -> None:
     """`all elements of input should be between 0 and 1`, says torch, and means a NaN."""
     watch = watching(diagnose="auto")
     torch.manual_seed(0)
@@ -274,7 +274,7 @@ def test_an_error_one_line_after_a_nan_is_told_of_the_nan(watching: Any) -> None
     assert "test_run_diagnosis.py" in note
 
 
-def test_an_error_inside_the_model_is_told_of_the_nan_too(watching: Any) -> None:
+def test_an_error_inside_the_model_names_the_nan_too(watching: Any) -> None:
     class Sampling(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -130,7 +130,7 @@ class Container(torch.optim.Optimizer):
             part.step()
 
 
-def test_the_parts_of_a_container_land_or_do_not_land_together(watching: Any) -> None:
+def test_the_parts_of_a_container_are_applied_together_or_not_at_all(watching: Any) -> None:
     watch = watching()
     one, two = nn.Linear(3, 3), nn.Linear(3, 1)
     parts: list[torch.optim.Optimizer] = [

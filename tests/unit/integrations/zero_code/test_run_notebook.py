@@ -67,7 +67,7 @@ def test_off_means_off(shell: InteractiveShell) -> None:
     assert Path("mine/run.json").is_file()
 
 
-def test_an_error_in_a_cell_is_told_of_the_nan_behind_it(shell: InteractiveShell) -> None:
+def test_an_error_in_a_cell_names_the_nan_behind_it(shell: InteractiveShell) -> None:
     said(shell, "%load_ext steadygrad")
     cell = (
         "import torch\n"

@@ -141,7 +141,7 @@ def test_a_webhook_and_a_tracker_are_both_told(wandb: Any) -> None:
     assert (notifier.delivered, notifier.failed) == (2, 0)
 
 
-def test_with_false_nobody_is_told(wandb: Any) -> None:
+def test_with_false_nothing_is_notified(wandb: Any) -> None:
     assert told(False, incident()).delivered == 0
     assert wandb.run.alerts == []
 
@@ -167,7 +167,7 @@ def test_a_module_of_that_name_with_another_shape_is_no_tracker(monkeypatch: pyt
     assert open_trackers() == {}
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_stops_nobody(wandb: Any) -> None:
+def test_a_tracker_that_fails_is_reported_once_and_stops_nothing(wandb: Any) -> None:
     def fails(**_: Any) -> None:
         raise ConnectionError("no route to it")
 

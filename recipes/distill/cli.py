@@ -19,7 +19,7 @@ from steadygrad import SteadyError
 
 from .settings import MODES, Settings, load_settings, make_settings, save_settings
 
-_DEFAULT_OUT = Path("runs/distill")
+_DEFAULT_OUT = Path("runs/recipes/distill")
 QUICK = {"teacher": "tiny", "steps": 40, "eval_every": 10}
 _KINDS = {"int": int, "float": float, "str": str, "str | None": str}
 _HELP = {
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recipes.distill", description="Student-aware router distillation.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     train = verbs.add_parser("train", help="distil, with a run on the text alone beside it")
-    train.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="where the runs go (runs/distill)")
+    train.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="where the runs go (runs/recipes/distill)")
     train.add_argument("--seed", type=int, nargs="+", default=[0], help="one or several")
     train.add_argument("--mode", choices=list(MODES), default="from_scratch")
     train.add_argument("--resume", action="store_true", help="go on with the runs in --out, with their settings")
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
             train.add_argument(f"--{entry.name.replace('_', '-')}", type=kind, default=None, help=_HELP.get(entry.name))
     evaluate = verbs.add_parser("eval", help="validation perplexity of the best students")
     evaluate.add_argument("folder", type=Path, nargs="?", default=None, help="the same as --out")
-    evaluate.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="where the runs are (runs/distill)")
+    evaluate.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="where the runs are (runs/recipes/distill)")
     evaluate.add_argument("--data", default=None, help="other text to measure on; by default the validation part")
     for verb in (train, evaluate):
         verb.add_argument("--json", action="store_true", help="the results as JSON on standard output")

@@ -130,7 +130,7 @@ def in_words(incident: sg.Incident) -> str:
         return found
     cause = f"{diagnosis.cause.code} {diagnosis.cause.slug}" if diagnosis.cause is not None else "cause not found"
     held = ", ".join(trial.remedy.slug for trial in diagnosis.trials if trial.verified) or "none"
-    tried = f"verified remedies: {held}" if diagnosis.trials else "remedies were tried at the first of its kind"
+    tried = f"verified remedies: {held}" if diagnosis.trials else "remedies were tried at the first incident like it"
     line = (diagnosis.origin.code_line or "").strip()
     return (
         f"{found}\n  {cause}; origin: {diagnosis.origin.op} in {diagnosis.origin.module}: {line}\n"

@@ -26,7 +26,7 @@ from .sampling import How, Sampler
 from .sick import SICKNESSES, compare, in_words
 from .training import load_trained, train
 
-RUNS = Path("runs/latent_dlm")
+RUNS = Path("runs/recipes/latent_dlm")
 QUICK_STEPS = 120
 
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=purpose)
         verb.add_argument("--config", default="tiny", help="tiny, small, report_892m, or a YAML file")
         verb.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
-        verb.add_argument("--out", "--run-dir", type=Path, dest="out", help="folder of the run; runs/latent_dlm/NAME")
+        verb.add_argument("--out", "--run-dir", type=Path, dest="out", help=f"folder of the run; {RUNS}/NAME")
         verb.add_argument("--cache", type=Path, default=RUNS / "cache", help="where tokens and latents are kept")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         verb.add_argument("--seed", type=int, help="default: training.seed of the configuration")

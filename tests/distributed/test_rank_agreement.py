@@ -55,7 +55,7 @@ def test_a_killed_rank_is_missed_by_the_others_and_by_name(run_ranks: RunRanks) 
     assert killed.status == -9
     assert left.status == 24, left.log
     assert "lost the other ranks at batch 3, step 3" in left.message
-    assert "rank 1 said nothing, so it was killed or is stuck" in left.message
+    assert "no message from rank 1: killed or hanging" in left.message
 
 
 def test_the_reason_of_a_rank_that_stops_reaches_the_others(run_ranks: RunRanks) -> None:
@@ -75,7 +75,7 @@ def test_a_rank_that_is_stuck_is_given_up_after_the_process_groups_own_timeout(r
     assert stuck.status == 0
     assert left.status == 24, left.log
     assert "lost the other ranks at batch 2, step 2" in left.message
-    assert "rank 1 said nothing, so it was killed or is stuck" in left.message
+    assert "no message from rank 1: killed or hanging" in left.message
 
 
 def test_a_guard_that_one_rank_never_makes_is_one_sentence_and_no_hang(run_ranks: RunRanks) -> None:

@@ -41,7 +41,7 @@ def test_a_killed_rank_leaves_the_others_with_a_sentence_and_a_whole_journal(run
     other, killed = run_ranks("trouble", how="killed")
     assert killed.status == -9
     assert other.status == 24, other.log
-    assert "rank 1 said nothing, so it was killed or is stuck" in other.message
+    assert "no message from rank 1: killed or hanging" in other.message
     steps = [record for record in read_steps(other.folder / "run") if record.rank == 0]
     assert [record.step for record in steps] == [0, 1, 2]
 

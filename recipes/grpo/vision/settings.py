@@ -20,7 +20,7 @@ DIGITS_WARM_STEPS = 1600
 class Settings:
     """Sizes for one CPU core: some 700,000 weights, pictures of 32 x 32 pixels in four patches."""
 
-    out: Path = Path("runs/grpo/vision")
+    out: Path = Path("runs/recipes/grpo/vision")
     seed: int = 0
     device: str = "auto"
     resume: bool = False

@@ -1,4 +1,4 @@
-"""How a detector says what it saw."""
+"""Build `Finding` records of detectors."""
 
 from __future__ import annotations
 

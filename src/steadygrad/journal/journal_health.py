@@ -1,4 +1,4 @@
-"""Whether the journal is keeping up, said aloud once when it stops and once when it goes on."""
+"""Whether the journal is keeping up, logged once when it stops and once when it goes on."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..records import to_plain
 from ..records.errors import JournalError
 from . import safe_files
@@ -223,8 +224,8 @@ def open_run(run_dir: str | os.PathLike[str]) -> Path:
 
 def versions() -> dict[str, str]:
     """What this runs on, asked of the installed packages' metadata: importing torch to learn its version is slow."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("steadygrad", "torch", "numpy", "pyarrow"):
+    found = {"python": platform.python_version(), "platform": platform.platform(), "steadygrad": __version__}
+    for package in ("torch", "numpy", "pyarrow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

@@ -208,7 +208,7 @@ def test_the_command_exits_with_1_for_warnings_and_errors_and_0_for_notes_alone(
     assert "note PF301" in out
     code, out, _ = call(clean)
     assert code == 0
-    assert "nothing found by" in out
+    assert "no findings (" in out
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,11 @@ def test_a_guard_at_the_optimizer_alone_sees_no_loss_and_says_so(call: Call, tmp
     guard.close()
     code, found = marks(call, str(tmp_path / "run"))
     assert code == 0
-    assert (found["loss_finite"], found["loss_fell"], found["gradient_finite"]) == ("open", "open", "pass")
+    assert (found["loss_finite"], found["loss_fell"], found["gradient_finite"]) == (
+        "not checked",
+        "not checked",
+        "pass",
+    )
     assert "does not see the loss" in call("verify", str(tmp_path / "run"))[1]
     assert call("plot", str(tmp_path / "run"), "-o", str(tmp_path / "loss.svg"))[0] == 0
     assert "no finite value was recorded" in (tmp_path / "loss.svg").read_text()
@@ -108,7 +112,7 @@ def test_a_guard_at_the_optimizer_alone_sees_no_loss_and_says_so(call: Call, tmp
 
 def test_too_few_steps_leave_the_trend_open(call: Call, tmp_path: Path) -> None:
     code, found = marks(call, str(written(tmp_path / "run", [1.0, 2.0, 3.0])))
-    assert (code, found["loss_fell"]) == (0, "open")
+    assert (code, found["loss_fell"]) == (0, "not checked")
 
 
 @pytest.mark.parametrize(("refused", "expected"), [(2, "pass"), (3, "pass"), (4, "fail")])
@@ -170,10 +174,10 @@ def test_metrics_come_from_a_file_a_trainers_log_or_the_run_itself(call: Call, r
 
 def test_what_is_asked_for_by_name_must_be_there(call: Call, run: Path, tmp_path: Path) -> None:
     code, found = marks(call, str(run), "--above", "accuracy=0.3")
-    assert (code, found["accuracy"]) == (1, "open")
+    assert (code, found["accuracy"]) == (1, "not checked")
     out = call("verify", str(run), "--above", "accuracy=0.3", "--falls", "perplexity")[1]
     assert out.count("not recorded: add it to RUN/metrics.json or pass --metrics FILE") == 2
-    assert out.splitlines()[-1] == "7 passed, 0 failed, 2 not recorded"
+    assert out.splitlines()[-1] == "7 passed, 0 failed, 2 not checked"
     (tmp_path / "m.json").write_text('{"accuracy": 0.31}')
     assert marks(call, str(run), "--above", "accuracy=0.3", "--metrics", str(tmp_path / "m.json"))[0] == 0
     assert marks(call, str(run), "--above", "accuracy=0.32", "--metrics", str(tmp_path / "m.json"))[0] == 1
@@ -195,7 +199,10 @@ def test_the_results_of_the_recipes_are_read_where_they_stand(call: Call, run: P
     code, found = marks(call, str(inner), "--falls", "perplexity")
     assert (code, "accuracy" in found) == (0, False)
     (inner / "result.json").write_text(json.dumps({"curve": [[0, 9.0]]}))
-    assert marks(call, str(inner), "--falls", "curve") == (1, marks(call, str(inner))[1] | {"curve_fell": "open"})
+    assert marks(call, str(inner), "--falls", "curve") == (
+        1,
+        marks(call, str(inner))[1] | {"curve_fell": "not checked"},
+    )
 
 
 def test_a_limit_on_the_gradient_norm_can_be_asked_for(call: Call, tmp_path: Path) -> None:
@@ -240,4 +247,4 @@ def test_a_run_without_a_single_update_is_not_called_finite(call: Call, tmp_path
     run = written(tmp_path / "none", [math.nan] * 6, applied=[False] * 6)
     code, found = marks(call, str(run))
     assert code == 1
-    assert {found["gradient_finite"], found["loss_finite"]} == {"open"}
+    assert {found["gradient_finite"], found["loss_finite"]} == {"not checked"}

@@ -229,7 +229,7 @@ def test_train_sample_and_eval_work_one_after_another(
     code, out, _ = run(capsys, "eval", *settings, "--count", "10")
     assert code == 0
     assert "text from latent is nearer its own than a random one" in out
-    assert json.loads((tmp_path / "runs/latent_dlm/tiny/eval.json").read_text())["sentences"] == 10
+    assert json.loads((tmp_path / "runs/recipes/latent_dlm/tiny/eval.json").read_text())["sentences"] == 10
 
 
 def test_mistakes_are_told_in_a_sentence(

@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import torch
 from made_runs import CLOSING, Call, write_long_run
 from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
+import steadygrad as sg
 from steadygrad.journal import Journal
 from steadygrad.records import StepRecord
 from steadygrad.records.errors import UsageError
@@ -68,6 +70,21 @@ def test_one_look_tells_state_numbers_and_incidents(guarded_run: Path, call: Cal
     assert "no. 1     step 20: the loss is nan; div by an exact zero in the model itself; " in out
     assert "no. 2     step 30" in out
     assert "\x1b" not in out
+
+
+def test_one_look_calls_a_silent_error_one_and_shows_no_loss_that_was_not_seen(tmp_path: Path, call: Call) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sg.attach(optimizer, model=model, run_dir=tmp_path / "run"):
+        for _ in range(8):
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+    lines = call("watch", tmp_path / "run", "--once")[1].splitlines()
+    assert "Silent error: gradients were not cleared since the last update" in lines[1]
+    assert "loss      not recorded" in [line.strip() for line in lines]
+    (incident,) = [line for line in lines if line.startswith("  no. 1")]
+    assert incident.count("gradients were not cleared") == 1
 
 
 def test_one_look_as_json_is_json_with_the_newest_numbers(long_run: Path, call: Call) -> None:

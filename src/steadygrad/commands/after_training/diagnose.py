@@ -12,7 +12,7 @@ SHORT = "where a NaN came from and what fixes it"
 
 
 def diagnose(
-    target: Annotated[Path, typer.Argument(help="A run, or one of its incidents (RUN/incidents/0001).")],
+    target: Annotated[Path, typer.Argument(help="A run, or one of its incidents (RUN/incidents/0001).", metavar="RUN")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the diagnosis of an incident: origin, rows, cause, and the remedies tried by replaying the step.

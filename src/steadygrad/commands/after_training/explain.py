@@ -7,16 +7,17 @@ from typing import Annotated
 import typer
 
 WHEN = "after"
-SHORT = "the page of a code such as SY101"
+SHORT = "what a code such as SY101 means, and what to do"
 
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(help="A code such as SY101, or its name; without one, all are listed.")
+        str | None,
+        typer.Argument(help="A code such as SY101, or its name. Without one, all.", metavar="CODE"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Print the page of a symptom, cause or remedy: what it sees, why it hurts, what to do."""
+    """Print what a code of a symptom, cause or remedy means, why it hurts, and what to do."""
     from ...records import rules
     from ...reporters.terminal import rule_page
     from ...reporters.terminal.console import console, print_json

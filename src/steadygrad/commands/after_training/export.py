@@ -31,7 +31,7 @@ def export(
 ) -> None:
     """Write the steps or the incidents of a run as Parquet or CSV, for pandas, polars, DuckDB or a spreadsheet.
 
-    Numbers that are not finite survive. Memory stays flat however long the run. A torn tail is left out.
+    NaN and Inf are kept. Memory stays flat however long the run. A last row that was cut off by a kill is left out.
     """
     from ...reporters.export.export_files import STDOUT, export_csv, export_parquet
     from ...reporters.terminal.console import console, print_json, shown

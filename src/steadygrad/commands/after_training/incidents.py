@@ -13,12 +13,12 @@ SHORT = "which steps were refused, why, and what was done"
 
 def incidents(
     run: Annotated[Path, typer.Argument(help="The run directory a guard wrote to.", metavar="RUN")],
-    last: Annotated[int | None, typer.Option("--last", min=1, help="Show only the newest so many.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Show only this many of the newest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """List the incidents of a run: which steps were refused, why, and what was done.
 
-    Exits with 1 if there are any, so that a script can ask.
+    Exits with 1 if there are any, for use in scripts.
     """
     from ...journal import read_events, read_incidents
     from ...reporters.terminal.console import console, print_json

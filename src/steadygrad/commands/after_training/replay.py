@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...diagnosis.capsule.replay_capsule import ReplayResult
 
 WHEN = "after"
-SHORT = "run the failing step again in your own code"
+SHORT = "run a failing step again, and diagnose it"
 
 
 def replay(

@@ -22,7 +22,7 @@ def scan(
         ),
     ],
     since: Annotated[
-        bool, typer.Option("--since", help="PATH is a folder of checkpoints: find the last good one by halving.")
+        bool, typer.Option("--since", help="PATH is a folder of checkpoints: find the last good one by bisection.")
     ] = False,
     expect_dtype: Annotated[
         str | None, typer.Option("--expect-dtype", help="Report every matrix that is not of this type, e.g. bfloat16.")
@@ -30,11 +30,11 @@ def scan(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for notes as well.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, not only what was found.")] = False,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, max=64, help="How many to read with. [default: one a core]")
+        int | None, typer.Option("--threads", min=1, max=64, help="How many threads read. [default: one a core]")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Look for NaN, Inf, absurd, subnormal and all-zero tensors and mixed types in checkpoints of any size.
+    """Find NaN and Inf in checkpoints of any size, and values that are absurdly large, subnormal or all zero.
 
     Nothing in a file is run: a pickle's instructions are read and not carried out. Values are read in pieces, so memory
     stays far under 500 MB. NaN, an infinity that is no mask, an absurd magnitude and a type other than the expected one

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...records.checks.scan import ScanReport
 
 WHEN = "after"
-SHORT = "whether training did what it should have done"
+SHORT = "check that a run ended, stayed finite, and its loss fell"
 
 
 def verify(
@@ -39,7 +39,7 @@ def verify(
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option("--max-memory", help="Neither GPU nor, without one, process may take more: 2GB, 512MiB."),
+        typer.Option("--max-memory", help="The most memory that the GPU, else the process, may take: 2GB, 512MiB."),
     ] = None,
     min_success: Annotated[
         float, typer.Option("--min-success", min=0.0, max=1.0, help="The share of steps that must have been applied.")
@@ -47,9 +47,9 @@ def verify(
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Leave a line out; repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Go through the checklist for after training: it ended, no bad update was applied, the loss fell.
+    """Check a run after training: it ended, no bad update was applied, the loss fell.
 
-    Each line passes, fails, or stays open where it was not recorded. Metrics are looked for in the loss terms, in
+    Each line passes, fails, or is not checked where it was not recorded. Metrics are looked for in the loss terms, in
     RUN/metrics.json, RUN/result.json and --metrics files; an accuracy or answer rate that was recorded must be above
     zero. Exits with 1 if any line fails or one asked for by name was not recorded, and with 2 if the run is unreadable.
     """

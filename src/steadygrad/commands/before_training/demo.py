@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Train a small language model on real text, twice: in a plain loop and in a guarded one.
 
-    The data loader holds a believable mistake, so the plain loop's loss turns NaN for good. Takes about a minute on
+    The data loader holds a realistic mistake, so the plain loop's loss turns NaN for good. Takes about a minute on
     two cores.
     """
     home = _free_directory(run_dir)

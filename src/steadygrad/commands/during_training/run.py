@@ -36,10 +36,10 @@ def run(
         bool, typer.Option("--json", help="At the end one line of JSON on standard error, for programs.")
     ] = False,
 ) -> None:
-    """Run a training program under guard: nothing in it changes.
+    """Run a training program and refuse its non-finite updates; its code is not changed.
 
     Updates with a non-finite loss or gradient are refused, recorded and diagnosed; the batch leaves no trace. Output,
-    arguments, signals and exit code are the program's own (23 where the policy halted it). The last screen goes to
+    arguments, signals and exit code are the program's own (23 where the policy halted it). The summary goes to
     standard error.
 
     PROGRAM is a script, with -m a module, or after -- any command: steady run -- torchrun --nproc-per-node 2 train.py.

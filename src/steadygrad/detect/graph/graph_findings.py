@@ -1,4 +1,4 @@
-"""How a rule over a graph or over live objects says what it saw, and how it reads a few numbers at once."""
+"""Build findings of a rule over a graph or over live objects, and read a few numbers at once."""
 
 from __future__ import annotations
 

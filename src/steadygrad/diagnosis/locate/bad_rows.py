@@ -1,7 +1,7 @@
 """Which samples are guilty: read off the origin where dimension 0 is the batch, else found by running subsets.
 
 A reading is a hint and the replay is the proof: without the accused rows the step must be finite, and with any one of
-them back it must be sick again. Where no row is sick alone, or the rest stays sick, the rows are coupled and the
+them added it must fail again. Where no row fails alone, or the rest still fails, the rows are coupled and the
 question has no answer.
 """
 
@@ -293,8 +293,8 @@ def _find_rows(replayable: Replayable, exam: Examination) -> BadRows:
         return (
             BadRows(coupled=True) if test.ran else BadRows(why=f"the step does not run with other rows ({test.error})")
         )
-    # Where rows belong together (sentences of one speaker) a row may be sick only for want of its fellows: if the batch
-    # is finite without one single row, it was that one.
+    # Where rows belong together (sentences of one speaker) a row may fail only when its group is incomplete: if the
+    # batch is finite without one single row, it was that one.
     heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []
     if len(heal) == 1:
         return BadRows(rows=(heal[0],), proven=True)

@@ -43,7 +43,7 @@ def op_facts(
         argument_negative=_any(argument, lambda t: t < 0),
         argument_at_edge=_at_edge(forward_op, argument),
         scalar_base=op == "pow" and bool(captured_op.args) and isinstance(captured_op.args[0], int | float),
-        denominator_zero=_divides_by_nought(captured_op, op)
+        denominator_zero=_divides_by_zero(captured_op, op)
         or (denominator is not None and bool((denominator == 0).any())),
         incoming_zero=_all(incoming_at, lambda t: t == 0),
         masked_row=_masked_row(captured_op),
@@ -63,7 +63,7 @@ def _at_edge(op: str, argument: torch.Tensor | None) -> bool:
     return op in _EDGES and _any(argument, lambda t: t.abs() >= _EDGES[op] - 1e-6)
 
 
-def _divides_by_nought(captured_op: CapturedOp, op: str) -> bool:
+def _divides_by_zero(captured_op: CapturedOp, op: str) -> bool:
     """Whether a plain number, zero, stands under the division."""
     given = captured_op.args[1] if len(captured_op.args) > 1 else None
     return op in ("div", "true_divide", "divide") and isinstance(given, int | float) and given == 0

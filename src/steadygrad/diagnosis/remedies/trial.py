@@ -170,7 +170,7 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
         )
         steps += 1
         if not judge.accepts(seen, at_failure=ahead == start):
-            return False, steps, f"{judge.why}, {ahead} steps on"
+            return False, steps, f"{judge.why}, {ahead} steps later"
     held = judge.conclude(seen, steps)
     if held and not steps:
         return True, 0, "finite in this step; there is no other batch to follow it on"
@@ -356,7 +356,8 @@ def _what_is_bad(seen: ReplayObservation) -> str:
     if not seen.loss_finite:
         return "the loss is still not finite"
     if seen.bad_gradients or seen.bad_entering:
-        return f"the gradient of {(seen.bad_gradients or seen.bad_entering)[0]} is still not finite"
+        hidden = "" if seen.bad_entering else " before it is changed, so the cause is still there"
+        return f"the gradient of {(seen.bad_gradients or seen.bad_entering)[0]} is still not finite{hidden}"
     return f"{seen.bad_after[0][0]} {seen.bad_after[0][1]} is still not finite"
 
 

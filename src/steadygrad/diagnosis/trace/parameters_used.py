@@ -24,7 +24,7 @@ def parameters_behind(trace: Trace) -> frozenset[str]:
     """
     taken = (trace.storage_labels.get(left.storage, ("", "")) for left in trace.exits)
     read = _parameters(trace, trace.records) | {name for kind, name in taken if kind == "parameter"}
-    off = [r for r in trace.records if r.op == "mul" and not r.backward and _by_nought(trace, r)]
+    off = [r for r in trace.records if r.op == "mul" and not r.backward and _by_zero(trace, r)]
     if not off:
         return frozenset(read)
     scalars = [r for r in trace.records if r.stage == "forward" and any(t.shape == () for t in r.writes)]
@@ -39,7 +39,7 @@ def _parameters(trace: Trace, records: list[OpRecord]) -> set[str]:
     return {name for kind, name in labels if kind == "parameter"}
 
 
-def _by_nought(trace: Trace, record: OpRecord) -> bool:
+def _by_zero(trace: Trace, record: OpRecord) -> bool:
     """Whether one factor of a product is the number zero."""
     if len(record.reads) == 1:
         return 0.0 in record.scalars

@@ -305,7 +305,7 @@ class RankConsensus(SingleRank):
                 return loaded
             if min(told) < 0:
                 missing = ", ".join(str(rank) for rank, step in enumerate(told) if step < 0)
-                logger.warning("rank %s has no checkpoint, so all ranks begin from the beginning", missing)
+                logger.warning("rank %s has no checkpoint, so all ranks start from step 0", missing)
                 return None
             if loaded is not None and loaded[0] > min(told):
                 loaded = store.load_newest(at_most=min(told))

@@ -1,4 +1,4 @@
-"""What ranks leave for each other outside any collective: that they have come, and their last words.
+"""What ranks leave for each other outside any collective: that they have come, and why they stop.
 
 A collective cannot say why it failed. The store that the ranks met at can: a rank that stops leaves a sentence there,
 and the others, whose collective has failed, read it. No one waits here for longer than a moment.
@@ -60,7 +60,7 @@ class ExitMessages:
                 self._store.set(f"words{self._rank}", sentence[:1000])
 
     def of_the_others(self) -> str:
-        """What the other ranks said, and who said nothing. Listens for a second at most."""
+        """The messages of the other ranks, and which left none. Listens for a second at most."""
         heard: dict[int, str] = {}
         deadline = time.monotonic() + _LISTEN_S
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -75,7 +75,7 @@ class ExitMessages:
         reasons = [heard[rank] for rank in sorted(heard) if "found the others gone" not in heard[rank]]
         silent = [str(rank) for rank in others if rank not in heard]
         if silent:
-            reasons.append(f"rank {', '.join(silent)} said nothing, so it was killed or is stuck")
+            reasons.append(f"no message from rank {', '.join(silent)}: killed or hanging")
         return "; ".join(reasons or [heard[rank] for rank in sorted(heard)])
 
 

@@ -130,7 +130,7 @@ class TrainerGuard:
                 raise  # going on without a guard on one rank would leave the others waiting for it
             self._disconnect()
             logger.error(
-                "steadygrad itself failed to attach (%s: %s). Training goes on without a guard; please report this.",
+                "internal error in steadygrad.attach (%s: %s). Training goes on without a guard; please report this.",
                 type(fault).__name__, fault, exc_info=fault,
             )  # fmt: skip
 

@@ -115,12 +115,12 @@ class Checkup:
         """`train.py: 3 findings (1 error, 2 warnings).`"""
         counts = [(self.count(level), level.value) for level in (Level.ERROR, Level.WARNING, Level.NOTE)]
         parts = [f"{count} {word}" if count == 1 else f"{count} {word}s" for count, word in counts if count]
-        where = self.looked_at[0] if len(self.looked_at) == 1 else f"{len(self.looked_at)} places"
+        where = self.looked_at[0] if len(self.looked_at) == 1 else f"{len(self.looked_at)} files or objects"
         allowed = f"; {self.num_allowed} allowed by comments" if self.num_allowed else ""
         if self.unchecked:
             allowed += f"; nothing was checked in {', '.join(self.unchecked)}, where no training was recognised"
         if not self.advice:
-            return f"{where}: nothing found by {self.num_rules} rules{allowed}."
+            return f"{where}: no findings ({self.num_rules} {'rule' if self.num_rules == 1 else 'rules'}){allowed}."
         found = "1 finding" if len(self.advice) == 1 else f"{len(self.advice)} findings"
         return f"{where}: {found} ({', '.join(parts)}){allowed}."
 

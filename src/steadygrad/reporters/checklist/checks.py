@@ -35,7 +35,7 @@ class Mark(StrEnum):
 
     PASS = "pass"
     FAIL = "fail"
-    OPEN = "open"
+    OPEN = "not checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Check:
     mark: Mark
     detail: str
     asked: bool = False
-    """Asked for by name: if it is open, the checklist is not passed."""
+    """Asked for by name: if it was not checked, the checklist is not passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def checklist(evidence: RunEvidence, wishes: CheckOptions) -> list[Check]:
     applied = rows.final("applied").astype(bool)
     loss, norm = rows.final("loss"), rows.final("grad_norm")
     steps = rows.final("step")
-    if not loss_recorded(loss, norm, applied):
+    if not rows.loss_recorded:
         unseen = "not recorded: a guard of the optimizer alone does not see the loss"
         about_loss = [
             Check(slug="loss_finite", question=_FINITE.format("loss"), mark=Mark.OPEN, detail=unseen),
@@ -113,13 +113,6 @@ def ended(story: RunSummary) -> Check:
     marks = {"ended": Mark.PASS, "running": Mark.OPEN}
     mark = marks.get(story.state.word, Mark.FAIL)
     return Check(slug="ended", question="training came to its end", mark=mark, detail=story.state.sentence)
-
-
-def loss_recorded(loss: Any, norm: Any, applied: Any) -> bool:
-    """Whether a loss was recorded at all. A guard of the optimizer alone records every loss as NaN or zero, while all
-    the gradients are finite; where the loss itself turned NaN, they are not."""
-    recorded = loss[np.isfinite(loss)]
-    return bool(recorded.any()) or not bool(np.isfinite(norm[applied]).all())
 
 
 def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check:

@@ -19,9 +19,10 @@ _STYLES = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.OPEN: "yellow"}
 def print_checklist(console: Console, story: RunSummary, checks: Sequence[Check]) -> None:
     """One line a question, and one for all of them."""
     console.print(Text(f"{shown(story.name)}: {shown(story.headline)}"), soft_wrap=True)
-    width = max(len(check.question) for check in checks) if checks else 0
+    width = max((len(check.question) for check in checks), default=0)
+    left = max((len(check.mark) for check in checks), default=0) + 1
     for check in checks:
-        line = Text(f"  {check.mark:<5}", style=_STYLES[check.mark])
+        line = Text(f"  {check.mark:<{left}}", style=_STYLES[check.mark])
         line.append(f" {shown(check.question):<{width}}  ", style="")
         line.append(shown(check.detail), style="dim")
         console.print(line, soft_wrap=True)
@@ -29,16 +30,16 @@ def print_checklist(console: Console, story: RunSummary, checks: Sequence[Check]
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """For example "8 passed, 1 failed, 2 not recorded"."""
+    """For example "8 passed, 1 failed, 2 not checked"."""
     count = {mark: sum(check.mark is mark for check in checks) for mark in Mark}
     words = [f"{count[Mark.PASS]} passed", f"{count[Mark.FAIL]} failed"]
     if count[Mark.OPEN]:
-        words.append(f"{count[Mark.OPEN]} not recorded")
+        words.append(f"{count[Mark.OPEN]} not checked")
     return ", ".join(words)
 
 
 def failed(checks: Sequence[Check]) -> bool:
-    """Whether a line failed, or one that was asked for by name is open."""
+    """Whether a line failed, or one that was asked for by name was not checked."""
     return any(check.mark is Mark.FAIL or (check.asked and check.mark is Mark.OPEN) for check in checks)
 
 

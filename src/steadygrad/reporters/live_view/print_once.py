@@ -31,7 +31,7 @@ def print_once(console: Console, story: RunSummary) -> None:
         console.print(labelled("ranks", f"{ranks}{' ...' if len(story.ranks) > 16 else ''}"), soft_wrap=True)
     for vital in now["vitals"][-3:]:
         told = f"{shown(vital['code'])} step {shown(vital['step'])}: {shown(vital['detail'])}"
-        console.print(labelled("vitals", told), soft_wrap=True)
+        console.print(labelled("silent", told), soft_wrap=True)
     for incident in now["incidents"]:
         console.print(labelled(f"no. {incident['number']}", incident_line(incident)), soft_wrap=True)
     for note in story.notes:
@@ -42,7 +42,8 @@ def incident_line(incident: dict[str, Any]) -> str:
     """step 69: the loss is nan; zero division in the loss."""
     first, last = incident["first_step"], incident["last_step"]
     when = f"step {first:,}" if first == last else f"steps {first:,}-{last:,}"
-    return f"{when}: {shown(incident['headline'] or incident['symptom'])}; {shown(incident['diagnosis'])}"
+    what, why = shown(incident["headline"] or incident["symptom"]), shown(incident["diagnosis"])
+    return f"{when}: {why}" if why.startswith(what) else f"{when}: {what}; {why}"
 
 
 def numbers_line(now: dict[str, Any]) -> str:
@@ -70,6 +71,9 @@ def _print_curves(console: Console, rows: RankColumns, now: dict[str, Any]) -> N
     width = max(20, min(80, console.width - 30))
     utf = (console.encoding or "").lower().startswith("utf")
     for label, name in (("loss", "loss"), ("norm", "grad_norm")):
+        if name == "loss" and not rows.loss_recorded:
+            console.print(labelled(label, "not recorded"))
+            continue
         line = Text(f"{number(now[name]):<12}").append(bars(rows.final(name), width=width, utf=utf), style="cyan")
         console.print(labelled(label, line), soft_wrap=True)
     if now["memory"]:

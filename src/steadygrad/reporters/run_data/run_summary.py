@@ -233,7 +233,8 @@ def cause_and_remedy(kinds: list[Kind]) -> list[str]:
     others = f" (and {len(kinds) - 1} more kind{'s' if len(kinds) > 2 else ''})" if len(kinds) > 1 else ""
     if main.best.diagnosis is None:
         return [f"Not diagnosed: {main.best.headline or main.best.symptom}{others}."]
-    parts = [f"Cause: {cause_in_words(main.best) or 'not recognised'}{others}."]
+    label = "Silent error" if main.best.symptom == "silent" else "Cause"
+    parts = [f"{label}: {cause_in_words(main.best) or 'not recognised'}{others}."]
     remedy = best_remedy(main.best)
     return [*parts, f"Verified remedy: {remedy}."] if remedy is not None else parts
 
@@ -249,7 +250,7 @@ def cause_in_words(incident: Incident) -> str | None:
         usual = diagnosis.cause.slug.replace("_", " ")
     words = (diagnosis.because or usual).strip().rstrip(".")
     origin = diagnosis.origin
-    if origin is None or origin.phase == "data":
+    if origin is None or origin.phase in ("data", "loop"):
         return words
     place = origin.module or place_without_module(origin.phase)
     return words if place in words else f"{words} in {place}"

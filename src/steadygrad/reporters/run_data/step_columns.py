@@ -63,6 +63,13 @@ class RankColumns:
             self._counts = np.append(steps[:-1] < later[1:], True)
         return self._counts
 
+    @property
+    def loss_recorded(self) -> bool:
+        """Whether a loss was recorded at all. A guard of the optimizer alone records every loss as NaN or zero, while
+        all the gradients are finite; where the loss itself turned NaN, they are not."""
+        loss, norm, applied = self.final("loss"), self.final("grad_norm"), self.final("applied").astype(bool)
+        return bool(loss[np.isfinite(loss)].any()) or not bool(np.isfinite(norm[applied]).all())
+
     def final(self, name: str) -> Any:
         """The values of one column in the rows that count, so in the order of steps."""
         return self._that_count(self.column(name))

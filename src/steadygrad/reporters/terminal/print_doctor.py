@@ -20,7 +20,7 @@ def print_checkup(console: Console, checkup: Checkup) -> None:
         print_statistics(console, checkup.statistics)
     console.print(Text(shown(checkup.summary()), style="bold" if checkup.clean else ""))
     if codes := sorted({advice.code for advice in checkup.advice}):
-        console.print(Text(f"steady explain {codes[0]} tells more, and so for every code.", style="dim"))
+        console.print(Text(f"More: steady explain {codes[0]}", style="dim"))
 
 
 def print_advice(console: Console, advice: Advice) -> None:

@@ -40,12 +40,12 @@ def print_incidents(console: Console, run: str, every: Sequence[Incident], *, le
 
 
 def print_vitals(console: Console, events: Sequence[Event]) -> None:
-    """Silent problems that the sampled checks found, one line each."""
+    """Silent errors that were found, one line each."""
     found = [event.data for event in events if event.kind == "vitals"]
     if not found:
         return
     console.print()
-    console.print(Text("silent problems, found by sampling", style="bold"))
+    console.print(Text("silent errors", style="bold"))
     for data in found:
         code, step, detail = (shown(data.get(key, "?")) for key in ("code", "step", "detail"))
         console.print(Text(f"  {code}  step {step}  {detail}"))

@@ -38,9 +38,9 @@ def print_selftest(console: Console, found: Selftest) -> None:
         console.print(Text.assemble((f"{check.outcome:>5}", STYLES[check.outcome])).append_text(line), soft_wrap=True)
     for note in found.notes:
         console.print(labelled("note", shown(note)), soft_wrap=True)
-    console.print(
-        Text.assemble(
-            (found.verdict, STYLES[found.verdict]),
-            f" in {found.precision}: {found.num_trainable:,} of {found.num_parameters:,} parameters are trainable.",
-        )
-    )
+    outcome, label = ("fail", "failed") if found.verdict == "unfit" else ("doubt", "in doubt")
+    worst = "; ".join(check.name for check in found.checks if check.outcome == outcome)
+    trainable = f"{found.num_trainable:,} of {found.num_parameters:,} parameters are trainable"
+    why = f"{label}: {worst}" if worst else trainable
+    verdict = Text.assemble((found.verdict, STYLES[found.verdict]), f" in {found.precision}: {why}.")
+    console.print(verdict, soft_wrap=True)

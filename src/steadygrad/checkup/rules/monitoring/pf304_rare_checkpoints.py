@@ -49,7 +49,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         )  # fmt: skip
     if off:
         yield setting(
-            RULE, Level.NOTE, settings, "save_strategy", "nothing is saved: there is nothing to go back to",
+            RULE, Level.NOTE, settings, "save_strategy", "nothing is saved: there is no checkpoint to restore",
             help='save_strategy="steps", save_steps=500',
         )  # fmt: skip
     elif interval is not None and interval > MOST_STEPS and settings.word("save_strategy") in ("", "steps"):

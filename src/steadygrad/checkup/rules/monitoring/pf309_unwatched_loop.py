@@ -7,7 +7,7 @@ What it sees
 
 Why it hurts
     The first NaN is applied to the weights, and every step after it is wasted. Without a checkpoint from before it
-    there is nothing to go back to.
+    there is no checkpoint to restore.
 
 Smallest example
     for x, y in loader: optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()

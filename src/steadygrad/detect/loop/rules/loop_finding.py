@@ -1,4 +1,4 @@
-"""How a rule over the loop says what it saw."""
+"""Build findings of a rule over the loop."""
 
 from __future__ import annotations
 

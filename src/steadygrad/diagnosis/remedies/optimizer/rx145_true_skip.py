@@ -44,7 +44,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
         yield Proposal(
             code=RULE.code,
             slug="true_skip",
-            change=f"{context.evidence.names[0]} and its like without a gradient, in place of one that is zero",
+            change=f".grad of {context.evidence.names[0]} and similar parameters set to None instead of zero",
             make=lambda: WithoutZeroGradients(context.evidence.names),
             safety="exact",
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..detect.graph.examine import examine_setup
+from ..detect.graph.run_graph_rules import examine_setup
 from ..engine.step.device_gate import why_not_on_device
 from ..records import Finding, Severity
 from ..records.checks.checkup import Advice, Level

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .inputs.traits import variances_by_difference
+from .inputs.script_traits import variances_by_difference
 
 _BOUNDS = {"clamp", "clip", "clamp_", "minimum"}
 

@@ -21,9 +21,9 @@ from ..engine.fault_barrier import listener
 from ..engine.record.loop_skips import is_bad
 from ..records.errors import UsageError
 from .loops.loop_guard import LoopGuard
-from .loops.model_calls import ModelCalls, run_call
 from .loops.patch_barrier import undo_all
 from .loops.patching import wrap_method
+from .loops.repeatable_model_calls import ModelCalls, run_call
 
 _NOT_OURS = {
     "DEEPSPEED": "DeepSpeed makes its update inside accelerator.backward",

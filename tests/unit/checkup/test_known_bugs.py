@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import steadygrad as sg
 from steadygrad.checkup import live_objects
 from steadygrad.checkup.inputs.script import Script
-from steadygrad.checkup.inputs.traits import traits_of_script
+from steadygrad.checkup.inputs.script_traits import traits_of_script
 from steadygrad.checkup.live_objects import glance, measure
 from steadygrad.checkup.rules.versions.known_bugs import known_bugs, matches, version_for
 from steadygrad.records import rules

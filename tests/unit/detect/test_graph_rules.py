@@ -19,9 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 import healthy_models
-from steadygrad.detect.graph import autograd_graph, examine
+from steadygrad.detect.graph import autograd_graph, run_graph_rules
 from steadygrad.detect.graph.autograd_graph import walk
-from steadygrad.detect.graph.examine import Confirmed, examine_graph, examine_setup, layers_by_depth
 from steadygrad.detect.graph.rules import (
     dead_relu,
     frozen_by_mistake,
@@ -32,6 +31,7 @@ from steadygrad.detect.graph.rules import (
 )
 from steadygrad.detect.graph.rules.reference_aliased import ModuleCall
 from steadygrad.detect.graph.rules.vanishing_gradient import GradientSize
+from steadygrad.detect.graph.run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
 from steadygrad.records import rules, to_plain
 
 
@@ -50,7 +50,7 @@ def codes(loss: Tensor, model: nn.Module | None = None, **others: Any) -> list[s
 # -- every rule
 
 
-@pytest.mark.parametrize("module", examine.ALL, ids=lambda module: module.RULE.slug)
+@pytest.mark.parametrize("module", run_graph_rules.ALL, ids=lambda module: module.RULE.slug)
 def test_rule_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> None:
     found = module.judge(*module.SPECIMEN())
     assert found is not None
@@ -61,7 +61,7 @@ def test_rule_sees_its_specimen_and_not_its_near_miss(module: ModuleType) -> Non
     assert module.judge(*module.NEAR_MISS()) is None
 
 
-@pytest.mark.parametrize("module", examine.ALL, ids=lambda module: module.RULE.slug)
+@pytest.mark.parametrize("module", run_graph_rules.ALL, ids=lambda module: module.RULE.slug)
 def test_rule_has_a_whole_page_and_a_file_of_its_name(module: ModuleType) -> None:
     page = rules.page(module.RULE.code)
     assert tuple(page.sections) == rules.HEADINGS
@@ -71,9 +71,9 @@ def test_rule_has_a_whole_page_and_a_file_of_its_name(module: ModuleType) -> Non
 
 
 def test_every_rule_file_is_asked() -> None:
-    folder = Path(examine.__file__).parent / "rules"
+    folder = Path(run_graph_rules.__file__).parent / "rules"
     with_rule = {path.stem for path in folder.glob("*.py") if "\nRULE = " in path.read_text()}
-    assert {module.RULE.slug for module in examine.ALL} == with_rule
+    assert {module.RULE.slug for module in run_graph_rules.ALL} == with_rule
 
 
 # -- the walk

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import steadygrad as sg
-from steadygrad.diagnosis.interventions.backend.memory import ClearStaleRows
+from steadygrad.diagnosis.interventions.backend.unwritten_memory import ClearStaleRows
 
 
 class Opaque(torch.autograd.Function):

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...detect.graph.examine import REPEATED, examine_graph
 from ...detect.graph.graph_findings import num_ranks
 from ...detect.graph.rules import broadcasting_loss_shape, frozen_by_mistake, reference_aliased
 from ...detect.graph.rules.reference_aliased import ModuleCall
+from ...detect.graph.run_graph_rules import REPEATED, examine_graph
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.readable_tensors import why_not_read
 from ...engine.state.batch_buffer import pristine

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from ...detect.graph.examine import Confirmed, examine_graph, examine_setup, layers_by_depth
 from ...detect.graph.rules import vanishing_gradient
 from ...detect.graph.rules.vanishing_gradient import GradientSize
+from ...detect.graph.run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
 from ...engine.fault_barrier import UserCodeError
 from ...engine.state.batch_buffer import pristine
 from ...engine.state.rng import RngState, put_rng, take_rng

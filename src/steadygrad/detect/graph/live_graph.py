@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records import Finding
-from .examine import Confirmed, examine_graph, examine_setup, layers_by_depth
 from .graph_findings import num_ranks
 from .rules import vanishing_gradient
 from .rules.vanishing_gradient import GradientSize
+from .run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
 
 NOT_HELD = "SY405"
 LOOKS = 4

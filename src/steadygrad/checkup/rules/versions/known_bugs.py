@@ -16,7 +16,7 @@ from ....records.rules import Rule
 from ...advice import about, at
 from ...inputs.facts import Setup
 from ...inputs.script import Script
-from ...inputs.traits import traits_of_script
+from ...inputs.script_traits import traits_of_script
 
 TABLE = Path(__file__).with_name("known_bugs.toml")
 UNKNOWN_IN_SOURCE = frozenset({"hopper"})

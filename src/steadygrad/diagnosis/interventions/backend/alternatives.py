@@ -34,7 +34,7 @@ from .flags import (
     full_float32,
     reduced_float32,
 )
-from .memory import ClearStaleRows, FillMemory, MemoryChange, WaitForCopies
+from .unwritten_memory import ClearStaleRows, FillMemory, MemoryChange, WaitForCopies
 
 _LIBRARY_OPS = ("convolution", "batch_norm", "rnn", "lstm", "gru", "ctc_loss", "grid_sampler", "affine_grid")
 _MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "matmul", "einsum")

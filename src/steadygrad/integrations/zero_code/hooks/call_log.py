@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ....detect.loop.user_line import user_line
 from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
-from ...loops.model_calls import only_through
+from ...loops.repeatable_model_calls import only_through
 
 MAX_CALLS = 64
 MAX_KEPT_GRADIENT = 1 << 22

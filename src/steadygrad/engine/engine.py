@@ -26,7 +26,7 @@ from .distributed.consensus import SingleRank
 from .fault_barrier import FaultBarrier
 from .record.run_log import RunLog
 from .state.forward_state import Entry
-from .step.external_findings import is_fatal, with_external_findings
+from .step.numerics_findings import is_fatal, with_numerics_findings
 from .step.window import Window
 
 _POISONED = frozenset({"SY105", "SY106"})
@@ -110,7 +110,7 @@ class Engine:
 
         `reading.refused` is the device's own decision.
         """
-        reading = with_external_findings(reading, made=made, alone=self.ranks.size == 1)
+        reading = with_numerics_findings(reading, made=made, alone=self.ranks.size == 1)
         bad = reading.refused or must_refuse(reading) or (reading.posted and is_fatal(reading.posted))
         if bad and self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold)):
             return self.refuse(step, reading)

@@ -35,7 +35,7 @@ from .recovery.silent_faults import SilentFaults
 from .recovery.update_check import UpdateCheck
 from .state.forward_state import Entry
 from .state.rng import RngState, put_rng, take_rng
-from .step.external_findings import muted, urgent
+from .step.numerics_findings import muted, urgent
 from .step.plain_loop import PlainLoop
 from .step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS
 from .step.step_row import Row, reading_of

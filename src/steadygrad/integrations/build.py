@@ -17,7 +17,7 @@ from ..engine.owned_loop import OwnedLoop
 from ..engine.record.notify import Notifier
 from ..engine.record.run_log import RunLog
 from ..engine.recovery.rollback import Rollback
-from ..engine.step.external_findings import take_earlier
+from ..engine.step.numerics_findings import take_earlier
 from ..engine.step.trained_parameters import TrainedParameters
 from ..journal import Journal
 from ..records import Severity

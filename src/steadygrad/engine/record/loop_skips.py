@@ -21,7 +21,7 @@ from ..engine import Step
 from ..fault_barrier import UserCodeError
 from ..state.rng import put_rng, take_rng
 from ..state.training_state import non_finite
-from ..step.external_findings import muted
+from ..step.numerics_findings import muted
 from ..step.window import Window
 
 if TYPE_CHECKING:

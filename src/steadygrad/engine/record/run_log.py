@@ -1,4 +1,4 @@
-"""The books of a run: what was judged, what was decided, what is remembered.
+"""The log of a run: what was judged, what was decided, what is remembered.
 
 Takes readings, asks the detectors and the policy, keeps ledger, history and incidents, and hands all of it to the
 journal. Host only. Each part it calls is shielded: if one breaks, the loop goes on with what is left, loudly.

@@ -16,7 +16,7 @@ from ...records import Decision, Diagnosis, Finding, Reading
 from ..distributed.collectives import FailedForAll
 from ..state.earlier_steps import EarlierSteps
 from ..state.forward_state import Entry
-from ..step.external_findings import is_fatal, muted
+from ..step.numerics_findings import is_fatal, muted
 from ..step.window import Window
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ...records.rerun_flag import rerun
 from ..state.rng import put_rng
-from ..step.external_findings import muted
+from ..step.numerics_findings import muted
 
 if TYPE_CHECKING:
     from ..engine import Step

@@ -28,7 +28,7 @@ from ...engine.record.notify import Notifier
 from ...engine.state.forward_state import Entry, ForwardState
 from ...engine.state.rng import put_rng
 from ...engine.state.training_state import TrainingState, bad_state
-from ...engine.step.external_findings import take_earlier
+from ...engine.step.numerics_findings import take_earlier
 from ...engine.step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS, SampledChecker
 from ...engine.step.trained_parameters import parameters_of
 from ...journal import Journal

@@ -1,4 +1,4 @@
-"""What the stable parts posted on their board since the last step, for the guard to act on.
+"""Findings that `sg.numerics` published since the last step, for the guard to act on.
 
 The board is looked at only if someone has loaded it: a run that uses no part of `steadygrad.numerics` pays a lookup.
 """
@@ -15,7 +15,7 @@ from ...records import Finding, Reading, Severity
 _BOARD = "steadygrad.numerics.published_findings"
 
 
-def with_external_findings(reading: Reading, *, made: bool, alone: bool) -> Reading:
+def with_numerics_findings(reading: Reading, *, made: bool, alone: bool) -> Reading:
     """The reading with everything that waits on the board, taken off it. Never syncs with a device.
 
     What is fatal and was posted after an update was `made` is for the update that comes. Unless the process is `alone`

@@ -22,8 +22,8 @@ from ...detect.tensors.quiet_hook import QuietHook
 from ...detect.tensors.readable_tensors import why_not_read
 from ...records import Finding
 from ...records.rerun_flag import rerun, rerunning
-from ..recovery.preserved_attributes import preserved_attributes
 from ..state.rng import take_rng
+from .held_state import HeldState
 from .repeatable_call import why_not_repeat
 
 _ROWS = 8
@@ -39,7 +39,8 @@ class FirstBatch:
         self._model = weakref.ref(model)
         self._failed_outside = failed
         self._handle: RemovableHandle | None = None
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._num_calls = 0
         self._used: list[Any] = []
         self._versions: list[int] = []
         self._tables: list[RemovableHandle] = []
@@ -48,11 +49,11 @@ class FirstBatch:
 
     def before_forward(self, step: int) -> None:
         """Listen to the forward that comes, where it is time. A comparison on other steps."""
-        model = self._model()
-        if self.done or step != _AT or self._handle is not None or model is None:
+        if self.done or step < _AT or (step == _AT and self._handle is not None):
             return
-        if is_compiled(model) or why_not_repeat(model) is not None:
-            self.done = True
+        model = self._model()
+        if model is None or step > _AT or is_compiled(model) or why_not_repeat(model, HeldState(model)) is not None:
+            self.close()
             return
         hook = QuietHook(self._returned, self._failed)
         self._handle = model.register_forward_hook(hook, with_kwargs=True)
@@ -71,7 +72,7 @@ class FirstBatch:
             self._handle.remove()
         for handle in self._tables:
             handle.remove()
-        self._handle, self._calls, self._used, self._tables, self._read = None, [], [], [], {}
+        self._handle, self._call, self._used, self._tables, self._read = None, None, [], [], {}
 
     def _looked_up(self, table: nn.Embedding, args: Any, _output: Any) -> None:
         """Which rows of a frozen table the batch reads."""
@@ -84,9 +85,10 @@ class FirstBatch:
         if any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
             self.done = True
             return
-        self._calls.append((args, dict(kwargs)))
-        if len(self._calls) > 1:
+        self._num_calls += 1
+        if self._num_calls > 1:
             return
+        self._call = args, dict(kwargs)
         self._versions = [tensor._version for tensor in tensors_in((args, kwargs))]
         found = vars(output) if hasattr(output, "__dataclass_fields__") else output
         for tensor in tensors_in(found):
@@ -104,18 +106,18 @@ class FirstBatch:
     @property
     def ready(self) -> bool:
         """Whether the call and its gradient are there."""
-        return not self.done and bool(self._calls) and bool(self._used)
+        return not self.done and self._num_calls > 0 and bool(self._used)
 
     def look(self, step: int) -> Sequence[Finding]:
         """Look at the call, after its update. A dozen forward passes of the model at most, once in a run."""
-        calls, used, model = self._calls, self._used, self._model()
+        call, used, model = self._call, self._used, self._model()
         versions, read = self._versions, self._read
         self.close()
         frozen = frozen_by_mistake.judge(model, read) if model is not None and read else None
         found = [] if frozen is None else [frozen]
-        if model is None or len(calls) != 1 or any(why_not_read(tensor) for tensor in tensors_in(calls[0])):
+        if model is None or call is None or self._num_calls != 1 or any(map(why_not_read, tensors_in(call))):
             return found
-        args, kwargs = calls[0]
+        args, kwargs = call
         if versions != [tensor._version for tensor in tensors_in((args, kwargs))]:
             return found  # the program has written into its batch since
         from ...checkup.trials.first_batch_probe import probe_call
@@ -126,6 +128,9 @@ class FirstBatch:
         if len(rows) == 1 and rows.pop() > _ROWS:
             args, kwargs = mapped((args, kwargs), lambda tensor: tensor[:_ROWS] if tensor.dim() else tensor)
             used = [each.of_rows(_ROWS) for each in used]
-        call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
-        with rerun(), preserved_attributes((model,)):
-            return [*found, *probe_call(call, used, number=step).findings]
+        held = HeldState(model)
+        if held.unknown is not None:
+            return found
+        again = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
+        with rerun(), held.preserved():
+            return [*found, *probe_call(again, used, number=step).findings]

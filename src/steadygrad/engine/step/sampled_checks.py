@@ -223,7 +223,7 @@ def _diagnosis_of(found: Finding) -> Diagnosis:
         phase=phase,
         cause=Cause(**found.evidence.get("cause", {"code": found.code, "slug": found.slug})),
         origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
-        confidence=1.0,
+        confidence=0.8 if found.evidence.get("candidate") else 1.0,
         because=found.detail,
         notes=(f"what to do: {found.evidence['fix']}",) if "fix" in found.evidence else (),
     )

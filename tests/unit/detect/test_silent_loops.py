@@ -431,3 +431,17 @@ def test_workers_with_copies_of_one_generator_are_named() -> None:
 )
 def test_workers_that_draw_for_themselves_are_left_alone(dataset, workers: int, init: bool) -> None:
     assert same_draws(dataset, workers, has_worker_init=init) == ""
+
+
+def test_parameters_of_another_optimizer_are_not_called_untrained() -> None:
+    torch.manual_seed(0)
+    model = net()
+    first, last = torch.optim.Adam(model[0].parameters()), torch.optim.Adam(model[-1].parameters())
+    with sg.attach(first, model=model) as guard:
+        for _ in range(6):
+            first.zero_grad()
+            last.zero_grad()
+            model(torch.randn(8, 6)).pow(2).mean().backward()
+            first.step()
+            last.step()
+    assert [found.slug for found in guard.vitals if found.code == "SY405"] == []

@@ -113,18 +113,24 @@ def test_nothing_of_later_batches_is_kept_whatever_the_model_returns(width: tupl
 
     model = Line(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    alive: list[weakref.ref[Tensor]] = []
     with sg.attach(optimizer, model=model) as guard:
-        for _ in range(12):
-            inputs = torch.randn(8, 4)
-            alive.append(weakref.ref(inputs))
-            optimizer.zero_grad()
-            model(inputs).pow(2).mean().backward()
-            optimizer.step()
-        del inputs
-        gc.collect()
-        assert [reference() is None for reference in alive] == [True] * 12
+        alive = _train_and_delete(model, optimizer)
+        assert alive == [False] * 12
         assert guard._checker._first_batch._call is None
+
+
+def _train_and_delete(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bool]:
+    """Which batches are still in memory after training, while the function that trained still runs."""
+    batches: list[weakref.ref[Tensor]] = []
+    for _ in range(12):
+        inputs = torch.randn(8, 4)
+        batches.append(weakref.ref(inputs))
+        optimizer.zero_grad()
+        model(inputs).pow(2).mean().backward()
+        optimizer.step()
+    del inputs
+    gc.collect()
+    return [reference() is not None for reference in batches]
 
 
 class Meter:
@@ -241,3 +247,80 @@ def test_models_of_libraries_may_be_called_again() -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=16)
     assert reason(transformers.GPT2LMHeadModel(config)) is None
     assert reason(nn.TransformerEncoderLayer(8, 2, 16)) is None
+
+
+def causes(model: nn.Module, step: Any, steps: int = 6) -> list[str]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            step().backward()
+            optimizer.step()
+    assert guard.summary()["guard_faults"] == {}
+    return [incident.diagnosis.cause.slug for incident in guard.incidents]
+
+
+@pytest.mark.parametrize(("empty", "expected"), [(6, ["labels_mostly_masked"]), (1, [])])
+def test_labels_that_the_model_is_not_given_are_looked_at(empty: int, expected: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Language(leaks=False)
+
+    def step() -> Tensor:
+        ids = torch.randint(0, 16, (8, 10))
+        batch = {"ids": ids, "labels": ids.roll(-1, 1).masked_fill(torch.arange(8)[:, None] < empty, -100)}
+        return F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten())
+
+    assert causes(model, step) == expected
+
+
+@pytest.mark.parametrize(("masked", "expected"), [(False, ["padding_in_loss"]), (True, [])])
+def test_a_mask_that_neither_model_nor_loss_is_given_is_looked_at(masked: bool, expected: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def step() -> Tensor:
+        frames, length = torch.randn(8, 20, 4), torch.randint(2, 9, (8,))
+        mask = torch.arange(20)[None] < length[:, None]
+        frames = torch.where(mask[..., None], frames, frames[torch.arange(8), length - 1][:, None])
+        error = (model(frames) - frames[..., :2] * mask[..., None]).pow(2).mean(-1)
+        return (error * mask).sum() / mask.sum() if masked else error.mean()
+
+    assert causes(model, step) == expected
+
+
+def test_a_mask_of_prompts_is_not_taken_for_padding() -> None:
+    torch.manual_seed(0)
+    model = Language(leaks=False)
+
+    def step() -> Tensor:
+        ids = torch.randint(0, 16, (8, 10))
+        prompt_mask = torch.arange(10)[None] < torch.randint(2, 5, (8,))[:, None]
+        labels = ids.roll(-1, 1).masked_fill(prompt_mask, -100)
+        labels[:, -1] = -100
+        return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+
+    assert causes(model, step) == []
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1e5, ["saturated_activation"]), (1.0, [])])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_gates_that_the_size_of_the_input_holds_are_named(
+    kind: type[nn.RNNBase], scale: float, expected: list[str]
+) -> None:
+    torch.manual_seed(0)
+
+    class Direction(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = kind(1, 16, batch_first=True), nn.Linear(16, 1)
+
+        def forward(self, prices: Tensor) -> Tensor:
+            return self.out(self.rnn(prices[..., None])[0][:, -1]).squeeze(-1)
+
+    model = Direction()
+
+    def step() -> Tensor:
+        prices = scale * (1 + 0.1 * torch.randn(16, 6))
+        return F.binary_cross_entropy_with_logits(model(prices), (prices[:, -1] > prices.mean(1)).float())
+
+    assert causes(model, step) == expected

@@ -17,8 +17,8 @@ from .gradient_size import GradientSizes
 from .loop_record import LoopRecord, UpdateSeen
 from .model_calls import CallsSeen
 from .optimizer_state import StateHistory
+from .program_frames import user_line
 from .rules import judge
-from .user_line import user_line
 
 _MAX_ADAPTERS = 4
 _MAX_SHARES = 8

@@ -1,4 +1,4 @@
-"""What we import ourselves takes no name from the program, and no second copy of a library into the process."""
+"""What we import ourselves takes no name from the program, and no second copy of an installed library."""
 
 from __future__ import annotations
 
@@ -48,18 +48,3 @@ def test_a_module_of_the_program_is_not_run_by_us_and_is_found_by_the_program(tm
     assert ours.origin == "installed"
     assert sys.path == before
     assert import_module(NAME).origin == "program"
-
-
-def test_compiled_code_is_not_loaded_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-
-    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "pyarrow"}
-    for name in kept:
-        monkeypatch.delitem(sys.modules, name)
-    program = tmp_path / "program"
-    program.mkdir()
-    (program / "pyarrow.py").write_text("origin = 'program'\n")
-    sys.path[:0] = [str(program)]
-    with own_imports():
-        sys.modules.update(kept)
-    assert sys.modules["pyarrow"] is pyarrow

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import BuiltinImporter, ExtensionFileLoader, FrozenImporter, PathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,8 @@ def own_imports() -> Iterator[None]:
         sys.path[:] = path
         new = {name.partition(".")[0] for name in set(sys.modules) - known} - {name.partition(".")[0] for name in known}
         for name in new:
-            modules = [each for each in sys.modules if each == name or each.startswith(f"{name}.")]
-            # A second copy of compiled code in one process may end it.
-            if _is_elsewhere(name) and not any(map(_is_compiled, modules)):
-                for module in modules:
+            if _is_elsewhere(name):
+                for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
                     del sys.modules[module]
 
 
@@ -46,11 +44,6 @@ def _holds_installed(entry: str) -> bool:
         return any(name.endswith(".dist-info") for name in os.listdir(entry or "."))
     except OSError:
         return False
-
-
-def _is_compiled(name: str) -> bool:
-    loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
-    return isinstance(loader, ExtensionFileLoader)
 
 
 def _is_elsewhere(name: str) -> bool:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.detect.loop import recorded_optimizer
 from steadygrad.detect.loop.worker_seeds import same_draws
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], tuple[Tensor, Tensor]]], None]
@@ -58,6 +59,15 @@ def cleared_by_hand(model, optimizer, batch):
 def cleared_in_place(model, optimizer, batch):
     for _ in range(5):
         optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def cleared_through_data(model, optimizer, batch):
+    for _ in range(12):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
         loss_of(model, batch()).backward()
         optimizer.step()
 
@@ -332,6 +342,37 @@ def test_adapters_that_are_switched_off_are_named(stays_on: bool, causes: list[s
     assert named(loop, model, torch.optim.Adam(parameters, lr=1e-2)) == causes
 
 
+def test_adapters_of_layers_that_did_not_run_are_left_alone() -> None:
+    torch.manual_seed(0)
+
+    class TwoWays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.adapted, self.head = Adapted(), nn.Linear(6, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(inputs)
+
+    model = TwoWays()
+
+    def loop(model, optimizer, batch):
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert "lora_inactive" not in named(loop, model, torch.optim.Adam(parameters, lr=1e-2))
+
+
+def test_gradients_cleared_through_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+    share = recorded_optimizer._share
+    monkeypatch.setattr(recorded_optimizer, "_share", lambda *given: read.append(share(*given)) or read[-1])
+    assert named(cleared_through_data, net()) == []
+    assert read == [0.0]
+
+
 @pytest.mark.parametrize(("copied", "causes"), [(True, []), (False, ["reference_aliased"])])
 def test_a_model_that_is_its_own_reference_is_named(copied: bool, causes: list[str]) -> None:
     torch.manual_seed(0)
@@ -390,3 +431,17 @@ def test_workers_with_copies_of_one_generator_are_named() -> None:
 )
 def test_workers_that_draw_for_themselves_are_left_alone(dataset, workers: int, init: bool) -> None:
     assert same_draws(dataset, workers, has_worker_init=init) == ""
+
+
+def test_parameters_of_another_optimizer_are_not_called_untrained() -> None:
+    torch.manual_seed(0)
+    model = net()
+    first, last = torch.optim.Adam(model[0].parameters()), torch.optim.Adam(model[-1].parameters())
+    with sg.attach(first, model=model) as guard:
+        for _ in range(6):
+            first.zero_grad()
+            last.zero_grad()
+            model(torch.randn(8, 6)).pow(2).mean().backward()
+            first.step()
+            last.step()
+    assert [found.slug for found in guard.vitals if found.code == "SY405"] == []

@@ -159,12 +159,13 @@ def wanted_classes(gradient: Tensor) -> Tensor:
 
 def padded_positions(inputs: Tensor, others: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
     """Which positions of (rows, positions, ...) are padding, and by whose word: a mask or a vector of lengths that
-    leaves out positions with one value, or a token that fills the ends of rows and is nowhere else."""
+    leaves out positions with one value (in all rows, or in each row its own, as where the last one is carried on), or
+    a token that fills the ends of rows and is nowhere else."""
     for name, each in others.items():
         extra = each.shape[1] - inputs.shape[1] if each.dim() == 2 else -1
         if 0 <= extra <= 1 and len(each) == len(inputs):
             masked = _by_mask(each[:, : inputs.shape[1]])
-            if masked is not None and _is_constant(inputs[masked]):
+            if masked is not None and (_is_constant(inputs[masked]) or _is_constant_in_rows(inputs, masked)):
                 return masked, name
     tail = _by_tail(inputs)
     if tail is None:
@@ -178,6 +179,12 @@ def padded_positions(inputs: Tensor, others: Mapping[str, Tensor]) -> tuple[Tens
 
 def _is_constant(values: Tensor) -> bool:
     return bool((values == values[:1]).all())
+
+
+def _is_constant_in_rows(inputs: Tensor, masked: Tensor) -> bool:
+    """Whether each row has one value at its masked positions, and several of them."""
+    runs = [row[places] for row, places in zip(inputs, masked, strict=True) if int(places.sum()) > 1]
+    return bool(runs) and all(map(_is_constant, runs))
 
 
 def _by_mask(mask: Tensor) -> Tensor | None:

@@ -146,10 +146,13 @@ def _look_at_call(
     _facts_of_call(call, used, batch, facts, found, caught)
 
 
-def probe_call(call: CaughtCall, used: Sequence[UsedOutput], *, number: int = 0) -> ProbedBatch:
-    """Probe one call of a model whose outputs' gradients are known. The loss is not computed again."""
+def probe_call(
+    call: CaughtCall, used: Sequence[UsedOutput], *, beside: Mapping[str, Tensor], number: int = 0
+) -> ProbedBatch:
+    """Probe one call of a model whose outputs' gradients are known. The loss is not computed again. `beside` are masks
+    and labels of the same rows."""
     found, facts = ProbedBatch(), BatchFacts(rows=_num_rows(call.inputs()))
-    _facts_of_call(call, used, {}, facts, found, CaughtCalls())
+    _facts_of_call(call, used, beside, facts, found, CaughtCalls())
     found.findings += [each for rule in OF_A_BATCH if (each := rule.judge(facts)) is not None]
     found.findings = [replace(each, step=number) for each in found.findings]
     return found

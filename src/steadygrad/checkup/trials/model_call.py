@@ -13,6 +13,7 @@ from torch.nn.modules import module as hooks_of_torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...detect.tensors.readable_tensors import why_not_read
+from ...engine.early_checks.held_state import restore_values
 from ...engine.state.rng import RngState, put_rng, take_rng
 from .module_hooks import mapped, tensors_in
 
@@ -48,7 +49,7 @@ class CaughtCall:
 
         modes = [(each, each.training) for each in self.module.modules()]
         # A normaliser that counts what it sees, in evaluation mode too, must see the same before each call.
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers() if why_not_read(buffer) is None]
+        buffers = [(b, b._version, b.clone()) for b in self.module.buffers() if why_not_read(b) is None]
         kept, around = take_rng(), self._around()
         try:
             self.module.eval()
@@ -59,8 +60,8 @@ class CaughtCall:
             put_rng(kept)
             for each, training in modes:
                 each.training = training
-            for buffer, values in buffers:
-                buffer.copy_(values)
+            for buffer, version, values in buffers:
+                restore_values(buffer, version, values)
         return [t for t in tensors_in(answer) if t.is_floating_point() and t.dim()]
 
     def _around(self) -> AbstractContextManager[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records import Finding
+from ..tensors.every_optimizer import every_optimizer
 from .graph_findings import num_ranks
 from .rules import vanishing_gradient
 from .rules.vanishing_gradient import GradientSize
@@ -61,7 +61,7 @@ class LiveGraph:
 
         findings = examine(optimizers)
         if any(found.code == NOT_HELD for found in findings):  # does an optimizer hold it that we were not given?
-            findings = examine([*optimizers, *_every_optimizer()])
+            findings = examine([*optimizers, *every_optimizer()])
         # What belongs to the model is reported, and looked into, by the sampled checks.
         findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
         self.found += self._confirmed.new(findings, updated=update > 0)
@@ -98,8 +98,3 @@ class LiveGraph:
         """What was found and not taken yet."""
         found, self.found = self.found, []
         return found
-
-
-def _every_optimizer() -> list[Optimizer]:
-    """Every optimizer of the process. Takes a while: asked once or twice in a run, and only in doubt."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]

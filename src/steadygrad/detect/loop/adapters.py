@@ -21,7 +21,7 @@ class Adapter:
 def find_adapters(model: nn.Module) -> list[Adapter]:
     """Every low-rank adapter, in the order of the model's modules."""
     found: list[Adapter] = []
-    for name, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".")):
+    for name, module in sorted(model.named_modules(), key=lambda item: -len(item[0].split(".")) if item[0] else 0):
         if any(other.name.startswith(f"{name}.") or not name for other in found):
             continue  # the innermost module that holds it
         matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]

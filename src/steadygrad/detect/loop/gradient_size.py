@@ -1,7 +1,6 @@
 """How much smaller the program makes its gradients before an update, and whether the optimizer cares.
 
-Measured at the first updates only, and only where the program changes gradients at all. On a device the numbers are
-read twice in a run.
+Measured in host memory, at the first updates only, and only where the program changes gradients at all.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch.optim import Optimizer
 from .loop_record import GradientSize
 
 _MEASURED = 16
-_READ_AT = (6, _MEASURED)
 
 
 class GradientSizes:
@@ -25,12 +23,11 @@ class GradientSizes:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.off = False
-        """The loss is scaled, so the sizes say nothing."""
+        """The loss is scaled, so the sizes say nothing, or nothing may be read."""
         self._changes = False
         self._after_backward: Tensor | None = None
         self._at_update: Tensor | None = None
         self._moved: tuple[Tensor, Tensor, float] | None = None
-        self._waiting: list[Tensor] = []
 
     def after_backward(self, update: int) -> None:
         self._after_backward = self._norm() if self._changes and update < _MEASURED and not self.off else None
@@ -50,19 +47,17 @@ class GradientSizes:
             parameter, rate = min(found, key=lambda pair: pair[0].numel())
             self._moved = parameter, parameter.detach().clone(), rate
 
-    def after_update(self, update: int) -> list[GradientSize]:
-        """What can be read by now."""
+    def after_update(self) -> list[GradientSize]:
+        """The sizes of this update, where they were measured."""
         before, now, moved = self._after_backward, self._at_update, self._moved
         self._after_backward = self._at_update = self._moved = None
         gradient = moved[0].grad if moved is not None else None
-        if before is not None and now is not None and moved is not None and gradient is not None:
-            parameter, weights, rate = moved
-            length = (parameter.detach() - weights).float().norm()
-            self._waiting.append(torch.stack([before, now, length / (rate * parameter.numel() ** 0.5)]))
-        if not self._waiting or (self._waiting[0].device.type != "cpu" and update not in _READ_AT):
+        if before is None or now is None or moved is None or gradient is None:
             return []
-        waiting, self._waiting = self._waiting, []
-        return [GradientSize(*row) for row in torch.stack(waiting).tolist()]
+        parameter, weights, rate = moved
+        length = (parameter.detach() - weights).float().norm()
+        sizes = torch.stack([before, now, length / (rate * parameter.numel() ** 0.5)])
+        return [GradientSize(*sizes.tolist())]
 
     def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
         optimizer = self._optimizer()

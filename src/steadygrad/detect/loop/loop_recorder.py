@@ -1,8 +1,8 @@
 """Listens to one model and its optimizers and keeps the record of their loop.
 
 Hooks that torch offers for this: on the model's call, on the autograd node of what it returns, on the optimizer's step
-and on the loading of its state. No function is patched. Nothing waits for a device, except where a rule already
-suspects something, and for two reads of a few gradient norms. A gradient that was cleared is known by its object and
+and on the loading of its state. No function is patched. Nothing waits for a device, except where gradients seem never
+to be cleared: then one of them is read, a few times in a run. A gradient that was cleared is known by its object and
 its version counter.
 
 The first updates are recorded one by one, later ones a few in a row now and then.
@@ -36,6 +36,7 @@ _THEN_EVERY, _IN_A_ROW = 50, 4
 _WITH_NUMBERS = 12
 _MAX_PULLS, _MAX_NUMEL = 64, 1 << 22
 _SETUP_AT = (0, 10)
+_MAX_COPIES = 8
 
 
 class LoopRecorder:
@@ -70,7 +71,7 @@ class LoopRecorder:
         self._closed = False
         self._values = values
         if not values:
-            self.scaled()
+            self._measure_no_sizes()
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:
@@ -90,6 +91,9 @@ class LoopRecorder:
             if (optimizer := reference()) is not None:
                 self._undo.append(optimizer.register_step_pre_hook(hook(self._before_update(loop))).remove)
                 self._undo.append(optimizer.register_step_post_hook(hook(self._after_update(loop))).remove)
+            for name, layer in loop.adapted_layers:
+                if (module := layer()) is not None:
+                    self._undo.append(module.register_forward_hook(hook(self._layer_ran(loop, name))).remove)
 
     def _pause(self) -> None:
         undo, self._undo = self._undo, []
@@ -143,12 +147,15 @@ class LoopRecorder:
 
     def scaled(self) -> None:
         """The loop scales its loss: the size of a gradient before the update says nothing."""
+        self._measure_no_sizes()
+
+    def _measure_no_sizes(self) -> None:
         for loop in self._loops:
             loop.sizes.off = True
 
     def skipped(self) -> None:
         """An update that was due was not made: what was recorded for it is no sample of anything."""
-        self.calls = CallsSeen()
+        self.calls, self._others = CallsSeen(), []
         for loop in self._loops:
             loop.begin_window()
 
@@ -182,7 +189,8 @@ class LoopRecorder:
         if self._modes is None or self._updates % _THEN_EVERY == 0:
             self._modes = ModeModules(model)
         if model is not self._model():  # a shallow copy has the hooks of the original
-            self._others.append(ModuleCall(model, torch.is_grad_enabled()))
+            if len(self._others) < _MAX_COPIES and self._updates < _WITH_NUMBERS:
+                self._others.append(ModuleCall(model, torch.is_grad_enabled()))
             return
         note_call(self.calls, self._modes, model, (args, kwargs))
         if not self._graph.done and torch.is_grad_enabled():
@@ -228,6 +236,13 @@ class LoopRecorder:
             return
         for loop in self._loops:
             loop.backward_ended()
+
+    def _layer_ran(self, loop: RecordedOptimizer, name: str) -> Callable[..., None]:
+        def ran(_module: nn.Module, _args: Any, _output: Any) -> None:
+            if not self._idle and torch.is_grad_enabled():
+                loop.layer_ran(name)
+
+        return ran
 
     def _before_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from .gradient_size import GradientSizes
 from .loop_record import LoopRecord, UpdateSeen
 from .model_calls import CallsSeen
 from .optimizer_state import StateHistory
+from .program_frames import user_line
 from .rules import judge
-from .user_line import user_line
 
 _MAX_ADAPTERS = 4
+_MAX_SHARES = 8
+"""How often gradients that were kept are read, to be sure of it."""
 _updates_of_all = [0]
 """Updates of every recorded optimizer: with several, one is stepped between two updates of another."""
 
@@ -38,6 +40,8 @@ class _Window:
     at_begin: Marks = ()
     at_end: Marks = ()
     fed: frozenset[int] = frozenset()
+    ran: set[str] = field(default_factory=set)
+    """Layers with an adapter that were called with gradients."""
     old: Tensor | None = None
     old_share: float = 0.0
     no_gradient: bool = False
@@ -52,13 +56,14 @@ class RecordedOptimizer:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         probes, adapters = spread(parameters), _few(find_adapters(model))
         self._adapters = {len(probes) + place: adapter.name for place, adapter in enumerate(adapters)}
-        self._adapter_modules = [weakref.ref(adapter.module) for adapter in adapters]
+        self.adapted_layers = [(adapter.name, weakref.ref(adapter.module)) for adapter in adapters]
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
         self.sizes = GradientSizes(optimizer)
         self.record = LoopRecord()
         self._window = _Window()
         self._at_update: Marks | None = None
+        self._shares = 0
         self._turn = 0
         self._settled = 0
         self._loss: Tensor | None = None
@@ -82,7 +87,7 @@ class RecordedOptimizer:
     def backward_begins(self) -> None:
         window, marks = self._window, self._marks
         if not window.passes:
-            window.kept = self._at_update is not None and marks.unchanged(self._at_update)
+            window.kept = self._may_be_kept and marks.unchanged(self._at_update or ())
             if window.kept and (smallest := marks.smallest()) is not None:
                 window.old = smallest.detach().clone()
         elif marks.cleared(window.at_end):
@@ -91,6 +96,15 @@ class RecordedOptimizer:
         elif not marks.unchanged(window.at_end):
             window.kept = False
         window.at_begin = marks.take()
+
+    @property
+    def _may_be_kept(self) -> bool:
+        """A gradient that is cleared through `.data` keeps its version: once that is known, versions say nothing."""
+        return self._at_update is not None and self._shares < _MAX_SHARES
+
+    def layer_ran(self, name: str) -> None:
+        """A layer with an adapter was called with gradients."""
+        self._window.ran.add(name)
 
     def backward_ended(self) -> None:
         window, marks = self._window, self._marks
@@ -114,6 +128,7 @@ class RecordedOptimizer:
         if window.kept and window.old is not None:
             window.old_share = _share(window.old, marks.smallest())
             window.kept = window.old_share > 0
+            self._shares = self._shares + 1 if window.kept else _MAX_SHARES
 
     # -- the update
 
@@ -125,7 +140,7 @@ class RecordedOptimizer:
         in_turn = _updates_of_all[0] != self._turn
         _updates_of_all[0] += 1
         self._turn = _updates_of_all[0]
-        sizes = self.sizes.after_update(self.record.count)
+        sizes = self.sizes.after_update()
         self.record.sizes += sizes
         self.record.state_lost, self.record.narrowed = self.state.lost, self.state.narrowed
         strange, distinct = calls.strange()
@@ -150,7 +165,7 @@ class RecordedOptimizer:
             distinct_evaluations=distinct,
             moves_statistics=calls.moves_statistics,
             compares_itself=calls.compares_itself,
-            idle_adapters=self._idle(window.fed),
+            idle_adapters=self._idle(window),
             pulls=calls.read_pulls() if window.passes > 1 else (),
         )
         self.record.add(update)
@@ -172,10 +187,11 @@ class RecordedOptimizer:
         unmoved = reading.grad_norm == 0 or self.record.same_loss()
         return unmoved and self._judge()
 
-    def _idle(self, fed: frozenset[int]) -> tuple[str, ...]:
-        """The adapters, if none of them got a gradient and something else did."""
-        idle = [name for place, name in self._adapters.items() if place not in fed]
-        return tuple(idle) if fed and len(idle) == len(self._adapters) else ()
+    def _idle(self, window: _Window) -> tuple[str, ...]:
+        """The adapters of layers that ran, if none of all adapters got a gradient and something else did."""
+        if not window.fed or window.fed & self._adapters.keys():
+            return ()
+        return tuple(name for name in self._adapters.values() if name in window.ran)
 
     def _judge(self) -> bool:
         found = [finding for finding in judge(self.record) if finding.code not in self._said]

@@ -38,6 +38,7 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
             return ""
         one, other = pickle.loads(copied), pickle.loads(copied)
         first, again, elsewhere = one[0], one[0], other[0]
+        drawn_alike = _same(first, elsewhere) and not _same(first, again)
     except Exception:  # a data set that cannot be copied or asked here
         return ""
     finally:
@@ -45,7 +46,7 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
         torch.set_rng_state(state[1])
         if state[2] is not None:
             sys.modules["numpy"].random.set_state(state[2])
-    if _same(first, elsewhere) and not _same(first, again):
+    if drawn_alike:
         return f"each of {num_workers} workers has a copy of the generator {names[0]} in the same state"
     return ""
 

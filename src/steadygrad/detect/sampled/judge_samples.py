@@ -11,7 +11,9 @@ from .rules import (
     activation_range,
     gradient_underflow,
     ineffective_epsilon,
+    loss_scale_running_out,
     lost_update,
+    overflow_ahead,
     parameter_never_changes,
     parameter_not_in_optimizer,
     parameter_without_gradient,
@@ -29,6 +31,8 @@ OF_SAMPLED_STEPS: tuple[ModuleType, ...] = (
     parameter_never_changes,
     update_ratio_out_of_range,
     activation_range,
+    overflow_ahead,
+    loss_scale_running_out,
 )
 
 ALL = OF_THE_SETUP + OF_SAMPLED_STEPS

@@ -27,15 +27,17 @@ from torch.optim import Optimizer
 
 from ...policy import Policy
 from ...records import Finding
+from ..tensors.every_optimizer import every_optimizer
 from ..tensors.unregistered_tensors import stray_parameters
 from .activation_probe import ActivationProbe, SeenActivation
 from .device_readback import Readback
 from .judge_samples import judge_samplings
 from .parameter_measurement import Measured, Measurement
+from .rules import parameter_not_in_optimizer
 from .sample_helpers import StepObservation, TensorNumbers
 
-_EARLY = frozenset({0, 1, 2, 5, 10})
-_KEPT = 4
+_EARLY = frozenset({0, 1, 2, 5, 10, 30, 100})
+_KEPT = 8
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class _Open:
 
 
 class StepSampler:
-    """Samples a run at steps 0, 1, 2, 5, 10 and then every `policy.vitals_every`."""
+    """Samples a run at steps 0, 1, 2, 5, 10, 30, 100 and then every `policy.vitals_every`."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
         # Whoever trains holds them: a training that has ended is freed without us.
@@ -172,8 +174,18 @@ class StepSampler:
 
     def _new(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         new = tuple(found for found in findings if (found.code, found.subject) not in self._said)
+        if any(found.code == parameter_not_in_optimizer.RULE.code for found in new):
+            new = tuple(found for found in new if not self._is_held_by_another(found))
         self._said.update((found.code, found.subject) for found in new)
         return new
+
+    def _is_held_by_another(self, found: Finding) -> bool:
+        """Whether it says that parameters are in no optimizer, and one that we were not given has them."""
+        if found.code != parameter_not_in_optimizer.RULE.code:
+            return False
+        named = dict(self._model.named_parameters())
+        held = {id(p) for optimizer in every_optimizer() for group in optimizer.param_groups for p in group["params"]}
+        return all(name in named and id(named[name]) in held for name in found.evidence["names"])
 
     def _watch(self) -> list[_Watched]:
         homes = {

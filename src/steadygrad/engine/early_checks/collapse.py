@@ -1,6 +1,6 @@
 """Whether all rows come to be mapped to the same point: the spread of the model's outputs, now and then.
 
-Two sums over an output that is there anyway, at a few updates. On a device the numbers are read every few measurements.
+Two sums over an output that is there anyway, at a few updates. In host memory only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ...records.rerun_flag import rerunning
 
 _FIRST = 3
 _EVERY, _UNTIL = 8, 400
-_READ_EVERY = 4
 _MAX_NUMEL = 1 << 20
 """Elements of an output that is measured: a copy of it is made."""
 
@@ -33,7 +32,7 @@ class CollapseWatch:
         self._model = weakref.ref(model)
         self._failed_outside = failed
         self._handle: RemovableHandle | None = None
-        self._waiting: list[Tensor] = []
+        self._waiting: Tensor | None = None
         self._spreads: list[float] = []
         self._inputs: list[float] = []
         self._measured = False
@@ -78,17 +77,17 @@ class CollapseWatch:
             self.done = True
             return
         ones = torch.ones_like(of_output) if of_input is None else of_input
-        self._waiting.append(torch.stack([of_output, ones]))
+        self._waiting = torch.stack([of_output, ones])
 
     def findings(self) -> Sequence[Finding]:
-        """After an update: what the measurements so far show. Reads the device now and then."""
+        """After an update: what the measurements so far show."""
         self._off()
-        if not self._waiting or (self._waiting[0].device.type != "cpu" and len(self._waiting) < _READ_EVERY):
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
             return ()
-        rows = torch.stack(self._waiting).tolist()
-        self._waiting = []
-        self._spreads += [row[0] for row in rows]
-        self._inputs += [row[1] for row in rows]
+        of_output, of_input = waiting.tolist()
+        self._spreads.append(of_output)
+        self._inputs.append(of_input)
         from ...checkup.trials.batch_rules import representation_collapse
 
         found = representation_collapse.judge("the model", self._spreads, self._inputs)

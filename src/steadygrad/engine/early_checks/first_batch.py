@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ...detect.graph.rules import frozen_by_mistake
+from ...detect.graph.rules import frozen_by_mistake, saturated_activation
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.quiet_hook import QuietHook
 from ...detect.tensors.readable_tensors import why_not_read
 from ...records import Finding
 from ...records.rerun_flag import rerun, rerunning
-from ..recovery.preserved_attributes import preserved_attributes
 from ..state.rng import take_rng
+from .held_state import HeldState
+from .nearby_tensors import nearby_tensors
 from .repeatable_call import why_not_repeat
 
 _ROWS = 8
@@ -39,26 +40,32 @@ class FirstBatch:
         self._model = weakref.ref(model)
         self._failed_outside = failed
         self._handle: RemovableHandle | None = None
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._num_calls = 0
         self._used: list[Any] = []
         self._versions: list[int] = []
+        self._beside: dict[str, Tensor] = {}
+        self._recurrent: dict[str, float] = {}
         self._tables: list[RemovableHandle] = []
         self._read: dict[int, Tensor] = {}
         self.done = False
 
     def before_forward(self, step: int) -> None:
         """Listen to the forward that comes, where it is time. A comparison on other steps."""
-        model = self._model()
-        if self.done or step != _AT or self._handle is not None or model is None:
+        if self.done or step < _AT or (step == _AT and self._handle is not None):
             return
-        if is_compiled(model) or why_not_repeat(model) is not None:
-            self.done = True
+        model = self._model()
+        if model is None or step > _AT or is_compiled(model) or why_not_repeat(model, HeldState(model)) is not None:
+            self.close()
             return
         hook = QuietHook(self._returned, self._failed)
         self._handle = model.register_forward_hook(hook, with_kwargs=True)
         for part in model.modules():
             if isinstance(part, nn.Embedding) and not part.weight.requires_grad:
                 self._tables.append(part.register_forward_hook(QuietHook(self._looked_up, self._failed)))
+        for name, part in model.named_modules():
+            if isinstance(part, nn.RNNBase):
+                self._tables.append(part.register_forward_hook(QuietHook(self._ran(name), self._failed)))
 
     def _failed(self, fault: Exception) -> None:
         self.done = True
@@ -71,12 +78,20 @@ class FirstBatch:
             self._handle.remove()
         for handle in self._tables:
             handle.remove()
-        self._handle, self._calls, self._used, self._tables, self._read = None, [], [], [], {}
+        self._handle, self._call, self._used, self._tables, self._read = None, None, [], [], {}
+        self._beside, self._recurrent = {}, {}
 
     def _looked_up(self, table: nn.Embedding, args: Any, _output: Any) -> None:
         """Which rows of a frozen table the batch reads."""
         if args and not rerunning():
             self._read[id(table)] = args[0]
+
+    def _ran(self, name: str) -> Callable[..., None]:
+        def ran(module: nn.RNNBase, args: Any, _output: Any) -> None:
+            if args and not rerunning() and name not in self._recurrent:
+                self._recurrent[name] = saturated_activation.share_of_gates(module, args[0])
+
+        return ran
 
     def _returned(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
@@ -84,10 +99,13 @@ class FirstBatch:
         if any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
             self.done = True
             return
-        self._calls.append((args, dict(kwargs)))
-        if len(self._calls) > 1:
+        self._num_calls += 1
+        if self._num_calls > 1:
             return
-        self._versions = [tensor._version for tensor in tensors_in((args, kwargs))]
+        self._call = args, dict(kwargs)
+        rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
+        self._beside = nearby_tensors(rows.pop()) if len(rows) == 1 else {}
+        self._versions = [tensor._version for tensor in tensors_in((args, kwargs, self._beside))]
         found = vars(output) if hasattr(output, "__dataclass_fields__") else output
         for tensor in tensors_in(found):
             if tensor.requires_grad and tensor.dim() > 1 and tensor.is_floating_point():
@@ -103,20 +121,22 @@ class FirstBatch:
 
     @property
     def ready(self) -> bool:
-        """Whether the call and its gradient are there."""
-        return not self.done and bool(self._calls) and bool(self._used)
+        """Whether the call is there."""
+        return not self.done and self._num_calls > 0
 
     def look(self, step: int) -> Sequence[Finding]:
         """Look at the call, after its update. A dozen forward passes of the model at most, once in a run."""
-        calls, used, model = self._calls, self._used, self._model()
-        versions, read = self._versions, self._read
+        call, used, model = self._call, self._used, self._model()
+        versions, read, beside, recurrent = self._versions, self._read, self._beside, self._recurrent
         self.close()
-        frozen = frozen_by_mistake.judge(model, read) if model is not None and read else None
-        found = [] if frozen is None else [frozen]
-        if model is None or len(calls) != 1 or any(why_not_read(tensor) for tensor in tensors_in(calls[0])):
+        if model is None:
+            return []
+        judged = (frozen_by_mistake.judge(model, read) if read else None, saturated_activation.judge_gates(recurrent))
+        found = [each for each in judged if each is not None]
+        if call is None or not used or self._num_calls != 1 or any(map(why_not_read, tensors_in(call))):
             return found
-        args, kwargs = calls[0]
-        if versions != [tensor._version for tensor in tensors_in((args, kwargs))]:
+        args, kwargs = call
+        if versions != [tensor._version for tensor in tensors_in((args, kwargs, beside))]:
             return found  # the program has written into its batch since
         from ...checkup.trials.first_batch_probe import probe_call
         from ...checkup.trials.model_call import CaughtCall
@@ -124,8 +144,13 @@ class FirstBatch:
 
         rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
         if len(rows) == 1 and rows.pop() > _ROWS:
-            args, kwargs = mapped((args, kwargs), lambda tensor: tensor[:_ROWS] if tensor.dim() else tensor)
+            args, kwargs, beside = mapped(
+                (args, kwargs, beside), lambda tensor: tensor[:_ROWS] if tensor.dim() else tensor
+            )
             used = [each.of_rows(_ROWS) for each in used]
-        call = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
-        with rerun(), preserved_attributes((model,)):
-            return [*found, *probe_call(call, used, number=step).findings]
+        held = HeldState(model)
+        if held.unknown is not None:
+            return found
+        again = CaughtCall(model, args, kwargs, None, True, take_rng(), None)
+        with rerun(), held.preserved():
+            return [*found, *probe_call(again, used, beside=beside, number=step).findings]

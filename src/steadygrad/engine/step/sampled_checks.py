@@ -48,6 +48,7 @@ class SampledChecker:
         self.suspects: list[Finding] = []
         """Warnings that no one has looked into yet."""
         self._provisional: list[Finding] = []
+        self._entered: set[tuple[str, str]] = set()
         self._first_loss: float | None = None
         self.recorder: LoopRecorder | None = None
         """Keeps the record of what the loop calls."""
@@ -147,6 +148,9 @@ class SampledChecker:
     def _enter_loop_findings(self, findings: Sequence[Finding], step: int) -> None:
         """Errors in the loop itself: the record is the proof, so each is an incident."""
         for each in findings:
+            if (each.code, each.subject) in self._entered:  # two checks may see the same
+                continue
+            self._entered.add((each.code, each.subject))
             found = replace(each, step=step)
             self._log.tell_vital(found)
             self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
@@ -223,7 +227,7 @@ def _diagnosis_of(found: Finding) -> Diagnosis:
         phase=phase,
         cause=Cause(**found.evidence.get("cause", {"code": found.code, "slug": found.slug})),
         origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
-        confidence=1.0,
+        confidence=0.8 if found.evidence.get("candidate") else 1.0,
         because=found.detail,
         notes=(f"what to do: {found.evidence['fix']}",) if "fix" in found.evidence else (),
     )

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...detect.loop.program_frames import variables_of
 from .batch_names import batch_names_of, drawn_names, flat_names, is_next
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
@@ -70,7 +71,7 @@ class LoopSlice:
 
         Best taken at the model's first call: what the lines themselves change still has its old value then.
         """
-        here, everywhere = frame.f_locals, frame.f_globals
+        here, everywhere = variables_of(frame), frame.f_globals
         return {name: here[name] if name in here else everywhere[name]
                 for name in self.reads if name in here or name in everywhere}  # fmt: skip
 

@@ -249,3 +249,39 @@ print(json.dumps([[p.sum().item() for p in model.parameters()], schedule.last_ep
 def test_a_compiled_program_ends_as_alone(tmp_path: Path) -> None:
     alone, guarded = both(COMPILED, tmp_path).told()
     assert guarded == alone
+
+
+FREED = """
+import gc, json, weakref
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+alive = []
+
+def look(*references):
+    gc.collect()
+    alive.append([reference() is not None for reference in references])
+
+def train():
+    for number in range(6):
+        inputs, labels = torch.randn(5, 4), torch.randint(0, 3, (5,))
+        logits = model(inputs)
+        scores = logits.detach().softmax(-1)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        mine = [weakref.ref(tensor) for tensor in (scores, logits, loss)]
+        del scores, logits, loss
+        look(*mine)
+        optimizer.step()
+        look(*mine)
+
+train()
+print(json.dumps(alive))
+"""
+
+
+def test_tensors_that_the_program_deletes_are_freed_as_alone(tmp_path: Path) -> None:
+    alone, guarded = both(FREED, tmp_path).told()
+    assert guarded == alone

@@ -25,10 +25,12 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....records import Finding
 from ....records.rules import Rule
@@ -40,6 +42,8 @@ SATURATED = 0.95
 NEAR = 1e-3
 MIN_UNITS, MIN_ROWS = 8, 8
 _SOME = 4096
+_FLAT = 10.0
+"""Where a sigmoid or tanh is flat, and what a state between -1 and 1 adds makes no difference."""
 _MOST = 256
 
 
@@ -60,6 +64,33 @@ def judge(graph: LossGraph, held: Held = ()) -> Finding | None:
         f"{share:.0%} of the outputs of the activation after {name} are at the flat ends of its range",
         share=share,
         names=list(bad)[:NAMED],
+    )
+
+
+def share_of_gates(module: nn.RNNBase, inputs: Any) -> float:
+    """The share of the gates of a recurrent layer, or of its tanh units, that its input alone holds at a flat end."""
+    values = getattr(inputs, "data", inputs)
+    if module.mode == "RNN_RELU" or not isinstance(values, Tensor) or values.shape[-1] != module.input_size:
+        return 0.0
+    some = values.detach().reshape(-1, module.input_size)[:_SOME].float()
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    before = some @ weights["weight_ih_l0"].detach().float().T
+    if module.bias:
+        before += weights["bias_ih_l0"].detach().float()
+    return float((before.abs() > _FLAT).float().mean())
+
+
+def judge_gates(shares: Mapping[str, float]) -> Finding | None:
+    """Pure. The shares of recurrent layers by their names."""
+    name, share = max(shares.items(), key=lambda item: item[1], default=("", 0.0))
+    if share < SATURATED:
+        return None
+    return seen(
+        RULE,
+        name,
+        f"{share:.0%} of the gates of {name} are fully open or closed whatever the state is: its inputs are too large",
+        share=share,
+        names=[name],
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....detect.loop.user_line import user_line
+from ....detect.loop.program_frames import user_line
 from ....detect.tensors.readable_tensors import describable
 
 _READ_EVERY = 64
@@ -35,7 +35,6 @@ class BackwardPasses:
     losses: list[Tensor] = field(default_factory=list)
     seen_by_step: bool = False
     """The losses are those of an update already made; a sibling optimizer may still want them."""
-    root: Tensor | None = None
     where: tuple[str, int] = ("", 0)
     suspect: SuspectOp | None = None
     first_bad: int | None = None
@@ -58,7 +57,7 @@ class BackwardPasses:
         shown, self._unscaled = self._unscaled, None
         shown = loss.detach() if shown is None else shown
         self.losses.append(shown)
-        self.root, self.where = loss, user_line(2)
+        self.where = user_line(2)
         if shown.device.type == "cpu":
             self._look(self.count, float(shown), loss)
             return
@@ -86,7 +85,7 @@ class BackwardPasses:
 
     def forget(self) -> None:
         self.losses = []
-        self.root, self.suspect, self.seen_by_step = None, None, False
+        self.suspect, self.seen_by_step = None, False
 
     def let_go(self) -> None:
         """Keep nothing of an update that was judged alive."""

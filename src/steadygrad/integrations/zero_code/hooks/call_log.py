@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....detect.loop.user_line import user_line
+from ....detect.loop.program_frames import user_line
 from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.repeatable_model_calls import only_through

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.program_frames import variables_of
 from ...loops.patching import Patches
 from ..rerun.loop_lines import LoopLines
 from .call_log import Call
@@ -225,7 +226,7 @@ class LoopEvents:
 
 def _values(frame: FrameType) -> Iterator[Any]:
     """The variables of a function, and the attributes of what it calls self."""
-    names = frame.f_locals
+    names = variables_of(frame)
     own = names.get("self")
     if own is not None and isinstance(getattr(own, "__dict__", None), dict):
         yield from list(vars(own).values())

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ..rerun.user_state import is_users
@@ -107,9 +108,10 @@ def _held(ended: Sequence[FrameType]) -> Iterator[Tensor]:
     """Larger tensors among the variables of the program's functions that are running, innermost first."""
     seen: set[int] = set()
     for frame in [*ended, *_running()][:_MAX_FRAMES]:
-        own = frame.f_locals.get("self")
+        names = variables_of(frame)
+        own = names.get("self")
         attributes = vars(own) if isinstance(getattr(own, "__dict__", None), dict) else {}
-        for value in [*frame.f_locals.values(), *attributes.values(), *frame.f_globals.values()]:
+        for value in [*names.values(), *attributes.values(), *frame.f_globals.values()]:
             plain = type(value) is Tensor and id(value) not in seen and has_values(value) and value.dim() > 0
             if plain and 0 < value.numel() <= _MAX_ELEMENTS:
                 seen.add(id(value))

@@ -19,11 +19,11 @@ _OURS = str(Path(__file__).resolve().parents[4])
 
 @contextmanager
 def own_imports() -> Iterator[None]:
-    """Inside, modules come from the standard library and the installed packages first. Afterwards a module that the
-    program would have found elsewhere is not in `sys.modules`: we keep ours, and the program imports its own."""
+    """Inside, modules come from the standard library and the installed packages first, in the program's order.
+    Afterwards a module that the program would have found elsewhere is not in `sys.modules`: we keep ours, and the
+    program imports its own."""
     path, known = list(sys.path), set(sys.modules)
-    first = _installed()
-    sys.path[:] = [entry for entry in path if entry in first] + [entry for entry in path if entry not in first]
+    sys.path[:] = sorted(path, key=lambda entry: not _holds_installed(entry))
     try:
         yield
     finally:
@@ -35,11 +35,15 @@ def own_imports() -> Iterator[None]:
                     del sys.modules[module]
 
 
-def _installed() -> set[str]:
-    """The folders of the standard library, of torch (and so of what is installed with it), and our own."""
+def _holds_installed(entry: str) -> bool:
+    """Whether a folder of the search path is the standard library's, our own, or one that packages are installed to."""
     library = os.path.dirname(os.path.abspath(os.__file__))
-    packages = os.path.dirname(os.path.dirname(os.path.abspath(getattr(sys.modules.get("torch"), "__file__", library))))
-    return {library, os.path.join(library, "lib-dynload"), packages, _OURS}
+    if entry in (library, os.path.join(library, "lib-dynload"), _OURS):
+        return True
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(entry or "."))
+    except OSError:
+        return False
 
 
 def _is_elsewhere(name: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.batch_names import bind_batch
@@ -255,10 +256,10 @@ class LoopLines:
 
     def _kept_inside(self, loop: FrameType, loss: Tensor | None) -> tuple[CodeType, str] | None:
         """The function called by the loop whose variable this loss is; None where the loop itself has it."""
-        if loss is None or any(value is loss for value in loop.f_locals.values()):
+        if loss is None or any(value is loss for value in variables_of(loop).values()):
             return None
         for frame in self.open_frames():
-            for name, value in frame.f_locals.items():
+            for name, value in variables_of(frame).items():
                 if value is loss and frame is not loop:
                     return frame.f_code, name
         return None
@@ -406,7 +407,8 @@ def _living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
 
 def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
     """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
-    return tuple(frame.f_locals.get(name) for name in known.loop_names)
+    names = variables_of(frame) if known.loop_names else {}
+    return tuple(names.get(name) for name in known.loop_names)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -52,15 +52,17 @@ def judge(record: LoopRecord) -> Finding | None:
     first, second = tails[-2], tails[-1]
     full = updates[second].backwards - updates[second].thrown_away
     between = updates[first + 1 : second]
+    # A window that was not seen from its beginning has no backward passes.
+    earlier = [update for update in updates[:first][-len(between) - 1 :] if update.backwards]
     same = (
         updates[first].thrown_away == updates[second].thrown_away < full
         and updates[first].backwards == updates[second].backwards
         and full > 1
-        and all(update.backwards == full for update in (*updates[:first][-len(between) - 1 :], *between))
+        and all(update.backwards == full for update in (*earlier, *between))
         and first >= len(between)
         and not any(update.closure or update.in_turn or update.one_batch for update in updates[first : second + 1])
     )
-    if not same or not updates[:first]:
+    if not same or not earlier:
         return None
     lost = updates[second].thrown_away
     return loop_finding(

@@ -1,0 +1,55 @@
+"""The line of the program that is running, and the variables of its functions."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+NOT_THEIRS = (
+    str(Path(__file__).resolve().parents[2]),
+    str(Path(torch.__file__).resolve().parent),
+    str(Path(torch.__file__).parent),
+    "<frozen",
+    "<string",
+)
+"""How the names of files begin that are torch's, this package's or none."""
+
+
+def user_line(depth: int = 1) -> tuple[str, int]:
+    """File and line of the nearest frame outside of torch and of this package; ("", 0) where there is none."""
+    try:
+        frame = sys._getframe(depth + 1)
+    except ValueError:
+        return "", 0
+    for _ in range(40):
+        name = frame.f_code.co_filename
+        if not name.startswith(NOT_THEIRS):
+            return name, frame.f_lineno
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "", 0
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a running function by name, as a copy.
+
+    Before Python 3.13 a frame keeps the dictionary that `f_locals` makes, and with it what the program deletes later.
+    So it is emptied again, unless the program, a debugger or a profiler may have the same one.
+    """
+    kept = frame.f_locals
+    copied = dict(kept)
+    if sys.version_info < (3, 13) and _is_a_copy(frame) and sys.gettrace() is None and sys.getprofile() is None:
+        kept.clear()
+    return copied
+
+
+def _is_a_copy(frame: FrameType) -> bool:
+    """Whether what `f_locals` gives is not where the variables are, and the code does not ask for it by itself."""
+    code = frame.f_code
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not {"locals", "vars", "exec", "eval"} & set(code.co_names)

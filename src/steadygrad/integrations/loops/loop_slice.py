@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .batch_names import batch_names_of, drawn_names, flat_names, is_next
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
+_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
 _LEFT_OUT = frozenset({
     "print", "zero_grad", "step", "log", "info", "debug", "warning", "write", "write_scalar", "add_scalar",
@@ -400,6 +401,8 @@ def _block(statement: Any, made: set[str], effects: bool) -> list[ast.stmt] | st
             if isinstance(kept, str):
                 return kept
             fields = {name: getattr(part, name, None) for name in part._fields}
+            if field == "handlers" and isinstance(part.body[-1], _LEAVES):
+                kept = [*kept, ast.copy_location(ast.Raise(), part.body[-1])]  # backward is not reached this way
             fields["body"] = kept or [ast.copy_location(ast.Pass(), part.body[0])]
             parts.append(ast.copy_location(type(part)(**fields), part) if field == "handlers" else type(part)(**fields))
             anything = anything or bool(kept)

@@ -41,7 +41,7 @@ from .launch.run_options import RunOptions
 from .process_report import ProcessReport
 from .process_sampled_checks import SampledChecks
 from .rerun.examine_refusal import RefusalExaminer
-from .rerun.explain_error import explain
+from .rerun.explain_error import explain, why_left_out
 from .rerun.good_states import GoodStates, RollbackResult
 from .rerun.loop_lines import LoopLines
 from .rerun.rank_messages import RankMessages, parts_only
@@ -66,8 +66,9 @@ class ProcessLoop:
         )  # fmt: skip
         self.slices = LoopLines()
         self.events = LoopEvents(
-            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away
-        )
+            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away,
+            lambda: why_left_out(self),
+        )  # fmt: skip
         self.examiner = RefusalExaminer(self)
         self.sampled = SampledChecks(self)
         self.busy = False
@@ -217,13 +218,8 @@ class ProcessLoop:
                 )  # fmt: skip
             loss = self.backwards.total() if self.alone else None
             clipped = self.clipping.take(loop.parameters)
-            return loop.update(
-                self.sampled.around(loop, lambda: original(*args, **kwargs)),
-                self._number,
-                loss,
-                clipped,
-                holds=not parts_only(self, loop),
-            )
+            make = self.sampled.around(loop, lambda: original(*args, **kwargs))
+            return loop.update(make, self._number, loss, clipped, holds=not parts_only(self, loop))
         finally:
             self._making = None
             self._end(loop)

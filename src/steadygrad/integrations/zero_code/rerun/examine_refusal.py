@@ -287,24 +287,29 @@ class RefusalExaminer:
                 why_not = replayable.why_not()
             except UsesCollectives:
                 self._talk, why_not = True, _TALK
-        if why_not is not None:
+        if why_not is not None and (replayable.raised is None or math.isfinite(reading.loss)):
             self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
             return None
         poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
-        if not self._watch.alone and not poisoned and replayable.sound():
+        if not self._watch.alone and not poisoned and why_not is None and replayable.sound():
             return _elsewhere(symptom)
         return self._from_lines(replayable, loop_passes, depth)
 
     def _from_lines(self, replayable: LoopStep, loop_passes: Sequence[LoopPass], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
+        raised = replayable.raised
         try:
-            found = diagnose(replayable, depth="origin" if replayable.forward_only else depth)
+            found = (
+                diagnose(replayable, depth="origin" if replayable.forward_only else depth)
+                if raised is None
+                else explain_crash(replayable, raised, depth=depth)
+            )
         except UsesCollectives:
             raise
         except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
             self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
             return None
-        if replayable.forward_only and not found.reproduced[0]:
+        if found is None or (replayable.forward_only and not found.reproduced[0]):
             return None
         guilty = replayable.loop_passes[0] if len(loop_passes) == 1 else _guilty(replayable)
         if guilty is not None and (self.found is None or len(loop_passes) > 1):

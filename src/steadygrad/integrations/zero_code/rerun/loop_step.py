@@ -17,6 +17,7 @@ from torch.utils._pytree import register_pytree_node
 
 from ....detect.tensors.nested_tensors import tensors_in
 from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.forward_state import Entry, ForwardState
@@ -54,11 +55,14 @@ class LoopStep(ModelCallStep):
         self.forward_only = False
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
+        self.raised: Exception | None = None
+        """What the lines raised about a non-finite value when they were run again."""
 
     def release(self) -> None:
         """Let go of the models, so that no module of ours is found to hold them."""
         if type(self.model) is _Holder:
             self.model._modules.clear()
+        self.raised = None
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so batches from just before stand in for it."""
@@ -91,6 +95,7 @@ class LoopStep(ModelCallStep):
         except UsesCollectives:
             raise
         except Exception as error:  # their lines, out of their place, may raise anything
+            self.raised = error if near_a_nan(error) else None
             return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
 
     def _compared(self) -> str | None:

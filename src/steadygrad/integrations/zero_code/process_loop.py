@@ -437,7 +437,7 @@ class ProcessLoop:
 
     def _good_states(self, reading: Reading, words: RankMessages | None) -> list[int]:
         """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
-        if not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
+        if reading.undone or not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
             return []
         with self.barrier("snapshots", list[int]()) as answer:
             answer.value = self.past.steps

@@ -58,7 +58,8 @@ def test_a_batch_left_out_by_the_programs_own_error_is_reported_with_line_and_ro
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     (incident,) = [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
     assert "skipped by the program: it raised Unusable" in incident.headline
-    assert incident.diagnosis.origin.op == "log" and incident.diagnosis.rows == (2,)
+    assert incident.diagnosis.origin.op == "log"
+    assert incident.diagnosis.rows == (2,)
     assert "model(x.log())" in incident.diagnosis.origin.code_line
     assert watch.barrier.faults == {}
 
@@ -73,7 +74,8 @@ def test_rounds_left_out_for_other_reasons_are_not_reported_and_asked_about_thre
     watch.events._why_left_out = lambda: asked.append(1) or ask()
     few_rows.calls = 0  # type: ignore[attr-defined]
     _, left_out = train(batches(rounds), few_rows)
-    assert left_out >= 2 and len(asked) <= 3
+    assert left_out >= 2
+    assert len(asked) <= 3
     assert few_rows.calls == rounds  # type: ignore[attr-defined]
     assert not [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
     assert watch.barrier.faults == {}

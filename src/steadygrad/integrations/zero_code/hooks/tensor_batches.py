@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ....detect.tensors.nested_tensors import tensors_in
-from ....detect.tensors.readable_tensors import has_values
+from ....detect.tensors.readable_tensors import describable
 from ..rerun.user_state import is_users
 
 _MAX_DEPTH = 60
@@ -50,7 +50,7 @@ class SourceTensors:
 
     def rows_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
         """The rows that the batch is made of; None where that cannot be known. May read the device."""
-        plain = [tensor for tensor in tensors if has_values(tensor) and tensor.dim() and tensor.shape[0] > 0]
+        plain = [tensor for tensor in tensors if describable(tensor) and tensor.dim() and tensor.shape[0] > 0]
         known = {id(base) for reference in self._earlier if (base := reference()) is not None}
         held = list(_held(self.ended))
         for tensor in plain[:_MAX_TENSORS]:
@@ -110,7 +110,7 @@ def _held(ended: Sequence[FrameType]) -> Iterator[Tensor]:
         own = frame.f_locals.get("self")
         attributes = vars(own) if isinstance(getattr(own, "__dict__", None), dict) else {}
         for value in [*frame.f_locals.values(), *attributes.values(), *frame.f_globals.values()]:
-            plain = type(value) is Tensor and id(value) not in seen and has_values(value) and value.dim() > 0
+            plain = type(value) is Tensor and id(value) not in seen and describable(value) and value.dim() > 0
             if plain and 0 < value.numel() <= _MAX_ELEMENTS:
                 seen.add(id(value))
                 yield value

@@ -164,7 +164,7 @@ def cut(
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return f"the source of {filename} cannot be parsed"
-    body = _body_of(tree, frame.f_code)
+    body = body_of(tree, frame.f_code)
     if body is None:
         return f"the lines of {frame.f_code.co_name} are not where its source says"
     whole, batch_names = body, ()
@@ -173,9 +173,9 @@ def cut(
         if body is whole and not from_start:
             return "backward is not called in a loop here"
         # Functions and classes of a script that are defined before its loop are there already.
-        between = _between(body, body[0].lineno, last_line)
+        between = statements_between(body, body[0].lineno, last_line)
     else:
-        between = _between(body, first_line, last_line)
+        between = statements_between(body, first_line, last_line)
     if between is None:
         return "the model's call and backward are not in one block of the loop"
     before, endings = between
@@ -185,7 +185,7 @@ def cut(
     kept: list[ast.stmt] = []
     made = set(flat_names(batch_names))
     for statement in before:
-        pure = _computing(statement, made, with_effects)
+        pure = computing(statement, made, with_effects)
         if isinstance(pure, str):
             return pure
         kept += pure
@@ -259,7 +259,7 @@ def _statements(ending: ast.stmt) -> list[ast.stmt]:
     return [ending]
 
 
-def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
+def body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
     """The statements of the function or script that `code` was compiled from."""
     if code.co_name == "<module>":
         return tree.body
@@ -277,7 +277,7 @@ def loops_around(code: CodeType, line: int) -> bool:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
         return False
-    body = _body_of(tree, code)
+    body = body_of(tree, code)
     return body is not None and bool(body) and _innermost_loop(body, line)[0] is not body
 
 
@@ -312,7 +312,7 @@ def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
                 yield from _loop_names(block, first, last)
 
 
-def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+def statements_between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
     """The statements of the innermost block that holds both lines: those before backward's line, and those of it. Of
     several on one line, backward ends the run."""
     starts = [statement for statement in body if _holds(statement, first)]
@@ -321,7 +321,7 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
         return None
     if starts[0] is ends[0]:
         for block in _blocks(starts[0]):
-            if (found := _between(block, first, last)) is not None:
+            if (found := statements_between(block, first, last)) is not None:
                 return found
         # `criterion(model(x), y).backward()` or a call that does it all: one line holds both.
         return ([], ends) if isinstance(starts[0], ast.Expr | ast.Assign | ast.Return | ast.AugAssign) else None
@@ -347,7 +347,7 @@ def _walk_here(statement: ast.AST) -> Iterator[ast.AST]:
             yield from _walk_here(child)
 
 
-def _computing(statement: ast.stmt, made: set[str], effects: bool) -> list[ast.stmt] | str:
+def computing(statement: ast.stmt, made: set[str], effects: bool) -> list[ast.stmt] | str:
     """What of a statement computes, or why it cannot be told."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         made.add(statement.name)
@@ -419,7 +419,7 @@ def _block(statement: Any, made: set[str], effects: bool) -> list[ast.stmt] | st
 def _computing_all(body: list[ast.stmt], made: set[str], effects: bool) -> list[ast.stmt] | str:
     kept: list[ast.stmt] = []
     for inner in body:
-        pure = _computing(inner, made, effects)
+        pure = computing(inner, made, effects)
         if isinstance(pure, str):
             return pure
         kept += pure

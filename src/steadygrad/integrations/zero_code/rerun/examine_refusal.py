@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
+_BEHIND = "the gradient is finite after backward, and the lines between backward and the update cannot be run again"
 _MAX_ARMINGS = 3
 
 
@@ -293,7 +294,12 @@ class RefusalExaminer:
         poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
         if not self._watch.alone and not poisoned and why_not is None and replayable.sound():
             return _elsewhere(symptom)
-        return self._from_lines(replayable, loop_passes, depth)
+        after = self._watch.slices.after_backward(loop_passes[0]) if math.isfinite(reading.loss) else None
+        unknown = after is not None and not poisoned and replayable.spoiled_by(after) is None
+        found = self._from_lines(replayable, loop_passes, depth)
+        if unknown and found is not None and found.cause is not None and found.cause.slug == "transient_fault":
+            return replace(found, cause=None, confidence=0.0, trials=(), because=_BEHIND)
+        return found
 
     def _from_lines(self, replayable: LoopStep, loop_passes: Sequence[LoopPass], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""

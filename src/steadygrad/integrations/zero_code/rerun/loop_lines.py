@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
+from ...loops.after_backward import LinesAfter, lines_after
 from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
@@ -318,6 +319,11 @@ class LoopLines:
         if isinstance(found, str):
             return None
         return replace(loop_pass, slice=found, taken={**found.take(frame), **loop_pass.taken})
+
+    def after_backward(self, loop_pass: LoopPass) -> LinesAfter | None:
+        """The lines between this backward and the update that is being made, where one function has both."""
+        frame, line = _living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
+        return lines_after(frame, line, frame.f_lineno) if frame is not None and frame.f_lineno > line else None
 
     def judged(self) -> None:
         """An update was judged: what comes next is not part of it."""

@@ -22,11 +22,13 @@ from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
+from ...loops.after_backward import LinesAfter
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import gradients_kept, inner
 from .loop_lines import LoopPass
 from .model_call_step import ModelCallStep
 from .side_effects import HasEffect, quiet, supervised
+from .user_state import UserState
 
 MADE_BEFORE = "the gradient flows through calls that were made before these lines"
 _MAX_NODES = 200_000
@@ -55,6 +57,7 @@ class LoopStep(ModelCallStep):
         self.forward_only = False
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
+        self._after: LinesAfter | None = None
         self.raised: Exception | None = None
         """What the lines raised about a non-finite value when they were run again."""
 
@@ -132,6 +135,26 @@ class LoopStep(ModelCallStep):
                 self.backward(terms)
             return self.gradients_finite()
 
+    def spoiled_by(self, after: LinesAfter) -> bool | None:
+        """Whether gradients that are finite after backward are not after these lines, which the loop runs behind it:
+        then they belong to the step from here on. None where they cannot be run again."""
+        if len(self.batches) != 1 or self._loss_scale != 1.0:
+            return None
+        if not self.sound():
+            return False
+        self._after = after
+        bad: bool | None = None
+        try:
+            with self.examining():
+                self.restore()
+                with supervised(self._user_state(), self.restored_tensors()):
+                    self.backward(self.forward(self.batches[0]))
+                    bad = not self.gradients_finite()
+        except (Exception, HasEffect):
+            bad = None
+        self._after = after if bad else None
+        return bad
+
     def gradients_finite(self) -> bool:
         """Whether the gradients as they are now are finite."""
         gradients = [parameter.grad for parameter in self._loop.parameters if parameter.grad is not None]
@@ -145,11 +168,19 @@ class LoopStep(ModelCallStep):
         loss = terms["loss"]
         if not loss.requires_grad or self.forward_only:
             return
-        state = self.loop_passes[0].state  # hooks on gradients are the program's as well
+        state = self._user_state()  # hooks on gradients are the program's as well
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+            if self._after is not None:
+                self._after.run()
         finally:
             state.restore()
+
+    def _user_state(self) -> UserState:
+        """The program's own objects within reach of the lines, as they are now."""
+        first = self.loop_passes[0]
+        more = self._after.taken.values() if self._after is not None else ()
+        return UserState([*first.taken.values(), *more], [first.module_globals])
 
     def commit(self) -> None:
         """The optimizer's step, with the loss scale divided out first as a GradScaler does."""

@@ -155,6 +155,14 @@ class LoopStep(ModelCallStep):
         self._after = after if bad else None
         return bad
 
+    def state_read(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Parameters and buffers of modules that the lines can read and that are not trained here: a teacher, say."""
+        known = {id(module) for module in self.model.modules()}
+        for path, module in _modules_in(self.loop_passes[0].taken):
+            if id(module) not in known:
+                yield from (("parameter", f"{path}.{name}", each) for name, each in module.named_parameters())
+                yield from (("buffer", f"{path}.{name}", each) for name, each in module.named_buffers())
+
     def gradients_finite(self) -> bool:
         """Whether the gradients as they are now are finite."""
         gradients = [parameter.grad for parameter in self._loop.parameters if parameter.grad is not None]
@@ -200,6 +208,15 @@ class LoopStep(ModelCallStep):
         terms = self.forward(self._evaluated)
         self.backward(terms)
         return terms["loss"].detach()
+
+
+def _modules_in(taken: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules among some values, and among the attributes of plain objects there, with the way to each."""
+    for name, value in taken.items():
+        if isinstance(value, nn.Module):
+            yield name, value
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+            yield from ((f"{name}.{key}", each) for key, each in attributes.items() if isinstance(each, nn.Module))
 
 
 def _node_number() -> int:

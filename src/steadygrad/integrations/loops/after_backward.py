@@ -1,16 +1,16 @@
-"""The lines of a loop between backward and the update, cut out so that they can be run again: what a program does to
-its gradients by hand, such as a clip of its own."""
+"""The lines of a loop before the update, cut out so that they can be run again: what a program does to its gradients
+by hand, such as a clip of its own after backward, or gradients that no backward made."""
 
 from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from .loop_slice import body_of, computing, names_read, statements_between
+from .loop_slice import LoopSlice, blocks_of, body_of, computing, names_read, statements_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,98 @@ class LinesAfter:
 def lines_after(frame: FrameType, backward_line: int, step_line: int) -> LinesAfter | None:
     """The lines of this function after the one that led to backward, up to the one that led to the update; None where
     there are none, or where they cannot be run on their own. Reads and parses the source."""
+    body = _body(frame)
+    between = statements_between(body, backward_line, step_line) if body is not None else None
+    return _compiled(frame, between[0][1:]) if between is not None else None
+
+
+def no_loss(frame: FrameType) -> LoopSlice:
+    """A slice that computes nothing but a loss of zero."""
+    tree = ast.parse("torch.zeros((), requires_grad=True).backward()")
+    code = compile(tree, "<no loss>", "exec")
+    return LoopSlice(frame.f_code, code, ("torch",), frame.f_lineno, frame.f_lineno, frame.f_code.co_filename, tree)
+
+
+def lines_before(frame: FrameType, step_line: int) -> Iterator[LinesAfter]:
+    """The lines of a loop's body just before the one that led to the update, the shortest run of them first: those that
+    can be run again because they assign nothing that they read. For gradients that are written by hand."""
+    body = _body(frame)
+    block = _block_with(body, step_line) if body is not None else []
+    for first in reversed(range(len(block))):
+        part = block[first:]
+        names = _NamesInOrder()
+        for statement in part:
+            names.visit(statement)
+        if names.made & names.read_before:
+            continue
+        found = _compiled(frame, part)
+        if found is not None:
+            yield found
+
+
+class _NamesInOrder(ast.NodeVisitor):
+    """Which names some statements assign, and which they read before they have assigned them."""
+
+    def __init__(self) -> None:
+        self.made: set[str] = set()
+        self.read_before: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.read_before |= {node.id} - self.made
+        else:
+            self.made.add(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for part in (node.value, *node.targets):
+            self.visit(part)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.read_before |= {node.target.id} - self.made
+        for part in (node.value, node.target):
+            self.visit(part)
+
+    def visit_For(self, node: ast.For) -> None:
+        for part in (node.iter, node.target, *node.body, *node.orelse):
+            self.visit(part)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        generators = getattr(node, "generators", ())  # of a comprehension, whose names are its own
+        before = set(self.made)
+        for generator in generators:
+            self.visit(generator.iter)
+            self.visit(generator.target)
+        super().generic_visit(node)
+        if generators:
+            self.made = before
+
+
+def _body(frame: FrameType) -> list[ast.stmt] | None:
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     except (SyntaxError, ValueError):
         return None
-    body = body_of(tree, frame.f_code)
-    between = statements_between(body, backward_line, step_line) if body is not None else None
-    if between is None:
-        return None
+    return body_of(tree, frame.f_code)
+
+
+def _block_with(body: list[ast.stmt], line: int) -> list[ast.stmt]:
+    """The statements before the one at this line, in the innermost block around it."""
+    for place, statement in enumerate(body):
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            inner = [_block_with(block, line) for block in blocks_of(statement) if _has(block, line)]
+            return inner[0] if inner else body[:place]
+    return []
+
+
+def _has(block: list[ast.stmt], line: int) -> bool:
+    return any(each.lineno <= line <= (each.end_lineno or each.lineno) for each in block)
+
+
+def _compiled(frame: FrameType, statements: list[ast.stmt]) -> LinesAfter | None:
     made: set[str] = set()
     kept: list[ast.stmt] = []
-    for statement in between[0][1:]:
+    for statement in statements:
         pure = computing(statement, made, effects=True)
         if isinstance(pure, str):
             return None

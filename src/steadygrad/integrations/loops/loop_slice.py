@@ -291,7 +291,7 @@ def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tu
         if isinstance(statement, ast.For | ast.While) and any(_holds(each, line) for each in statement.body):
             inner = statement.body
             names = batch_names_of(statement) if isinstance(statement, ast.For) else ()
-        for block in _blocks(statement):
+        for block in blocks_of(statement):
             if any(_holds(each, line) for each in block):
                 found, more = _innermost_loop(block, line)
                 if found is not block:
@@ -305,7 +305,7 @@ def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef) or not _holds(statement, last):
             continue
-        for block in _blocks(statement):
+        for block in blocks_of(statement):
             if any(_holds(each, first) for each in block) and any(_holds(each, last) for each in block):
                 if isinstance(statement, ast.For) and block is statement.body:
                     yield from (leaf.id for leaf in _leaves(statement.target) if isinstance(leaf, ast.Name))
@@ -320,7 +320,7 @@ def statements_between(body: list[ast.stmt], first: int, last: int) -> tuple[lis
     if not starts or not ends:
         return None
     if starts[0] is ends[0]:
-        for block in _blocks(starts[0]):
+        for block in blocks_of(starts[0]):
             if (found := statements_between(block, first, last)) is not None:
                 return found
         # `criterion(model(x), y).backward()` or a call that does it all: one line holds both.
@@ -329,7 +329,7 @@ def statements_between(body: list[ast.stmt], first: int, last: int) -> tuple[lis
     return (body[lower:upper], ends) if lower < upper else None
 
 
-def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
     blocks = [block for field in ("body", "orelse", "finalbody") if (block := getattr(statement, field, None))]
     parts = [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
     return [*blocks, *(part.body for part in parts)]

@@ -61,9 +61,8 @@ class ProcessLoop:
         self.clipping = ClipNorms(self.barrier)
         self.ledger = ProcessReport(settings, self.barrier)
         self.models = ModelHooks(
-            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called,
-            on_return=self._returned,
-        )  # fmt: skip
+            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called
+        )
         self.slices = LoopLines()
         self.events = LoopEvents(
             self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away,
@@ -93,6 +92,7 @@ class ProcessLoop:
     def stop(self) -> None:
         """Everything of torch as it was."""
         patches, self._patches = self._patches, None
+        self.examiner.let_go()
         if patches is not None:
             patches.undo()
         self.models.close()
@@ -165,9 +165,6 @@ class ProcessLoop:
         self.slices.called(call)
         self.sampled.called(call)
         self.examiner.call_begins(call)
-
-    def _returned(self, call: Call, output: Any) -> None:
-        self.examiner.call_ended(call, output)
 
     def zeroed(self) -> None:
         """Gradients were cleared."""

@@ -52,3 +52,34 @@ def test_lines_that_cannot_be_run_again_leave_the_cause_open(watching: Any, tmp_
     found = only_diagnosis(watch)
     assert found.cause is None
     assert "between backward and the update" in found.because
+
+
+def perturb(noise: torch.Generator, steps: int) -> nn.Module:
+    """Trains without backward: the gradient is a weighted sum of noise, written by hand."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with torch.no_grad():
+        for step in range(steps):
+            directions = torch.randn(4, 4, generator=noise)
+            scores = [0.5 if step == 3 else float(direction.sum()) for direction in directions]
+            gains = torch.tensor(scores)
+            gains = gains / (gains - gains.mean()).abs().sum()
+            total, at = (gains[:, None] * directions).sum(0), 0
+            for parameter in model.parameters():
+                parameter.grad = total[at : at + parameter.numel()].view_as(parameter).clone()
+                at += parameter.numel()
+            optimizer.step()
+    return model
+
+
+def test_a_gradient_that_no_backward_made_is_located_where_it_was_written(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    noise = torch.Generator().manual_seed(2)
+    perturb(noise, 6)
+    found = only_diagnosis(watch)
+    assert (found.cause.slug, found.origin.op) == ("zero_division", "div")
+    assert found.origin.code_line == "gains = gains / (gains - gains.mean()).abs().sum()"
+    plain = torch.Generator().manual_seed(2)
+    for _ in range(6):
+        torch.randn(4, 4, generator=plain)
+    assert torch.equal(noise.get_state(), plain.get_state())  # nothing was drawn a second time

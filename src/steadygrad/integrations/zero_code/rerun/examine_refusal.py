@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.diagnose import diagnose
 from ....diagnosis.distributed.unsharded import UsesCollectives
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
+_BY_HAND = "no backward was called: the lines before the update were run again, and gave the same gradients"
+_MAX_BY_HAND = 8
 _BEHIND = "the gradient is finite after backward, and the lines between backward and the update cannot be run again"
 _MAX_ARMINGS = 3
 
@@ -70,9 +73,6 @@ class RefusalExaminer:
         if self._traced_steps and self._tracing is None and self._loop is not None and StepTracing.possible(self._loop):
             self._tracing = StepTracing(call, self._loop)
 
-    def call_ended(self, call: Call, output: Any) -> None:
-        """Nothing to do: the tracer sees what follows."""
-
     def backward_begins(self, loss: Tensor) -> None:
         if self._tracing is not None:
             self._tracing.backward_begins(loss)
@@ -93,6 +93,8 @@ class RefusalExaminer:
 
     def let_go(self) -> None:
         """Keep nothing of a step that was looked into alive."""
+        if self._tracing is not None:
+            self._tracing.close()
         self._loop = self._tracing = self._last = self._guilty = self.found = None
         self.bad_inputs, self._traced_steps = (), 0
 
@@ -171,6 +173,8 @@ class RefusalExaminer:
         try:
             with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
                 found = self._by_slices(loop, reading, state, symptom, depth)
+                if found is None and not watch.slices.reached and not watch.backwards.losses:
+                    found = self._by_hand(loop, reading, state, symptom, depth)
                 if found is None and why_not is None:
                     found = self._by_replay(loop, reading, state, symptom, depth)
             if found is not None:
@@ -278,6 +282,28 @@ class RefusalExaminer:
                 return found
             kept = found
         return kept
+
+    def _by_hand(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """Of gradients that no backward made: by running the lines again that wrote them; None where that does not give
+        the same gradients, or where they came in bad."""
+        rerun = RerunnableParts(self._watch, loop, reading, state, symptom)
+        refused = [parameter.grad for parameter in loop.parameters]
+        for _, (loop_pass, lines) in zip(range(_MAX_BY_HAND), self._watch.slices.before_update(), strict=False):
+            given = [tensor for tensor in tensors_in(lines.taken) if has_values(tensor)]
+            if not all(bool(torch.isfinite(tensor.detach()).all()) for tensor in given):
+                continue  # it was made before them
+            replayable = rerun.replayable([loop_pass])
+            try:
+                found = (
+                    self._from_lines(replayable, [loop_pass], depth) if replayable.spoiled_by(lines, refused) else None
+                )
+            finally:
+                replayable.release()
+            if found is not None and _explains(found):
+                return replace(found, notes=found.notes[:-1] + (_BY_HAND,))
+        return None
 
     def _attempt(
         self, replayable: LoopStep, loop_passes: Sequence[LoopPass], reading: Reading, symptom: str, depth: str

@@ -58,6 +58,7 @@ class LoopStep(ModelCallStep):
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
         self._after: LinesAfter | None = None
+        self._grad_enabled = torch.is_grad_enabled()
         self.raised: Exception | None = None
         """What the lines raised about a non-finite value when they were run again."""
 
@@ -83,6 +84,7 @@ class LoopStep(ModelCallStep):
         leaves = [tensor for loop_pass in self.loop_passes for tensor in tensors_in(loop_pass.taken) if tensor.is_leaf]
         with ExitStack() as stack:
             stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(quiet())
             stack.enter_context(super().examining())
             yield
@@ -135,9 +137,10 @@ class LoopStep(ModelCallStep):
                 self.backward(terms)
             return self.gradients_finite()
 
-    def spoiled_by(self, after: LinesAfter) -> bool | None:
+    def spoiled_by(self, after: LinesAfter, refused: Sequence[Tensor | None] | None = None) -> bool | None:
         """Whether gradients that are finite after backward are not after these lines, which the loop runs behind it:
-        then they belong to the step from here on. None where they cannot be run again."""
+        then they belong to the step from here on. None where they cannot be run again, or do not give the gradients
+        that were `refused`."""
         if len(self.batches) != 1 or self._loss_scale != 1.0:
             return None
         if not self.sound():
@@ -150,6 +153,8 @@ class LoopStep(ModelCallStep):
                 with supervised(self._user_state(), self.restored_tensors()):
                     self.backward(self.forward(self.batches[0]))
                     bad = not self.gradients_finite()
+                if refused is not None and not all(map(_same, (p.grad for p in self._loop.parameters), refused)):
+                    bad = None
         except (Exception, HasEffect):
             bad = None
         self._after = after if bad else None
@@ -180,7 +185,8 @@ class LoopStep(ModelCallStep):
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             if self._after is not None:
-                self._after.run()
+                with torch.set_grad_enabled(self._grad_enabled):
+                    self._after.run()
         finally:
             state.restore()
 
@@ -208,6 +214,13 @@ class LoopStep(ModelCallStep):
         terms = self.forward(self._evaluated)
         self.backward(terms)
         return terms["loss"].detach()
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two gradients have the same numbers, where a NaN equals a NaN."""
+    if one is None or other is None or one.shape != other.shape:
+        return one is other
+    return bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
 def _modules_in(taken: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:

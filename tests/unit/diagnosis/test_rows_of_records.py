@@ -63,3 +63,24 @@ def test_a_sample_of_a_packed_batch_is_named_and_not_cut_out() -> None:
     assert found.cause.slug == "zero_division"
     assert found.rows == (2,)
     assert "drop_rows" not in {trial.remedy.slug for trial in found.trials}
+
+
+def test_a_key_that_lists_the_samples_names_those_of_the_micro_batch_that_failed() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    data = [torch.rand(4, 3) + 0.1 for _ in range(4)]
+    data[2][1, 0] = 0.0
+    keys = {
+        id(batch): f"samples {', '.join(str(10 * place + row) for row in range(4))}" for place, batch in enumerate(data)
+    }
+    with sg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        loss_fn=lambda m, x: m(x.log()).square().mean(),
+        accumulate=2,
+        batch_key=lambda batch: keys[id(batch)],
+    ) as guard:
+        for batch in data:
+            guard.step(batch)
+        found = guard.incidents[0].diagnosis
+    assert (found.rows, found.sample_ids) == ((1,), ("21",))

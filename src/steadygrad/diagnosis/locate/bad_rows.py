@@ -140,18 +140,18 @@ def read_groups(exam: Examination, size: int) -> tuple[int, ...] | None:
     return tuple(row for row in range(size) if bad[row // share])
 
 
-def _packed_rows(exam: Examination, batch: Any, size: int) -> tuple[int, ...] | None:
+def _packed_rows(exam: Examination, batch: Any) -> tuple[int, ...] | None:
     """The samples of a packed batch in which the origin's output is bad; None where that cannot be read off.
 
-    An entry of rising whole numbers says which sample each of the `size` rows belongs to, as for the atoms of several
-    molecules, and another entry has one row for each sample.
+    An entry of rising whole numbers says which sample each row belongs to, as for the atoms of several molecules, and
+    another entry has one row for each sample.
     """
     bad = exam.captured_op.bad_leading
     tensors = [value for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
     for value in tensors if any(bad) else ():
-        if value.dim() != 1 or value.shape[0] != size or value.dtype not in (torch.int32, torch.int64):
+        if value.dim() != 1 or not value.shape[0] or value.dtype not in (torch.int32, torch.int64):
             continue
-        numbers = value.tolist()
+        numbers, size = value.tolist(), value.shape[0]
         count = numbers[-1] + 1
         if numbers[0] or sorted(numbers) != numbers or not any(count == other.shape[0] for other in tensors):
             continue
@@ -274,6 +274,8 @@ def find_rows(replayable: Replayable, exam: Examination) -> BadRows:
     behind them, so the rest is run backward once.
     """
     found = _find_rows(replayable, exam)
+    if found.why and (packed := _packed_rows(exam, replayable.batches[exam.seen.guilty_batch or 0])):
+        return BadRows(rows=packed, packed=True)
     if exam.seen.loss_finite or not found.rows or not found.proven:
         return found
     test = _RowSubsets(
@@ -304,8 +306,7 @@ def _find_rows(replayable: Replayable, exam: Examination) -> BadRows:
         return BadRows()
     why = indivisible(exam.trace, replayable.batches[guilty_batch], size)
     if why:
-        packed = _packed_rows(exam, replayable.batches[guilty_batch], size)
-        return BadRows(rows=packed, packed=True) if packed else BadRows(why=why)
+        return BadRows(why=why)
     in_forward = not exam.seen.loss_finite
     in_step = (exam.record is not None and exam.record.stage == "commit") or not exam.seen.sinks
 

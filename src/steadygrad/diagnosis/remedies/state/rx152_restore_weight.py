@@ -55,7 +55,9 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             safety="close",
         )
     elif context.replayable.facts.step and not context.silent and (guilty := bad or context.guilty_parameters):
-        for back in (1, min(8, context.replayable.facts.step)):
+        facts = context.replayable.facts
+        kept = [facts.step - at for at in facts.kept_steps if at < facts.step][-1:]
+        for back in dict.fromkeys((1, *kept, min(8, facts.step))):
             yield Proposal(
                 code=RULE.code,
                 slug=RULE.slug,

@@ -1,5 +1,5 @@
 """The lines of a loop before the update, cut out so that they can be run again: what a program does to its gradients
-by hand, such as a clip of its own after backward, or gradients that no backward made."""
+by hand, such as a hand-written clip after backward, or gradients that no backward made."""
 
 from __future__ import annotations
 

@@ -300,5 +300,6 @@ class DiagnosisCase:
         return self.replayable.batches[guilty or 0]
 
     def _sample_ids(self, rows: BadRows) -> tuple[str, ...]:
-        ids = self.replayable.facts.sample_ids
+        known, guilty = self.replayable.facts.sample_ids, self.exam.seen.guilty_batch if self.exam is not None else None
+        ids = known[guilty or 0] if len(known) > (guilty or 0) else None
         return tuple(str(ids[row]) for row in rows.rows or () if ids is not None and row < len(ids))

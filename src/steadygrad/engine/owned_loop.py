@@ -221,7 +221,7 @@ class OwnedLoop:
             return
         fed = gradients.indices if gradients is not None else ()
         # Not copied and undone where several ranks would have to agree on it.
-        undo = self.update_check.before(fed, may_copy=alone and self.config.policy.acts)
+        undo = self.update_check.before(fed, may_copy=alone and self.config.policy.acts, hold_rate=force.rate_held)
         self._update(gradients, None, force, update)
         if self.parts.checker.sampling is not None:
             self.parts.checker.after_update()

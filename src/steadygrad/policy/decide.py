@@ -27,6 +27,7 @@ from .escalation import (
     OVERFLOWED,
     SKIPPED,
     Ledger,
+    climb,
     healthy_stretch,
     in_words,
     note_relapse,
@@ -42,6 +43,8 @@ from .presets import Suggested as Suggested
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
 _SPIKES = frozenset({"SY201", "SY202", "SY204"})
 _RAMP = 8
+RATE = "the learning rate"
+"""How it is called in `Reading.bad_options`."""
 _TERM, _DIVERGENCE, _COLLAPSE, _OVERFLOW = "SY102", "SY203", "SY301", "SY304"
 
 
@@ -245,6 +248,11 @@ def _refuse(
         if codes & {"SY105", "SY106"}:
             why = f"after {ledger.rollbacks} rollbacks" if can.rollback else "with no good snapshot to go back to"
             return _halt(policy, ledger, step, findings, f"every further step would be computed from it, {why}: {what}")
+    lost_rate = any(option.startswith(RATE) for option in reading.bad_options)
+    if lost_rate and ledger.applied and not ledger.rate_held and ledger.streak >= policy.hold_rate_after:
+        ledger = note_relapse(policy, climb(ledger, Action.SCALE_LR, step=step, hold_rate=True), step)
+        reason = f"batch skipped, learning rate held at its last finite value from here: {what}"
+        return _decision(policy, ledger, step, (Action.SKIP, Action.SCALE_LR), findings, reason), ledger
     return _remedy(policy, before, ledger, step, findings, codes, can, what, bool(reading.bad_inputs))
 
 

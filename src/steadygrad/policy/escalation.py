@@ -32,6 +32,7 @@ class Rung:
     clip_factor: float = 1.0
     dropped_terms: tuple[str, ...] = ()
     widened: bool = False
+    rate_held: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class Ledger:
     clip_factor: float = 1.0
     dropped_terms: tuple[str, ...] = ()
     widened: bool = False
+    rate_held: bool = False
+    """A learning rate that is no number is replaced by its last finite value."""
     healthy_steps: int = 0
     healthy_since: int | None = None
     relapses: int = 0
@@ -107,16 +110,18 @@ def climb(
     clip_factor: float | None = None,
     drop: tuple[str, ...] = (),
     widen: bool = False,
+    hold_rate: bool = False,
 ) -> Ledger:
     """The ledger with one more rung in force."""
     rung = Rung(action=action, step=step, lr_factor=ledger.lr_factor, clip_factor=ledger.clip_factor,
-                dropped_terms=ledger.dropped_terms, widened=ledger.widened)  # fmt: skip
+                dropped_terms=ledger.dropped_terms, widened=ledger.widened, rate_held=ledger.rate_held)  # fmt: skip
     return ledger.but(
         rungs=(*ledger.rungs, rung),
         lr_factor=ledger.lr_factor if lr_factor is None else lr_factor,
         clip_factor=ledger.clip_factor if clip_factor is None else clip_factor,
         dropped_terms=(*ledger.dropped_terms, *(term for term in drop if term not in ledger.dropped_terms)),
         widened=ledger.widened or widen,
+        rate_held=ledger.rate_held or hold_rate,
     )
 
 
@@ -129,6 +134,7 @@ def step_down(ledger: Ledger, *, step: int) -> Ledger:
         clip_factor=top.clip_factor,
         dropped_terms=top.dropped_terms,
         widened=top.widened,
+        rate_held=top.rate_held,
         healthy_steps=0,
         last_recovery_step=step,
     )

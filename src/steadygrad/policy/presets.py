@@ -116,6 +116,8 @@ class Policy:
     """What the learning rate is multiplied by at each rollback."""
     min_lr_factor: float = 1 / 16
     """The learning rate is never lowered below this share of what was asked for."""
+    hold_rate_after: int = 3
+    """A learning rate that is no number for this many steps in a row is held at its last finite value for a while."""
     drop_term_after: int = 3
     """A single loss term that fails this many steps in a row is left out for a while."""
     recovery_steps: int = 100

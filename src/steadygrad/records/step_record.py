@@ -42,6 +42,8 @@ class Reading:
     bad_buffers: tuple[str, ...] = ()
     """These three are non-finite in what the step started from or would leave behind: skipping does not cure them."""
     bad_inputs: tuple[str, ...] = ()
+    bad_options: tuple[str, ...] = ()
+    """Options of the optimizer that are no finite numbers, each with its value: "the learning rate is nan"."""
     undone: bool = False
     """The update made something non-finite and was undone to the bit at once: nothing bad is left behind."""
     scale_to_blame: bool | None = None

@@ -8,7 +8,7 @@ question has no answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ class BadRows:
     proven: bool = False
     why: str = ""
     """Why nothing is known about the rows; "" where something is, or where the question makes no sense."""
+    packed: bool = False
+    """The rows are samples of a packed batch, which cannot be cut: they are read off and named, and not left out."""
 
 
 def num_rows(batch: Any, select: Select | None = None) -> int:
@@ -41,7 +43,7 @@ def num_rows(batch: Any, select: Select | None = None) -> int:
 
     With `select`, a size that it can take all rows of: where time comes first, most leading dimensions are not it.
     """
-    tensors = [value for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
+    tensors = _counted(batch)
     sizes = [size for size, _ in Counter(tensor.shape[0] for tensor in tensors).most_common()]
     if not sizes:
         return 0
@@ -51,6 +53,27 @@ def num_rows(batch: Any, select: Select | None = None) -> int:
             if _takes_all(batch, select, size, [tensor.shape for tensor in tensors]):
                 return size
     return sizes[0]
+
+
+def _counted(batch: Any) -> list[torch.Tensor]:
+    """The tensors whose first side may be the batch: not those in a list of records, one for each sample, such as the
+    boxes of each image."""
+    leaves = [(key, value) for key, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
+    sides = Counter(value.shape[0] for key, value in leaves if row_by_key(batch, key, None) is None)
+    outside = [value for key, value in leaves if not any(row_by_key(batch, key, s) is not None for s in sides)]
+    return outside or [value for _, value in leaves]
+
+
+def row_by_key(batch: Any, key: str, size: int | None) -> int | None:
+    """Which sample an entry belongs to by the way to it: its place in a list of records that is `size` long, or of any
+    length; None where the way leads through none."""
+    here = batch
+    for part in key.split("."):
+        records = isinstance(here, list | tuple) and not hasattr(here, "_fields") and len(here) == (size or len(here))
+        if records and all(isinstance(item, Mapping) for item in here):
+            return int(part)
+        here = {str(name): item for name, item in parts_of(here) or []}.get(part)
+    return None
 
 
 def _takes_all(batch: Any, select: Select, size: int, shapes: list[torch.Size]) -> bool:
@@ -72,6 +95,8 @@ def bad_batch_rows(batch: Any, key: str, select: Select | None = None) -> tuple[
     if not isinstance(value, torch.Tensor) or not value.dim():
         return ()
     size = num_rows(batch, select)
+    if (row := row_by_key(batch, key, size)) is not None:
+        return () if bool(torch.isfinite(value).all()) else (row,)
     if value.shape[0] == size or select is None:
         return tuple((~torch.isfinite(value.reshape(value.shape[0], -1))).any(1).nonzero().flatten().tolist())
     rows = []
@@ -113,6 +138,27 @@ def read_groups(exam: Examination, size: int) -> tuple[int, ...] | None:
         return None
     share = size // len(bad)
     return tuple(row for row in range(size) if bad[row // share])
+
+
+def _packed_rows(exam: Examination, batch: Any) -> tuple[int, ...] | None:
+    """The samples of a packed batch in which the origin's output is bad; None where that cannot be read off.
+
+    An entry of rising whole numbers says which sample each row belongs to, as for the atoms of several molecules, and
+    another entry has one row for each sample.
+    """
+    bad = exam.captured_op.bad_leading
+    tensors = [value for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
+    for value in tensors if any(bad) else ():
+        if value.dim() != 1 or not value.shape[0] or value.dtype not in (torch.int32, torch.int64):
+            continue
+        numbers, size = value.tolist(), value.shape[0]
+        count = numbers[-1] + 1
+        if numbers[0] or sorted(numbers) != numbers or not any(count == other.shape[0] for other in tensors):
+            continue
+        guilty = {row if len(bad) == count else numbers[row] for row, is_bad in enumerate(bad) if is_bad}
+        if len(bad) in (count, size) and len(guilty) < count < size:
+            return tuple(sorted(guilty))
+    return None
 
 
 class _RowSubsets:
@@ -228,6 +274,8 @@ def find_rows(replayable: Replayable, exam: Examination) -> BadRows:
     behind them, so the rest is run backward once.
     """
     found = _find_rows(replayable, exam)
+    if found.why and (packed := _packed_rows(exam, replayable.batches[exam.seen.guilty_batch or 0])):
+        return BadRows(rows=packed, packed=True)
     if exam.seen.loss_finite or not found.rows or not found.proven:
         return found
     test = _RowSubsets(

@@ -41,7 +41,8 @@ def near_a_nan(error: BaseException) -> bool:
 
     An ordinary mistake has none, and is not run a second time.
     """
-    if not isinstance(error, EXPLAINED) or isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+    known = isinstance(error, EXPLAINED) or type(error).__module__ != Exception.__module__  # or the program's own
+    if not known or isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
         return False
     return any(_is_bad(value) for value in itertools.islice(_locals(error.__traceback__), MAX_LOCALS))
 
@@ -61,7 +62,7 @@ def _is_bad(tensor: torch.Tensor) -> bool:
     if not has_values(tensor) or not tensor.is_floating_point() or tensor.numel() > MAX_ELEMENTS:
         return False
     # A mask of minus infinities is no trouble by itself.
-    return not bool((torch.nan_to_num(tensor.detach(), neginf=0.0, nan=math.inf) < math.inf).all())
+    return not bool((torch.nan_to_num(tensor.detach(), nan=math.inf, posinf=math.inf, neginf=0.0) < math.inf).all())
 
 
 def explain_crash(replayable: Replayable, error: BaseException, *, depth: str) -> Diagnosis | None:

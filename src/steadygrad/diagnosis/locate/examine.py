@@ -12,7 +12,7 @@ from ...records import Origin, TensorDigest
 from ..causes.evidence import FP16_TINY, OpFacts
 from ..replay.batch_tree import walk_batch
 from ..replay.replay_observation import ReplayObservation, absmax
-from ..replay.replay_step import replay
+from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable
 from ..trace.trace_log import OpRecord, Touch, Trace, is_bad
 from ..trace.tracer import Tracer
@@ -167,7 +167,7 @@ def capture_op(replayable: Replayable, exam: Examination) -> None:
     until = {"commit": "commit", "backward": "backward"}.get(exam.record.stage, "forward")
     if until == "forward" and exam.seen.guilty_batch:
         until = "backward"  # ops are counted, and those of the micro-batches before it ran backward too
-    with suppress(RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError):
+    with suppress(*CANNOT_RUN):
         replay(replayable, tracer=tracer, until=until)
     if exam.record.backward:
         _find_incoming(exam, [exam.record, *neighbours])

@@ -214,7 +214,7 @@ class _OriginSearch:
         if bad_origin.intended:
             from_batch = bad_origin.leaf is not None and bad_origin.leaf[0] == "batch"
             # Reckoned with, a buffer of nothing but infinities was no mask: it waits to be written for the first time.
-            unwritten = bad_origin.leaf in self.trace.unwritten and consumer.op in _RECKONING
+            unwritten = bad_origin.leaf in self.trace.unwritten | self.trace.overflowed and consumer.op in _RECKONING
             features = consumer.op in _FEATURE_ARITHMETIC or passed_through(self.trace, touch, _FEATURE_ARITHMETIC)
             return not unwritten and not (from_batch and features)
         if bad_origin.record is None or bad_origin.bits:

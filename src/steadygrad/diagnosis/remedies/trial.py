@@ -400,10 +400,11 @@ def _few_healthy(context: RemedyContext, batch: Any) -> Any:
     select = context.replayable.facts.select_rows
     if select is None or context.rows.why:
         return batch  # where rows cannot be told apart, none is left out
-    rows = [row for row in range(num_rows(batch, select)) if row not in (context.rows.rows or ())]
+    guilty = () if context.rows.packed else context.rows.rows or ()
+    rows = [row for row in range(num_rows(batch, select)) if row not in guilty]
     if sum(p.numel() for p in context.replayable.model.parameters()) > LARGE_MODEL:
         rows = rows[: max(2, len(rows) // 8)]
-    return select(batch, rows) if rows and (context.rows.rows or len(rows) < num_rows(batch, select)) else batch
+    return select(batch, rows) if rows and (guilty or len(rows) < num_rows(batch, select)) else batch
 
 
 def _distance(context: RemedyContext, proposal: Proposal, reference: Reference) -> tuple[float | None, float | None]:

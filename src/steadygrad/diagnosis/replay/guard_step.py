@@ -80,7 +80,7 @@ class GuardStep:
             max_grad_norm=max_grad_norm,
             accumulation=program.accumulate,
             device_type=program.device.type,
-            sample_ids=sample_ids_of(window.batches[-1]) if window.batches else None,
+            sample_ids=tuple(sample_ids_of(batch) or _listed(batch, key) for batch, key in window.fed),
             select_rows=select_rows,
             parameter_names=names,
             dynamic_scale=scaler is not None,
@@ -262,6 +262,13 @@ def select_rows(batch: Any, rows: Sequence[int]) -> Any:
     """
     size = num_rows(batch)
     return narrow(batch, list(rows), size) if size else batch
+
+
+def _listed(batch: Any, key: str) -> list[str] | None:
+    """The samples of a batch whose key lists one for each row, as a watched loader names it: "samples 5, 2, 9"."""
+    listed = key.removeprefix("samples ").removesuffix(", ...").split(", ") if key.startswith("samples ") else []
+    whole = not key.endswith(", ...")
+    return listed if listed and (len(listed) == num_rows(batch) if whole else len(listed) < num_rows(batch)) else None
 
 
 def sample_ids_of(batch: Any) -> list[Any] | None:

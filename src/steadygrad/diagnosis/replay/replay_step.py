@@ -286,8 +286,10 @@ def name_leaves(replayable: Replayable, tracer: Tracer, batch: Any) -> None:
     """Tell the tracer what each tensor is that exists before the step."""
     for kind, name, tensor in named_state(replayable):
         tracer.trace.name(tensor, kind, name)
-        if kind == "buffer" and has_values(tensor) and bool(torch.isinf(tensor).all()):
-            tracer.trace.unwritten.add((kind, name))
+        if kind == "buffer" and has_values(tensor):
+            _note_infinities(tracer, (kind, name), tensor)
+    for kind, name, tensor in getattr(replayable, "state_read", tuple)():
+        tracer.trace.name(tensor, kind, name)
     for name, parameter in replayable.model.named_parameters():
         if parameter.grad is not None:
             tracer.trace.name(parameter.grad, "grad", name)
@@ -296,6 +298,15 @@ def name_leaves(replayable: Replayable, tracer: Tracer, batch: Any) -> None:
             tracer.trace.name(value, "batch", key)
     for name, tensor in plain_tensors(replayable.model):
         tracer.trace.name(tensor, "buffer", name)
+
+
+def _note_infinities(tracer: Tracer, leaf: tuple[str, str], tensor: Tensor) -> None:
+    """Masks hold minus infinity. A buffer of nothing but infinities waits to be written for the first time, and one
+    with plus infinities among finite numbers overflowed before the step."""
+    if bool(torch.isinf(tensor).all()):
+        tracer.trace.unwritten.add(leaf)
+    elif not tensor.is_complex() and bool(torch.isposinf(tensor).any()) and not bool(torch.isneginf(tensor).any()):
+        tracer.trace.overflowed.add(leaf)
 
 
 def hides_a_nan(replayable: Replayable) -> bool:

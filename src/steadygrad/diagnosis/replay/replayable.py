@@ -66,7 +66,7 @@ class StepFacts:
     accumulation: int = 1
     device_type: str = "cpu"
     rank: int = 0
-    sample_ids: Sequence[Any] | None = None
+    sample_ids: Sequence[Sequence[Any] | None] = ()
     select_rows: Callable[[Any, Sequence[int]], Any] | None = None
     parameter_names: Mapping[int, str] = field(default_factory=dict)
     dynamic_scale: bool = False

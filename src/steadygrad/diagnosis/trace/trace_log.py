@@ -92,6 +92,8 @@ class Trace:
     storage_labels: dict[Key, tuple[str, str]] = field(default_factory=dict)
     unwritten: set[tuple[str, str]] = field(default_factory=set)
     """Buffers that hold nothing but infinities: a range that no one has measured yet, or a constant for masks."""
+    overflowed: set[tuple[str, str]] = field(default_factory=set)
+    """Buffers that hold plus infinities among finite numbers."""
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
     readings: list[Any] = field(default_factory=list)
     values: list[float] = field(default_factory=list)

@@ -96,9 +96,9 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
     frame: FrameType | None = sys._getframe(1)
     found: list[UserFrame] = []
     recompute = in_engine = False
-    entered_replayable = False
+    entered_replayable = reached_user = False
     for _ in range(_MAX_DEPTH):
-        if frame is None or len(found) >= _MAX_FRAMES:
+        if frame is None or (len(found) >= _MAX_FRAMES and reached_user):
             break
         code = frame.f_code
         kind = _kind(code.co_filename)
@@ -115,7 +115,10 @@ def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
                 entered_replayable = True
                 owner = code.co_qualname.rpartition(".")[0].rpartition(".")[2]
                 library = kind == "library"
-                found.append(UserFrame(code.co_filename, frame.f_lineno, code.co_name, library, owner.strip("<>")))
+                reached_user = reached_user or not library
+                # However deep a library is, the user's line that called it is kept.
+                if len(found) < _MAX_FRAMES or not library:
+                    found.append(UserFrame(code.co_filename, frame.f_lineno, code.co_name, library, owner.strip("<>")))
             elif code.co_filename.endswith("checkpoint.py"):
                 recompute = recompute or code.co_name in ("recompute_fn", "unpack_hook", "backward")
         frame = frame.f_back

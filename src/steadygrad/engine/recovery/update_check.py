@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...policy.decide import RATE
 from ...records import Reading
 from ..distributed.consensus import SingleRank
 from ..state.state_shadow import StateShadow
@@ -62,6 +63,7 @@ class UpdateCheck:
         self._rates: list[float] = []
         self._options: list[Any] = []
         """The options of all groups when they were last looked at, and found to be numbers."""
+        self._held: list[tuple[dict[str, Any], float]] = []
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
         self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
@@ -102,12 +104,16 @@ class UpdateCheck:
             self.shadow.forget()
         self._with_gradient = None
 
-    def before(self, with_gradient: Sequence[int], *, may_copy: bool) -> Tree | None:
+    def before(self, with_gradient: Sequence[int], *, may_copy: bool, hold_rate: bool = False) -> Tree | None:
         """A copy of everything, in host memory, where the coming update may have to be undone; else None.
 
         `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
+        With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value.
         """
         self._bad_before = {}
+        self._give_rates_back()  # where the update before raised
+        if hold_rate:
+            self._hold_rates()
         if self._careful_left:
             self._careful_left -= 1
         elif may_copy and self._is_new(with_gradient):
@@ -139,6 +145,7 @@ class UpdateCheck:
 
         Where there is a copy from before, the caller restores it: then the update is undone to the bit.
         """
+        self._give_rates_back()
         self._note(with_gradient)
         if undo is None:
             return self._sampled()
@@ -152,7 +159,7 @@ class UpdateCheck:
             return None
         if before and before["bad_state"]:
             return before  # the update only passed on what had been put into its moments
-        return {**bad, "undone": True}
+        return {**bad, "undone": True, "bad_options": self._bad_options()}
 
     def _note(self, with_gradient: Sequence[int]) -> None:
         self._updates += 1
@@ -160,7 +167,9 @@ class UpdateCheck:
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
         self._mark = self._marked()
-        self._rates = _rates(self._options_now())
+        now = _rates(self._options_now())
+        kept = self._rates if len(self._rates) == len(now) else now
+        self._rates = [rate if math.isfinite(rate) else last for rate, last in zip(now, kept, strict=True)]
         if self.shadow is not None:
             try:
                 self.shadow.keep()
@@ -183,6 +192,27 @@ class UpdateCheck:
             return None
         bad = bad_state(self._state)
         return bad if set(bad["bad_parameters"]) - self._bad_at_start else None
+
+    # -- learning rates that are no numbers
+
+    def _hold_rates(self) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        for group, last in zip(groups, self._rates, strict=False):
+            rate = group.get("lr")
+            if isinstance(rate, float) and not math.isfinite(rate) and math.isfinite(last):
+                self._held.append((group, rate))
+                group["lr"] = last
+
+    def _give_rates_back(self) -> None:
+        while self._held:
+            group, rate = self._held.pop()
+            group["lr"] = rate
+
+    def _bad_options(self) -> tuple[str, ...]:
+        """Options that are no finite numbers, each with its value."""
+        named = zip(OPTIONS * len(self._options_now()), self._options_now(), strict=False)
+        bad = {key: value for key, value in named if isinstance(value, float) and not math.isfinite(value)}
+        return tuple(f"{RATE if key == 'lr' else key} is {value}" for key, value in bad.items())
 
     # -- what can be known without reading a tensor
 

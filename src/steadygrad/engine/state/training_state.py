@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
-from ..step.trained_parameters import own_state, states_of
+from ..step.trained_parameters import attributes_of, own_state, states_of
 from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
 from .weak_sequence import WeakSequence
@@ -197,6 +197,7 @@ def _optimizer_tree(optimizer: Optimizer) -> Tree:
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "state": states,
         "own": own_state(optimizer),
+        "attributes": attributes_of(optimizer),
         # A step count lives on the host or, for fused kernels, beside its parameter; the copies are all on the host.
         "scalars_on_device": [
             f"{position}.{key}"
@@ -237,6 +238,31 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
             else:
                 state[key] = value
     _restore_own_state(optimizer, saved.get("own", {}))
+    for key, value in saved.get("attributes", {}).items():
+        setattr(optimizer, key, _put(getattr(optimizer, key, None), value))
+
+
+def _put(here: Any, value: Any) -> Any:
+    """A kept value in the place of what is there now: into the same tensor, list or dictionary where it fits."""
+    if isinstance(value, Tensor):
+        if isinstance(here, Tensor) and here.shape == value.shape and here.dtype == value.dtype:
+            here.detach().copy_(value)
+            return here
+        return value.clone()
+    if isinstance(value, list):
+        same = isinstance(here, list) and len(here) == len(value)
+        made = [_put(old, new) for old, new in zip(here if same else value, value, strict=True)]
+        if not isinstance(here, list):
+            return made
+        here[:] = made
+        return here
+    if isinstance(value, dict):
+        before = here if isinstance(here, dict) else {}
+        changed = {key: _put(before.get(key), new) for key, new in value.items()}
+        before.clear()
+        before.update(changed)
+        return before
+    return value
 
 
 def _restore_own_state(optimizer: Optimizer, saved: dict[Any, Any]) -> None:

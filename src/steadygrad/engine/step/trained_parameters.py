@@ -96,6 +96,25 @@ def own_state(optimizer: Optimizer) -> dict[Any, Any]:
     return {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
 
 
+def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer that torch does not bring along keeps in attributes: tensors and numbers, alone or in lists and
+    dictionaries; not its parameters."""
+    if type(optimizer).__module__.startswith("torch.optim"):
+        return {}
+    trained = set(map(id, parameters_of(optimizer)))
+    known = ("defaults", "state", "param_groups", "_warned_capturable_if_run_uncaptured")
+    kept = {key: value for key, value in vars(optimizer).items() if key not in known and not key.startswith("_optim")}
+    return {key: value for key, value in kept.items() if _is_plain(value, trained)}
+
+
+def _is_plain(value: Any, trained: set[int]) -> bool:
+    if type(value) is list:
+        return all(_is_plain(item, trained) for item in value)
+    if type(value) is dict:
+        return all(_is_plain(item, trained) for item in value.values())
+    return isinstance(value, bool | int | float) or (isinstance(value, Tensor) and id(value) not in trained)
+
+
 def clean_name(name: str) -> str:
     """A parameter's name without the prefixes that compile and DDP put before it."""
     return name.replace("_orig_mod.", "").removeprefix("module.")

@@ -29,6 +29,7 @@ from ...detect.loop.program_frames import variables_of
 from .batch_names import batch_names_of, drawn_names, flat_names, is_next
 
 _NO_VALUE = (ast.Pass, ast.Assert, ast.Delete, ast.Return, ast.Break, ast.Continue, ast.Raise)
+_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _NEVER = (ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
 _LEFT_OUT = frozenset({
     "print", "zero_grad", "step", "log", "info", "debug", "warning", "write", "write_scalar", "add_scalar",
@@ -164,7 +165,7 @@ def cut(
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return f"the source of {filename} cannot be parsed"
-    body = _body_of(tree, frame.f_code)
+    body = body_of(tree, frame.f_code)
     if body is None:
         return f"the lines of {frame.f_code.co_name} are not where its source says"
     whole, batch_names = body, ()
@@ -173,9 +174,9 @@ def cut(
         if body is whole and not from_start:
             return "backward is not called in a loop here"
         # Functions and classes of a script that are defined before its loop are there already.
-        between = _between(body, body[0].lineno, last_line)
+        between = statements_between(body, body[0].lineno, last_line)
     else:
-        between = _between(body, first_line, last_line)
+        between = statements_between(body, first_line, last_line)
     if between is None:
         return "the model's call and backward are not in one block of the loop"
     before, endings = between
@@ -185,7 +186,7 @@ def cut(
     kept: list[ast.stmt] = []
     made = set(flat_names(batch_names))
     for statement in before:
-        pure = _computing(statement, made, with_effects)
+        pure = computing(statement, made, with_effects)
         if isinstance(pure, str):
             return pure
         kept += pure
@@ -259,7 +260,7 @@ def _statements(ending: ast.stmt) -> list[ast.stmt]:
     return [ending]
 
 
-def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
+def body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
     """The statements of the function or script that `code` was compiled from."""
     if code.co_name == "<module>":
         return tree.body
@@ -277,7 +278,7 @@ def loops_around(code: CodeType, line: int) -> bool:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
         return False
-    body = _body_of(tree, code)
+    body = body_of(tree, code)
     return body is not None and bool(body) and _innermost_loop(body, line)[0] is not body
 
 
@@ -291,7 +292,7 @@ def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tu
         if isinstance(statement, ast.For | ast.While) and any(_holds(each, line) for each in statement.body):
             inner = statement.body
             names = batch_names_of(statement) if isinstance(statement, ast.For) else ()
-        for block in _blocks(statement):
+        for block in blocks_of(statement):
             if any(_holds(each, line) for each in block):
                 found, more = _innermost_loop(block, line)
                 if found is not block:
@@ -305,14 +306,14 @@ def _loop_names(body: list[ast.stmt], first: int, last: int) -> Iterator[str]:
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef) or not _holds(statement, last):
             continue
-        for block in _blocks(statement):
+        for block in blocks_of(statement):
             if any(_holds(each, first) for each in block) and any(_holds(each, last) for each in block):
                 if isinstance(statement, ast.For) and block is statement.body:
                     yield from (leaf.id for leaf in _leaves(statement.target) if isinstance(leaf, ast.Name))
                 yield from _loop_names(block, first, last)
 
 
-def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+def statements_between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
     """The statements of the innermost block that holds both lines: those before backward's line, and those of it. Of
     several on one line, backward ends the run."""
     starts = [statement for statement in body if _holds(statement, first)]
@@ -320,8 +321,8 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
     if not starts or not ends:
         return None
     if starts[0] is ends[0]:
-        for block in _blocks(starts[0]):
-            if (found := _between(block, first, last)) is not None:
+        for block in blocks_of(starts[0]):
+            if (found := statements_between(block, first, last)) is not None:
                 return found
         # `criterion(model(x), y).backward()` or a call that does it all: one line holds both.
         return ([], ends) if isinstance(starts[0], ast.Expr | ast.Assign | ast.Return | ast.AugAssign) else None
@@ -329,7 +330,7 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
     return (body[lower:upper], ends) if lower < upper else None
 
 
-def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+def blocks_of(statement: ast.stmt) -> list[list[ast.stmt]]:
     blocks = [block for field in ("body", "orelse", "finalbody") if (block := getattr(statement, field, None))]
     parts = [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]
     return [*blocks, *(part.body for part in parts)]
@@ -347,7 +348,7 @@ def _walk_here(statement: ast.AST) -> Iterator[ast.AST]:
             yield from _walk_here(child)
 
 
-def _computing(statement: ast.stmt, made: set[str], effects: bool) -> list[ast.stmt] | str:
+def computing(statement: ast.stmt, made: set[str], effects: bool) -> list[ast.stmt] | str:
     """What of a statement computes, or why it cannot be told."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         made.add(statement.name)
@@ -401,6 +402,8 @@ def _block(statement: Any, made: set[str], effects: bool) -> list[ast.stmt] | st
             if isinstance(kept, str):
                 return kept
             fields = {name: getattr(part, name, None) for name in part._fields}
+            if field == "handlers" and isinstance(part.body[-1], _LEAVES):
+                kept = [*kept, ast.copy_location(ast.Raise(), part.body[-1])]  # backward is not reached this way
             fields["body"] = kept or [ast.copy_location(ast.Pass(), part.body[0])]
             parts.append(ast.copy_location(type(part)(**fields), part) if field == "handlers" else type(part)(**fields))
             anything = anything or bool(kept)
@@ -417,7 +420,7 @@ def _block(statement: Any, made: set[str], effects: bool) -> list[ast.stmt] | st
 def _computing_all(body: list[ast.stmt], made: set[str], effects: bool) -> list[ast.stmt] | str:
     kept: list[ast.stmt] = []
     for inner in body:
-        pure = _computing(inner, made, effects)
+        pure = computing(inner, made, effects)
         if isinstance(pure, str):
             return pure
         kept += pure

@@ -152,14 +152,9 @@ class OptimizerLoop:
     # -- one update
 
     def update(
-        self,
-        make: Callable[[], Any],
-        number: int,
-        loss: Tensor | None,
-        clipped: Gradients | None,
-        *,
+        self, make: Callable[[], Any], number: int, loss: Tensor | None, clipped: Gradients | None, *,
         holds: bool = True,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The loop's `optimizer.step()`: judged, made or withheld, and looked at. `make` is called once at most.
 
         With `holds` False it cannot be withheld: it is made, and judged for the record.
@@ -169,7 +164,8 @@ class OptimizerLoop:
         pending_numbers: PendingNumbers | None = None
         if self.numbers.on_device:
             with self._barrier("guard", pending_numbers) as sealed:
-                if self.engine.policy.acts and holds and self.around.alone and self.numbers.refuses_on_device():
+                late = self.engine.policy.acts and holds and self.around.alone and not self._checked().wants_host
+                if late and self.numbers.refuses_on_device():
                     sealed.value = self.numbers.seal(loss, clipped)
             if sealed.value is not None:
                 return self._update_on_device(make, step, sealed.value)
@@ -309,7 +305,7 @@ class OptimizerLoop:
             verdict = self.engine.judge(step, reading, made=not holds)
             if not verdict.applies:
                 return None
-            undo = self._checked().before(fed, may_copy=self._may_undo())
+            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=self.log.ledger.rate_held)
             return _JudgedUpdate(step, self._shown(verdict), undo, fed)
         except SteadyError:
             raise

@@ -41,7 +41,7 @@ from .launch.run_options import RunOptions
 from .process_report import ProcessReport
 from .process_sampled_checks import SampledChecks
 from .rerun.examine_refusal import RefusalExaminer
-from .rerun.explain_error import explain
+from .rerun.explain_error import explain, why_left_out
 from .rerun.good_states import GoodStates, RollbackResult
 from .rerun.loop_lines import LoopLines
 from .rerun.rank_messages import RankMessages, parts_only
@@ -61,13 +61,13 @@ class ProcessLoop:
         self.clipping = ClipNorms(self.barrier)
         self.ledger = ProcessReport(settings, self.barrier)
         self.models = ModelHooks(
-            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called,
-            on_return=self._returned,
-        )  # fmt: skip
+            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called
+        )
         self.slices = LoopLines()
         self.events = LoopEvents(
-            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away
-        )
+            self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away,
+            lambda: why_left_out(self),
+        )  # fmt: skip
         self.examiner = RefusalExaminer(self)
         self.sampled = SampledChecks(self)
         self.busy = False
@@ -92,6 +92,7 @@ class ProcessLoop:
     def stop(self) -> None:
         """Everything of torch as it was."""
         patches, self._patches = self._patches, None
+        self.examiner.let_go()
         if patches is not None:
             patches.undo()
         self.models.close()
@@ -165,9 +166,6 @@ class ProcessLoop:
         self.sampled.called(call)
         self.examiner.call_begins(call)
 
-    def _returned(self, call: Call, output: Any) -> None:
-        self.examiner.call_ended(call, output)
-
     def zeroed(self) -> None:
         """Gradients were cleared."""
         if not self.away:
@@ -217,13 +215,8 @@ class ProcessLoop:
                 )  # fmt: skip
             loss = self.backwards.total() if self.alone else None
             clipped = self.clipping.take(loop.parameters)
-            return loop.update(
-                self.sampled.around(loop, lambda: original(*args, **kwargs)),
-                self._number,
-                loss,
-                clipped,
-                holds=not parts_only(self, loop),
-            )
+            make = self.sampled.around(loop, lambda: original(*args, **kwargs))
+            return loop.update(make, self._number, loss, clipped, holds=not parts_only(self, loop))
         finally:
             self._making = None
             self._end(loop)
@@ -441,7 +434,7 @@ class ProcessLoop:
 
     def _good_states(self, reading: Reading, words: RankMessages | None) -> list[int]:
         """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
-        if not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
+        if reading.undone or not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
             return []
         with self.barrier("snapshots", list[int]()) as answer:
             answer.value = self.past.steps

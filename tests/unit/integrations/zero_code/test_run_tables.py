@@ -27,9 +27,25 @@ def test_a_view_of_a_view_says_which_rows_of_either_it_is() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda t: t[:, :2], lambda t: t.T, lambda t: t.reshape(5, 4, 3), lambda t: t])
-def test_what_does_not_consist_of_whole_rows_has_none(change) -> None:  # type: ignore[no-untyped-def]
+def test_a_view_of_all_rows_or_across_rows_has_none(change) -> None:  # type: ignore[no-untyped-def]
     table = torch.randn(20, 3)
     assert rows_of_view(change(table), table) is None
+
+
+@pytest.mark.parametrize("change", [lambda t: t[4:8, 1:], lambda t: t[4:8].unbind(1)[2], lambda t: t[4:8, 0]])
+def test_the_same_part_of_some_rows_says_which_rows_it_is_of(change) -> None:  # type: ignore[no-untyped-def]
+    table = torch.randint(0, 9, (20, 3))
+    assert rows_of_view(change(table), table) == (4, 5, 6, 7)
+
+
+def test_a_table_that_the_loop_held_from_the_first_round_on_is_known_where_no_call_shows_it() -> None:
+    tables, data = SourceTensors(), torch.randint(0, 9, (20, 3))
+    for _ in range(3):
+        made_now = torch.randn(20, 3)
+        tables.next_round()
+        made_now = torch.randn(20, 3)
+    assert tables.rows_of([data[4:8]]) == (4, 5, 6, 7)
+    assert tables.rows_of([made_now[4:8]]) is None
 
 
 def test_rows_of_a_tensor_that_is_new_in_this_round_say_nothing() -> None:

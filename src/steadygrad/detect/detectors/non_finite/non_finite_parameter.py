@@ -39,7 +39,8 @@ RULE = Rule("SY105", "non_finite_parameter", "A weight is NaN or infinite.")
 
 def detect(reading: Reading, history: History, policy: Policy) -> Finding | None:
     """Host only; the names were found by whoever scanned the tensors."""
-    return not_finite(RULE, reading, "weights are", reading.bad_parameters)
+    why = f"{' and '.join(reading.bad_options)}, so the updated " if reading.bad_options else ""
+    return not_finite(RULE, reading, f"{why}weights are", reading.bad_parameters)
 
 
 def SPECIMEN() -> tuple[Reading, History]:

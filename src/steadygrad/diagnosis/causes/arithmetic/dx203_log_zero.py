@@ -37,6 +37,8 @@ COMBINES = frozenset({"sub", "mul", "add", "rsub", "sum", "mean", "div", "bmm", 
 def match(e: Evidence) -> Match | None:
     if e.op is None or e.kind != "non_finite" or e.cancelled:
         return None
+    if e.backward and e.op in LOGS and e.born_in == e.op and e.facts.argument_zero:
+        return Match(0.9, f"{e.op} of an exact zero, in a backward that the program wrote itself")
     if e.backward:
         hidden = e.op in LOGS and e.discarded_forward and e.saturated
         return Match(0.9, f"{e.op} of zero, which a function behind it has hidden from the loss") if hidden else None

@@ -38,6 +38,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
     if (
         (context.silent and context.evidence.phase != "data")
         or not rows
+        or context.rows.packed
         or context.replayable.facts.select_rows is None
         or not context.replayable.batches
     ):

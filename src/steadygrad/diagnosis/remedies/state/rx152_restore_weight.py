@@ -1,8 +1,8 @@
 """Restore a weight to what it was.
 
 What it sees
-    A weight that no update changed and that is not what it was after the last step; a first bad value that was
-    computed from weights alone, whatever the batch.
+    A weight that no update changed and that is not what it was after the last step; a weight that was bad before the
+    step; a first bad value that was computed from weights alone, whatever the batch.
 
 Why it hurts
     A flipped bit stays until the old value is restored.
@@ -36,6 +36,7 @@ RULE = Rule("RX152", "restore_weight", "Restore a weight to what it was.")
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
     changed = {(c.kind, c.name) for c in context.evidence.changes if c.kind == "parameter" and c.out_of_range}
+    bad = frozenset(name for kind, name in context.evidence.bad_before if kind == "parameter")
     if changed:
         yield Proposal(
             code=RULE.code,
@@ -53,8 +54,10 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             make=lambda: TameOutliers(name),
             safety="close",
         )
-    elif context.replayable.facts.step and not context.silent and (guilty := context.guilty_parameters):
-        for back in (1, min(8, context.replayable.facts.step)):
+    elif context.replayable.facts.step and not context.silent and (guilty := bad or context.guilty_parameters):
+        facts = context.replayable.facts
+        kept = [facts.step - at for at in facts.kept_steps if at < facts.step][-1:]
+        for back in dict.fromkeys((1, *kept, min(8, facts.step))):
             yield Proposal(
                 code=RULE.code,
                 slug=RULE.slug,

@@ -29,6 +29,8 @@ _MAX_FRAMES = 4
 _MAX_NAMES = 256
 _MAX_QUICK_READS = 16
 _MAX_WAITING = 64
+_MAX_IN_VAIN = 3
+"""So many abandoned rounds without a loss in a variable are run again, one after another, and show nothing bad."""
 LOSS, NORM, SCRUBBED = "loss", "norm", "scrubbed"
 
 
@@ -50,10 +52,14 @@ class Skipped:
     can_rerun: bool = False
     error: str = ""
     """The name of the error by which the program ended there, if it did."""
+    raised: str = ""
+    """The name of the error that the program raised there and handled itself, if it did."""
 
     def __str__(self) -> str:
         if self.error:
             return f"the program ended with {self.error} after a loss of {self.loss}"
+        if self.raised:
+            return f"batch skipped by the program: it raised {self.raised} about a value that is not finite"
         if self.kind == LOSS:
             return f"batch skipped by the program: its loss is {self.loss}"
         if self.kind == NORM:
@@ -71,9 +77,12 @@ class LoopEvents:
         calls: Callable[[], list[Call]],
         on_skipped: Callable[[Skipped], None],
         away: Callable[[], bool] = lambda: False,
+        why_left_out: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """While `away()` is true what happens is not the program's doing: we run its code ourselves."""
-        self._away = away
+        """While `away()` is true what happens is not the program's doing: we run its code ourselves. `why_left_out()`
+        runs the lines of an abandoned round again: the name of the error that they raise about a non-finite value, ""
+        if their loss is not finite, else None."""
+        self._away, self._why_left_out, self._in_vain = away, why_left_out, 0
         self._slices, self._batches, self._calls, self._on_skipped = slices, batches, calls, on_skipped
         self._handed: int | None = None
         self._last: weakref.ref[Tensor] | None = None
@@ -162,14 +171,25 @@ class LoopEvents:
 
     def _abandoned(self) -> None:
         """A model was called, and the loop went on without a backward: was its loss bad?"""
-        bad = next((loss for loss in self._open_losses() if self._is_bad(loss)), None)
+        losses = list(self._open_losses())
+        bad = next((loss for loss in losses if self._is_bad(loss)), None)
         if bad is not None:
             event = self._event(LOSS, loss=_value(bad))
             self._report(event, can_rerun=self._slices.skipped(bad))
         elif self._error:
             return  # whoever explains the error needs this round
+        elif not losses and self._in_vain < _MAX_IN_VAIN:
+            self._ask_lines()
         self._slices.forget()
         self._losses, self._norm, self._scrubbed = [], None, []
+
+    def _ask_lines(self) -> None:
+        """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on."""
+        raised = self._why_left_out()
+        self._in_vain = self._in_vain + 1 if raised is None else 0
+        if raised is not None:
+            event = replace(self._event(LOSS, loss=math.nan), raised=raised)
+            self._report(event, can_rerun=self._slices.skipped(torch.tensor(math.nan)))
 
     def _dropped(self) -> None:
         """Backward came and no update: was the loss or the norm bad?"""

@@ -36,12 +36,11 @@ class ModelHooks:
         away: Callable[[], bool],
         on_enter: Callable[[], bool],
         on_call: Callable[[Call], None],
-        on_return: Callable[[Call, Any], None],
     ) -> None:
         self._barrier = barrier
         self.away = away
         """Whether we run the program's model ourselves just now, or are a forked child."""
-        self._on_enter, self._on_call, self._on_return = on_enter, on_call, on_return
+        self._on_enter, self._on_call = on_enter, on_call
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
         self._roots: list[weakref.ref[nn.Module]] | None = None
@@ -173,7 +172,6 @@ class ModelHooks:
         call = self.calls[-1] if self.calls and self.calls[-1].module is module else None
         if call is not None and not call.finished:
             keep_output_gradients(call, output)
-            self._on_return(call, output)
 
     def _take(self) -> Entry:
         self.forget_calls()

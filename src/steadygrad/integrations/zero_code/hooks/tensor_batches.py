@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import tensors_in
-from ....detect.tensors.readable_tensors import has_values
+from ....detect.tensors.readable_tensors import describable
 from ..rerun.user_state import is_users
 
 _MAX_DEPTH = 60
@@ -26,6 +26,7 @@ _MAX_FRAMES = 4
 _MAX_ELEMENTS = 1 << 24
 _MAX_TENSORS = 4
 _KEPT = 8
+_FIRST_ROUNDS = 3
 
 
 class SourceTensors:
@@ -34,6 +35,8 @@ class SourceTensors:
     def __init__(self) -> None:
         self._now: list[weakref.ref[Tensor]] = []
         self._earlier: list[weakref.ref[Tensor]] = []
+        self._first: dict[int, weakref.ref[Tensor]] = {}
+        self._rounds = 0
         self.ended: Sequence[FrameType] = ()
         """Functions that an error has ended, for the time in which it is explained."""
 
@@ -45,14 +48,21 @@ class SourceTensors:
                 self._now.append(weakref.ref(base))
 
     def next_round(self) -> None:
-        """An update was judged."""
+        """An update was judged. What the loop's functions hold in the first rounds is noted: a batch does not last."""
+        if self._rounds < _FIRST_ROUNDS:
+            self._rounds += 1
+            held = {id(table): table for table in _held(())}
+            # What was there in the first round and is not there in the next was a batch.
+            alive = {key: kept for key, kept in self._first.items() if kept() is not None and key in held}
+            self._first = alive if self._rounds > 1 else {key: weakref.ref(each) for key, each in held.items()}
         if self._now:
             self._earlier, self._now = self._now, []
 
     def rows_of(self, tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
         """The rows that the batch is made of; None where that cannot be known. May read the device."""
-        plain = [tensor for tensor in tensors if has_values(tensor) and tensor.dim() and tensor.shape[0] > 0]
-        known = {id(base) for reference in self._earlier if (base := reference()) is not None}
+        plain = [tensor for tensor in tensors if describable(tensor) and tensor.dim() and tensor.shape[0] > 0]
+        lasting = self._first.values() if self._rounds > 1 else ()
+        known = {id(base) for reference in (*self._earlier, *lasting) if (base := reference()) is not None}
         held = list(_held(self.ended))
         for tensor in plain[:_MAX_TENSORS]:
             base = tensor._base
@@ -69,15 +79,20 @@ class SourceTensors:
 
 
 def rows_of_view(tensor: Tensor, base: Tensor | None) -> tuple[int, ...] | None:
-    """Which rows of `base` a view of it consists of, in order; None where it does not consist of whole rows."""
-    if base is None or base.dim() == 0 or base.shape[1:] != tensor.shape[1:] or tensor.shape[0] >= base.shape[0]:
+    """Which rows of `base` a view of it is cut out of, in order: whole rows, or the same part of each. None where it is
+    no such view, or all of it."""
+    if base is None or not base.dim() or not tensor.dim() or not 0 < tensor.shape[0] < base.shape[0]:
         return None
-    stride = base.stride(0)
+    stride, along = base.stride(0), tensor.stride(0)
     offset = tensor.storage_offset() - base.storage_offset()
-    if not stride or tensor.stride(0) % stride or offset % stride or tensor.stride()[1:] != base.stride()[1:]:
+    if stride < 1 or (tensor.shape[0] > 1 and (along < stride or along % stride)) or offset < 0:
         return None
-    step = tensor.stride(0) // stride if tensor.shape[0] > 1 else 1
-    return tuple(range(offset // stride, offset // stride + step * tensor.shape[0], step)) if step else None
+    width = 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
+    if offset % stride + width > stride:
+        return None  # it reaches over several rows
+    step = along // stride if tensor.shape[0] > 1 else 1
+    rows = tuple(range(offset // stride, offset // stride + step * tensor.shape[0], step))
+    return rows if rows[-1] < base.shape[0] else None
 
 
 def _looked_up(batch: Tensor, table: Tensor) -> tuple[int, ...] | None:
@@ -112,7 +127,7 @@ def _held(ended: Sequence[FrameType]) -> Iterator[Tensor]:
         own = names.get("self")
         attributes = vars(own) if isinstance(getattr(own, "__dict__", None), dict) else {}
         for value in [*names.values(), *attributes.values(), *frame.f_globals.values()]:
-            plain = type(value) is Tensor and id(value) not in seen and has_values(value) and value.dim() > 0
+            plain = type(value) is Tensor and id(value) not in seen and describable(value) and value.dim() > 0
             if plain and 0 < value.numel() <= _MAX_ELEMENTS:
                 seen.add(id(value))
                 yield value

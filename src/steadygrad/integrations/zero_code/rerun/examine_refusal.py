@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.diagnose import diagnose
 from ....diagnosis.distributed.unsharded import UsesCollectives
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 _TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
+_BY_HAND = "no backward was called: the lines before the update were run again, and gave the same gradients"
+_MAX_BY_HAND = 8
+_BEHIND = "the gradient is finite after backward, and the lines between backward and the update cannot be run again"
 _MAX_ARMINGS = 3
 
 
@@ -69,9 +73,6 @@ class RefusalExaminer:
         if self._traced_steps and self._tracing is None and self._loop is not None and StepTracing.possible(self._loop):
             self._tracing = StepTracing(call, self._loop)
 
-    def call_ended(self, call: Call, output: Any) -> None:
-        """Nothing to do: the tracer sees what follows."""
-
     def backward_begins(self, loss: Tensor) -> None:
         if self._tracing is not None:
             self._tracing.backward_begins(loss)
@@ -92,6 +93,8 @@ class RefusalExaminer:
 
     def let_go(self) -> None:
         """Keep nothing of a step that was looked into alive."""
+        if self._tracing is not None:
+            self._tracing.close()
         self._loop = self._tracing = self._last = self._guilty = self.found = None
         self.bad_inputs, self._traced_steps = (), 0
 
@@ -170,6 +173,8 @@ class RefusalExaminer:
         try:
             with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
                 found = self._by_slices(loop, reading, state, symptom, depth)
+                if found is None and not watch.slices.reached and not watch.backwards.losses:
+                    found = self._by_hand(loop, reading, state, symptom, depth)
                 if found is None and why_not is None:
                     found = self._by_replay(loop, reading, state, symptom, depth)
             if found is not None:
@@ -278,6 +283,28 @@ class RefusalExaminer:
             kept = found
         return kept
 
+    def _by_hand(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str
+    ) -> Diagnosis | None:
+        """Of gradients that no backward made: by running the lines again that wrote them; None where that does not give
+        the same gradients, or where they came in bad."""
+        rerun = RerunnableParts(self._watch, loop, reading, state, symptom)
+        refused = [parameter.grad for parameter in loop.parameters]
+        for _, (loop_pass, lines) in zip(range(_MAX_BY_HAND), self._watch.slices.before_update(), strict=False):
+            given = [tensor for tensor in tensors_in(lines.taken) if has_values(tensor)]
+            if not all(bool(torch.isfinite(tensor.detach()).all()) for tensor in given):
+                continue  # it was made before them
+            replayable = rerun.replayable([loop_pass])
+            try:
+                found = (
+                    self._from_lines(replayable, [loop_pass], depth) if replayable.spoiled_by(lines, refused) else None
+                )
+            finally:
+                replayable.release()
+            if found is not None and _explains(found):
+                return replace(found, notes=found.notes[:-1] + (_BY_HAND,))
+        return None
+
     def _attempt(
         self, replayable: LoopStep, loop_passes: Sequence[LoopPass], reading: Reading, symptom: str, depth: str
     ) -> Diagnosis | None:
@@ -287,24 +314,34 @@ class RefusalExaminer:
                 why_not = replayable.why_not()
             except UsesCollectives:
                 self._talk, why_not = True, _TALK
-        if why_not is not None:
+        if why_not is not None and (replayable.raised is None or math.isfinite(reading.loss)):
             self._why_not_lines = self._why_not_lines or f"not replayed: {why_not}"
             return None
         poisoned = reading.bad_parameters or reading.bad_state or reading.bad_buffers
-        if not self._watch.alone and not poisoned and replayable.sound():
+        if not self._watch.alone and not poisoned and why_not is None and replayable.sound():
             return _elsewhere(symptom)
-        return self._from_lines(replayable, loop_passes, depth)
+        after = self._watch.slices.after_backward(loop_passes[0]) if math.isfinite(reading.loss) else None
+        unknown = after is not None and not poisoned and replayable.spoiled_by(after) is None
+        found = self._from_lines(replayable, loop_passes, depth)
+        if unknown and found is not None and found.cause is not None and found.cause.slug == "transient_fault":
+            return replace(found, cause=None, confidence=0.0, trials=(), because=_BEHIND)
+        return found
 
     def _from_lines(self, replayable: LoopStep, loop_passes: Sequence[LoopPass], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
+        raised = replayable.raised
         try:
-            found = diagnose(replayable, depth="origin" if replayable.forward_only else depth)
+            found = (
+                diagnose(replayable, depth="origin" if replayable.forward_only else depth)
+                if raised is None
+                else explain_crash(replayable, raised, depth=depth)
+            )
         except UsesCollectives:
             raise
         except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
             self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
             return None
-        if replayable.forward_only and not found.reproduced[0]:
+        if found is None or (replayable.forward_only and not found.reproduced[0]):
             return None
         guilty = replayable.loop_passes[0] if len(loop_passes) == 1 else _guilty(replayable)
         if guilty is not None and (self.found is None or len(loop_passes) > 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from ....records import Diagnosis, Reading
 from ....records.errors import SteadyError
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import with_samples
+from .loop_step import LoopStep
 from .rerunnable_parts import RerunnableParts
 from .side_effects import HasEffect, supervised
 from .user_state import is_users
@@ -120,19 +122,51 @@ def _by_lines(
     watch: ProcessLoop, loop: OptimizerLoop, reading: Reading, error: BaseException, depth: str
 ) -> Diagnosis | None:
     """By the loop's own lines, as they are known from other rounds: they raise the same error again."""
+    with _lines_again(watch, loop, reading) as (replayable, again):
+        if replayable is None or type(again) is not type(error):
+            return None
+        return explain_crash(replayable, error, depth=depth)
+
+
+def why_left_out(watch: ProcessLoop) -> str | None:
+    """Why the program left out a round whose loss is in no variable: the name of the error that its lines raise about a
+    non-finite value, "" where they give a loss that is not finite, None where nothing of it can be shown."""
+    optimizer = next((o for call in watch.models.calls if (o := watch.trainer_of(call.module)) is not None), None)
+    if optimizer is None or not watch.alone or watch.busy:
+        return None
+    watch.busy = True
+    try:
+        reading = Reading(step=watch.step, loss=math.nan, grad_norm=math.nan, refused=True)
+        with _lines_again(watch, watch.loop_of(optimizer), reading) as (_, given):
+            if isinstance(given, Tensor):
+                return None if bool(torch.isfinite(given)) else ""
+            return type(given).__name__ if given is not None and near_a_nan(given) else None
+    finally:
+        watch.busy = False
+
+
+@contextmanager
+def _lines_again(
+    watch: ProcessLoop, loop: OptimizerLoop, reading: Reading
+) -> Iterator[tuple[LoopStep | None, Tensor | Exception | None]]:
+    """Run the lines of a round whose backward has not come again, without effects: the step, and the loss that they
+    give or the error that they raise; None where they cannot be run."""
     loop_pass = watch.slices.unfinished()
     if loop_pass is None or loop_pass.overwritten:
-        return None
+        yield None, None
+        return
     replayable = RerunnableParts(watch, loop, reading, watch.state_of(loop), "nan_loss").replayable([loop_pass])
+    given: Tensor | Exception | None = None
     try:
         with replayable.examining():
             replayable.restore()
-            with supervised(loop_pass.state, replayable.restored_tensors()):
-                replayable.forward(replayable.batches[0])
-        return None
-    except HasEffect:
-        return None
-    except Exception as again:  # the program's own error
-        return explain_crash(replayable, error, depth=depth) if type(again) is type(error) else None
+            try:
+                with supervised(loop_pass.state, replayable.restored_tensors()):
+                    given = replayable.forward(replayable.batches[0])["loss"].detach()
+            except HasEffect:
+                pass
+            except Exception as again:  # the program's own error
+                given = again
+        yield replayable, given
     finally:
         replayable.release()

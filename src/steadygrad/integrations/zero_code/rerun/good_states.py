@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ....detect.gradient_norms import GradientProbe
 from ....detect.tensors.nested_tensors import tensors_in
-from ....detect.tensors.readable_tensors import has_values
+from ....detect.tensors.readable_tensors import describable
 from ....engine import validate
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
@@ -162,7 +162,7 @@ class GoodStates:
         if watch.clipping.unknown:
             return "their gradients were clipped in a way of the loop's own"
         tensors = [tensor for loop_pass in loop_passes for tensor in tensors_in(loop_pass.batch)]
-        if not all(has_values(tensor) for tensor in tensors):
+        if not all(describable(tensor) for tensor in tensors):
             return "they read tensors of a kind that is not kept"
         if any(tensor.grad_fn is not None for tensor in tensors):
             return "they read what an earlier step computed"  # and keeping it would keep that step's graph

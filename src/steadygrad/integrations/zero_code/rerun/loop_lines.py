@@ -24,6 +24,7 @@ from torch import Tensor
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
+from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
 from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
@@ -319,6 +320,23 @@ class LoopLines:
         if isinstance(found, str):
             return None
         return replace(loop_pass, slice=found, taken={**found.take(frame), **loop_pass.taken})
+
+    def after_backward(self, loop_pass: LoopPass) -> LinesAfter | None:
+        """The lines between this backward and the update that is being made, where one function has both."""
+        frame, line = _living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
+        return lines_after(frame, line, frame.f_lineno) if frame is not None and frame.f_lineno > line else None
+
+    def before_update(self) -> Iterator[tuple[LoopPass, LinesAfter]]:
+        """The lines before the update that is being made, where no backward came: shorter runs first, each with a pass
+        that computes nothing, to be run after."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None or self.reached or not loops_around(frame.f_code, frame.f_lineno):
+            return
+        nothing = no_loss(frame)
+        for lines in lines_before(frame, frame.f_lineno):
+            yield LoopPass(nothing, {"torch": torch}, {}, take_rng(), {}, torch.zeros(()), ()), lines
 
     def judged(self) -> None:
         """An update was judged: what comes next is not part of it."""

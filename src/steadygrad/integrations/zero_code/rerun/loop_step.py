@@ -17,15 +17,18 @@ from torch.utils._pytree import register_pytree_node
 
 from ....detect.tensors.nested_tensors import tensors_in
 from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
+from ...loops.after_backward import LinesAfter
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import gradients_kept, inner
 from .loop_lines import LoopPass
 from .model_call_step import ModelCallStep
 from .side_effects import HasEffect, quiet, supervised
+from .user_state import UserState
 
 MADE_BEFORE = "the gradient flows through calls that were made before these lines"
 _MAX_NODES = 200_000
@@ -54,11 +57,16 @@ class LoopStep(ModelCallStep):
         self.forward_only = False
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
+        self._after: LinesAfter | None = None
+        self._grad_enabled = torch.is_grad_enabled()
+        self.raised: Exception | None = None
+        """What the lines raised about a non-finite value when they were run again."""
 
     def release(self) -> None:
         """Let go of the models, so that no module of ours is found to hold them."""
         if type(self.model) is _Holder:
             self.model._modules.clear()
+        self.raised = None
 
     def following(self, ahead: int) -> Sequence[Any] | None:
         """What comes next is not known yet, so batches from just before stand in for it."""
@@ -76,6 +84,7 @@ class LoopStep(ModelCallStep):
         leaves = [tensor for loop_pass in self.loop_passes for tensor in tensors_in(loop_pass.taken) if tensor.is_leaf]
         with ExitStack() as stack:
             stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(quiet())
             stack.enter_context(super().examining())
             yield
@@ -91,6 +100,7 @@ class LoopStep(ModelCallStep):
         except UsesCollectives:
             raise
         except Exception as error:  # their lines, out of their place, may raise anything
+            self.raised = error if near_a_nan(error) else None
             return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
 
     def _compared(self) -> str | None:
@@ -127,6 +137,37 @@ class LoopStep(ModelCallStep):
                 self.backward(terms)
             return self.gradients_finite()
 
+    def spoiled_by(self, after: LinesAfter, refused: Sequence[Tensor | None] | None = None) -> bool | None:
+        """Whether gradients that are finite after backward are not after these lines, which the loop runs behind it:
+        then they belong to the step from here on. None where they cannot be run again, or do not give the gradients
+        that were `refused`."""
+        if len(self.batches) != 1 or self._loss_scale != 1.0:
+            return None
+        if not self.sound():
+            return False
+        self._after = after
+        bad: bool | None = None
+        try:
+            with self.examining():
+                self.restore()
+                with supervised(self._user_state(), self.restored_tensors()):
+                    self.backward(self.forward(self.batches[0]))
+                    bad = not self.gradients_finite()
+                if refused is not None and not all(map(_same, (p.grad for p in self._loop.parameters), refused)):
+                    bad = None
+        except (Exception, HasEffect):
+            bad = None
+        self._after = after if bad else None
+        return bad
+
+    def state_read(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Parameters and buffers of modules that the lines can read and that are not trained here: a teacher, say."""
+        known = {id(module) for module in self.model.modules()}
+        for path, module in _modules_in(self.loop_passes[0].taken):
+            if id(module) not in known:
+                yield from (("parameter", f"{path}.{name}", each) for name, each in module.named_parameters())
+                yield from (("buffer", f"{path}.{name}", each) for name, each in module.named_buffers())
+
     def gradients_finite(self) -> bool:
         """Whether the gradients as they are now are finite."""
         gradients = [parameter.grad for parameter in self._loop.parameters if parameter.grad is not None]
@@ -140,11 +181,20 @@ class LoopStep(ModelCallStep):
         loss = terms["loss"]
         if not loss.requires_grad or self.forward_only:
             return
-        state = self.loop_passes[0].state  # hooks on gradients are the program's as well
+        state = self._user_state()  # hooks on gradients are the program's as well
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+            if self._after is not None:
+                with torch.set_grad_enabled(self._grad_enabled):
+                    self._after.run()
         finally:
             state.restore()
+
+    def _user_state(self) -> UserState:
+        """The program's own objects within reach of the lines, as they are now."""
+        first = self.loop_passes[0]
+        more = self._after.taken.values() if self._after is not None else ()
+        return UserState([*first.taken.values(), *more], [first.module_globals])
 
     def commit(self) -> None:
         """The optimizer's step, with the loss scale divided out first as a GradScaler does."""
@@ -164,6 +214,22 @@ class LoopStep(ModelCallStep):
         terms = self.forward(self._evaluated)
         self.backward(terms)
         return terms["loss"].detach()
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two gradients have the same numbers, where a NaN equals a NaN."""
+    if one is None or other is None or one.shape != other.shape:
+        return one is other
+    return bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+
+
+def _modules_in(taken: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules among some values, and among the attributes of plain objects there, with the way to each."""
+    for name, value in taken.items():
+        if isinstance(value, nn.Module):
+            yield name, value
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+            yield from ((f"{name}.{key}", each) for key, each in attributes.items() if isinstance(each, nn.Module))
 
 
 def _node_number() -> int:

@@ -1,0 +1,81 @@
+"""A round that the program leaves out by an error of its own is reported if the error is about a non-finite value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+class Unusable(Exception):
+    """What this program raises about a batch."""
+
+
+def usable(loss: Tensor) -> Tensor:
+    if not torch.isfinite(loss):
+        raise Unusable
+    return loss
+
+
+def few_rows(loss: Tensor) -> Tensor:
+    few_rows.calls += 1  # type: ignore[attr-defined]
+    if few_rows.calls % 3 == 0:  # type: ignore[attr-defined]
+        raise RuntimeError("too few rows")
+    return loss
+
+
+def train(data: list[Tensor], check: Any) -> tuple[nn.Module, int]:
+    torch.manual_seed(0)
+    model, left_out = nn.Linear(3, 1), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in data:
+        try:
+            loss = check((model(x.log()) - x.sum(1, keepdim=True)).square().mean())
+        except (Unusable, RuntimeError):
+            left_out += 1
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model, left_out
+
+
+def batches(count: int, *bad: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    data = [torch.rand(4, 3, generator=generator) + 0.5 for _ in range(count)]
+    for place in bad:
+        data[place][2, 1] = 0.0
+    return data
+
+
+def test_a_batch_left_out_by_the_programs_own_error_is_reported_with_line_and_row(watching: Any) -> None:
+    plain, _ = train(batches(8, 4), usable)
+    watch = watching(diagnose="auto")
+    model, left_out = train(batches(8, 4), usable)
+    assert left_out == 1
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    (incident,) = [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
+    assert "skipped by the program: it raised Unusable" in incident.headline
+    assert incident.diagnosis.origin.op == "log"
+    assert incident.diagnosis.rows == (2,)
+    assert "model(x.log())" in incident.diagnosis.origin.code_line
+    assert watch.barrier.faults == {}
+
+
+@pytest.mark.parametrize("rounds", [8, 40])
+def test_rounds_left_out_for_other_reasons_are_not_reported_and_asked_about_three_times_at_most(
+    watching: Any, rounds: int
+) -> None:
+    watch = watching(diagnose="auto")
+    asked = []
+    ask = watch.events._why_left_out
+    watch.events._why_left_out = lambda: asked.append(1) or ask()
+    few_rows.calls = 0  # type: ignore[attr-defined]
+    _, left_out = train(batches(rounds), few_rows)
+    assert left_out >= 2
+    assert len(asked) <= 3
+    assert few_rows.calls == rounds  # type: ignore[attr-defined]
+    assert not [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
+    assert watch.barrier.faults == {}

@@ -445,3 +445,19 @@ def test_parameters_of_another_optimizer_are_not_called_untrained() -> None:
             first.step()
             last.step()
     assert [found.slug for found in guard.vitals if found.code == "SY405"] == []
+
+
+def test_an_optimizer_for_each_task_is_a_warning_and_no_incident() -> None:
+    torch.manual_seed(0)
+    model = net()
+    warned: list[str] = []
+    for _ in range(4):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with sg.attach(optimizer, model=model) as guard:
+            for _ in range(10):
+                optimizer.zero_grad()
+                model(torch.randn(8, 6)).pow(2).mean().backward()
+                optimizer.step()
+        assert guard.incidents == []
+        warned += [found.slug for found in guard.vitals]
+    assert "momentum_not_restored" in warned

@@ -80,6 +80,8 @@ class LoopRecord:
     peak_rate: float = 0.0
     state_lost: str = ""
     """How the optimizer lost the state of an earlier one: a sentence, or nothing."""
+    surely_lost: bool = False
+    """Whether that cannot have been wanted."""
     narrowed: tuple[str, str] | None = None
     """The dtypes between which the optimizer's state was cast."""
     sizes: list[GradientSize] = field(default_factory=list)

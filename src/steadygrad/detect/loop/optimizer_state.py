@@ -90,6 +90,8 @@ class StateHistory:
         self._made_anew = 0
         self._updates = 0
         self.lost = ""
+        self.surely = False
+        """Whether it was lost by mistake; a new optimizer may be wanted, for another task."""
 
     @property
     def narrowed(self) -> tuple[str, str] | None:
@@ -114,7 +116,8 @@ class StateHistory:
         if parameter is None or parameter._version != before.version:
             return  # other weights: a training of its own
         self._made_anew = before.made_anew + 1
-        if self._loads.loaded:
+        self.surely = self._loads.loaded
+        if self.surely:
             self.lost = f"a state without moments was loaded after {before.updates} updates"
         elif self._made_anew > 1:
             self.lost = (

@@ -142,7 +142,8 @@ class RecordedOptimizer:
         self._turn = _updates_of_all[0]
         sizes = self.sizes.after_update()
         self.record.sizes += sizes
-        self.record.state_lost, self.record.narrowed = self.state.lost, self.state.narrowed
+        self.record.state_lost, self.record.surely_lost = self.state.lost, self.state.surely
+        self.record.narrowed = self.state.narrowed
         strange, distinct = calls.strange()
         update = UpdateSeen(
             step=step,

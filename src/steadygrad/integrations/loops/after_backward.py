@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from ...detect.loop.program_frames import variables_of
 from .loop_slice import LoopSlice, blocks_of, body_of, computing, names_read, statements_between
 
 
@@ -128,6 +129,6 @@ def _compiled(frame: FrameType, statements: list[ast.stmt]) -> LinesAfter | None
     if not kept:
         return None
     code = compile(ast.fix_missing_locations(ast.Module(kept, [])), frame.f_code.co_filename, "exec")
-    here, everywhere = frame.f_locals, frame.f_globals
+    here, everywhere = variables_of(frame), frame.f_globals
     names = [name for name in names_read(kept) if name in here or name in everywhere]
     return LinesAfter(code, {name: here.get(name, everywhere.get(name)) for name in names}, everywhere)

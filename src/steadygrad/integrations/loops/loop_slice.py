@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import sys
 import threading
@@ -280,6 +281,18 @@ def loops_around(code: CodeType, line: int) -> bool:
         return False
     body = body_of(tree, code)
     return body is not None and bool(body) and _innermost_loop(body, line)[0] is not body
+
+
+@functools.lru_cache(maxsize=64)
+def handles_errors(code: CodeType, line: int) -> bool:
+    """Whether a line of a function or script is in a `try` with handlers. Reads and parses the source once."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    inside = [each for statement in body_of(tree, code) or () for each in ast.walk(statement)]
+    tries = [each for each in inside if isinstance(each, ast.Try) and each.handlers]
+    return any(_holds(statement, line) for each in tries for statement in each.body)
 
 
 def _innermost_loop(body: list[ast.stmt], line: int) -> tuple[list[ast.stmt], tuple[Any, ...]]:

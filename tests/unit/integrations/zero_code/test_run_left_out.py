@@ -79,3 +79,26 @@ def test_rounds_left_out_for_other_reasons_are_not_reported_and_asked_about_thre
     assert few_rows.calls == rounds  # type: ignore[attr-defined]
     assert not [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
     assert watch.barrier.faults == {}
+
+
+def rollout(model: nn.Module, calls: list[int]) -> None:
+    """Values of states with gradients that no backward asks for, as in a rollout."""
+    for _ in range(4):
+        model(torch.ones(2, 3))
+        calls.append(1)
+
+
+def test_rounds_without_a_backward_are_not_run_again_where_no_error_is_handled(watching: Any, monkeypatch: Any) -> None:
+    asked: list[int] = []
+    watch = watching(diagnose="auto")
+    monkeypatch.setattr(watch.events, "_why_left_out", lambda: asked.append(1))
+    torch.manual_seed(0)
+    model, calls = nn.Linear(3, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in batches(6):
+        rollout(model, calls)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert len(calls) == 24
+    assert asked == []

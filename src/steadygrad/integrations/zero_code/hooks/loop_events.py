@@ -178,13 +178,14 @@ class LoopEvents:
             self._report(event, can_rerun=self._slices.skipped(bad))
         elif self._error:
             return  # whoever explains the error needs this round
-        elif not losses and self._in_vain < _MAX_IN_VAIN:
+        elif not losses and self._in_vain < _MAX_IN_VAIN and self._slices.handles_errors:
             self._ask_lines()
         self._slices.forget()
         self._losses, self._norm, self._scrubbed = [], None, []
 
     def _ask_lines(self) -> None:
-        """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on."""
+        """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on. Its lines
+        are run again only where it handles errors: other rounds without a backward are as the program wants them."""
         raised = self._why_left_out()
         self._in_vain = self._in_vain + 1 if raised is None else 0
         if raised is not None:

@@ -26,7 +26,7 @@ from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
 from ...loops.batch_names import bind_batch
-from ...loops.loop_slice import LoopSlice, cut, loops_around, stopped_at_return
+from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
 from ..hooks.call_log import Call, autocast_now
 from .side_effects import quiet
@@ -227,6 +227,12 @@ class LoopLines:
         """The program's functions that called a model whose backward has not come, innermost first. They may have
         returned since; what they had computed is still there."""
         return [frame for frame, _ in self._seen.values() if is_users(frame.f_code.co_filename)]
+
+    @property
+    def handles_errors(self) -> bool:
+        """Whether the program would handle an error of the lines that called a model whose backward has not come."""
+        seen = [(frame.f_code, line) for frame, line in self._seen.values() if is_users(frame.f_code.co_filename)]
+        return any(handles_errors(code, line) for code, line in seen)
 
     def skipped(self, loss: Tensor) -> bool:
         """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is

@@ -19,7 +19,8 @@ What to do
 
 Safety
     It changes nothing. It is reported once in a run. A new optimizer for a new stage, with other options or for
-    other weights, is not reported.
+    other weights, is not reported; one that is made again and again may be wanted, for one task after another, so it
+    is a warning and no incident.
 
 References
     https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
@@ -47,6 +48,7 @@ def judge(record: LoopRecord) -> Finding | None:
         f"the optimizer's state was not carried over: {record.state_lost}",
         fix="make the optimizer once, and load its whole state_dict() when a run is resumed",
         phase="state",
+        certain=record.surely_lost,
     )
 
 

@@ -154,9 +154,8 @@ class SampledChecker:
             found = replace(each, step=step)
             self._log.tell_vital(found)
             self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
-            if num_ranks() == 1 and found.evidence.get(
-                "certain", True
-            ):  # of several ranks one would count an incident that the others do not have
+            # Of several ranks one would count an incident that the others do not have.
+            if num_ranks() == 1 and found.evidence.get("certain", True):
                 self._log.enter_silent(step, (found,), _diagnosis_of(found))
         if findings:
             self._log.announce()

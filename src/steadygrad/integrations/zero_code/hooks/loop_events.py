@@ -184,8 +184,9 @@ class LoopEvents:
         self._losses, self._norm, self._scrubbed = [], None, []
 
     def _ask_lines(self) -> None:
-        """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on. Its lines
-        are run again only where it handles errors: other rounds without a backward are as the program wants them."""
+        """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on.
+
+        Its lines are run again only where it handles errors: other rounds without a backward are what it wants."""
         raised = self._why_left_out()
         self._in_vain = self._in_vain + 1 if raised is None else 0
         if raised is not None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import __version__
+from ..detect.tensors.quiet_hook import QuietHook, raise_again
 from ..policy import Policy
 from ..records.errors import UsageError
 from .fault_barrier import FaultBarrier
@@ -101,11 +102,12 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
     refused forward wrote, and fused SGD's momentum what a refused first step left there. Costs one host call per
     state_dict or outside forward, none inside a step."""
 
-    def settle(*_: Any, **__: Any) -> None:
+    def settle_last_step(*_: Any) -> None:
         guard = owner()
         if guard is not None:
             guard.settle()
 
+    settle = QuietHook(settle_last_step, raise_again)
     hooks: list[Any] = [
         model.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]

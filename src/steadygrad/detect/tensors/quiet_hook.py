@@ -9,6 +9,11 @@ from typing import Any
 import torch
 
 
+def raise_again(fault: Exception) -> None:
+    """For a hook whose errors are meant for the program, such as a halt."""
+    raise fault
+
+
 class QuietHook:
     """Calls `call`, and `failed` with what that raises: no failure of ours reaches the program.
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
+from ...detect.tensors.quiet_hook import QuietHook
 from ...engine import validate
 from ...engine.config import GuardConfig
 from ...engine.distributed.consensus import make_consensus
@@ -201,8 +202,9 @@ class OptimizerGuard:
             around = barred(functools.partial(self._around_step, loop), self._failed, functools.partial(_may, loop))
             self._undo.append(wrap_step(loop.optimizer, around))
         if model is not None:
-            self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
-            self._undo.append(model.register_forward_hook(self._after_forward).remove)
+            before, after = (QuietHook(call, self._in_forward) for call in (self._before_forward, self._after_forward))
+            self._undo.append(model.register_forward_pre_hook(before).remove)
+            self._undo.append(model.register_forward_hook(after).remove)
         if scheduler is not None:
             self._undo.append(wrap_method(scheduler, "step", self._hold_schedule, self._failed))
         if scaler is not None:
@@ -219,44 +221,36 @@ class OptimizerGuard:
         """The first training forward since the last update: take what it may move. Does not sync."""
         if not model.training or not torch.is_grad_enabled():
             return
-        try:  # not `with self._barrier`: this is every step's path
-            if self._entry is None:
-                self._follow_parameters()
-                for loop in self._loops:
-                    loop.undo_faults(self._step, before_forward=True)
-                snapshot_schedule = self._snapshot_schedule
-                if (
-                    snapshot_schedule is not None
-                    and snapshot_schedule.due(self._step)
-                    and self.ranks.all("snapshot", snapshot_schedule.cheap())
-                ):
-                    snapshot_schedule.take(self._step)
-                self._entry = self._forward.take()
-                if self._checker is not None:
-                    self._checker.before_forward(self._step)
-            else:
-                self._forward.took_again()
-        except SteadyError:
-            raise
-        except Exception as fault:
-            self._barrier.note("forward_state", fault)
+        if self._entry is not None:
+            self._forward.took_again()
+            return
+        self._follow_parameters()
+        for loop in self._loops:
+            loop.undo_faults(self._step, before_forward=True)
+        schedule = self._snapshot_schedule
+        if schedule is not None and schedule.due(self._step) and self.ranks.all("snapshot", schedule.cheap()):
+            schedule.take(self._step)
+        self._entry = self._forward.take()
+        if self._checker is not None:
+            self._checker.before_forward(self._step)
+
+    def _in_forward(self, fault: Exception) -> None:
+        """What a hook raised: a halt is for the program, a fault of ours is not."""
+        if isinstance(fault, SteadyError):
+            raise fault
+        self._barrier.note("forward_state", fault)
 
     def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
         if not model.training or not torch.is_grad_enabled():
             return
-        try:
-            self._forward.notice()
-            self._forward.left()
-            checker = self._checker
-            if checker is not None and (checker.forwards < EARLY_FORWARDS or self._step % AUDIT_EVERY == 0):
-                checker.after_forward(self._step, self._forward)
-            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-            if isinstance(loss, Tensor) and loss.numel() == 1:
-                self._loss = loss.detach()
-        except SteadyError:
-            raise
-        except Exception as fault:
-            self._barrier.note("forward_state", fault)
+        self._forward.notice()
+        self._forward.left()
+        checker = self._checker
+        if checker is not None and (checker.forwards < EARLY_FORWARDS or self._step % AUDIT_EVERY == 0):
+            checker.after_forward(self._step, self._forward)
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._loss = loss.detach()
 
     def _follow_parameters(self) -> None:
         """Parameters may have been added to an optimizer since: guard them too, and forget snapshots without them."""

@@ -36,6 +36,9 @@ COPIES = {
 }
 
 
+DEEP = ("deepcopy", "pickle", "torch.save")
+
+
 @pytest.fixture(params=["guard", "attach"])
 def running(request: pytest.FixtureRequest) -> Any:
     """A model, its optimizer, a function that makes a step, and the guard."""
@@ -77,7 +80,7 @@ def test_a_model_is_copied_at_any_step_and_the_copy_is_its_own(running: Any, mak
         assert guard.summary()["steps"] == counted
 
 
-@pytest.mark.parametrize("make", [COPIES["deepcopy"], COPIES["pickle"], COPIES["torch.save"]], ids=str)
+@pytest.mark.parametrize("make", [COPIES[name] for name in DEEP], ids=DEEP)
 def test_an_optimizer_is_copied(running: Any, make: Any) -> None:
     _, optimizer, step, _ = running
     for _ in range(3):

@@ -36,7 +36,13 @@ class Both:
 
 
 def both(
-    program: str, where: Path, *, words: Sequence[str] = (), files: dict[str, str] | None = None, **options: Any
+    program: str,
+    where: Path,
+    *,
+    words: Sequence[str] = (),
+    files: dict[str, str] | None = None,
+    diagnose: str = "off",
+    **options: Any,
 ) -> Both:
     """The program, with other files beside it, alone and guarded."""
     (where / "train.py").write_text(program)
@@ -46,5 +52,5 @@ def both(
     settings = {"cwd": where, "env": ENVIRONMENT, "capture_output": True, "text": True, "check": False, "timeout": 240}
     command = [sys.executable, *words, "train.py"]
     alone = subprocess.run(command, **{**settings, **options})
-    steady = [*STEADY, "run", "--diagnose", "off", "--json", "--run-dir", "run", "--", *command]
+    steady = [*STEADY, "run", "--diagnose", diagnose, "--json", "--run-dir", "run", "--", *command]
     return Both(alone, subprocess.run(steady, **{**settings, **options}))

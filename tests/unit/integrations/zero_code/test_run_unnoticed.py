@@ -285,3 +285,33 @@ print(json.dumps(alive))
 def test_tensors_that_the_program_deletes_are_freed_as_alone(tmp_path: Path) -> None:
     alone, guarded = both(FREED, tmp_path).told()
     assert guarded == alone
+
+
+LOOKED_INTO = """
+import hashlib, json, random
+import torch
+from torch import nn
+
+random.seed(3)
+torch.manual_seed(17)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+model = model.to(torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), 0.002)
+losses = []
+for _ in range(30):
+    x = torch.randn(16, 6, dtype=torch.bfloat16) * (1 + random.random())
+    loss = (model(x) - x[:, :1].abs()).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+values = {name: value.double().sum().item() for name, value in model.state_dict().items()}
+print(json.dumps([losses, values, random.random(), torch.rand(()).item()]))
+"""
+
+
+def test_an_update_that_is_looked_into_leaves_statistics_and_random_numbers_as_alone(tmp_path: Path) -> None:
+    runs = both(LOOKED_INTO, tmp_path, diagnose="auto")
+    alone, guarded = runs.told()
+    assert guarded == alone
+    assert [each["symptom"] for each in runs.summary["incidents"]] == ["silent"]

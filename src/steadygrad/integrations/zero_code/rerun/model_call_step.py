@@ -46,14 +46,18 @@ class ModelCallStep:
 
     def restore(self) -> None:
         """Back to the moment before the first call, bit for bit."""
+        self._as_it_was()
+        self._forward_state.restore(self._entry)
+        for parameter in (*self.model.parameters(), *self._loop.parameters):
+            parameter.grad = None
+
+    def _as_it_was(self) -> None:
+        """Back to the moment when the examination began: of an update that was made, after its forward."""
         if self._state_backup is not None:
             self._state_backup.restore()
             with torch.no_grad():
                 for parameter, before in self._unnamed:
                     parameter.copy_(before)
-        self._forward_state.restore(self._entry)
-        for parameter in (*self.model.parameters(), *self._loop.parameters):
-            parameter.grad = None
 
     @property
     def loop(self) -> OptimizerLoop:
@@ -112,7 +116,7 @@ class ModelCallStep:
             try:
                 yield
             finally:
-                self.restore()
+                self._as_it_was()
                 self._state_backup, self._unnamed = None, []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import numpy
@@ -461,3 +462,53 @@ def test_an_optimizer_for_each_task_is_a_warning_and_no_incident() -> None:
         assert guard.incidents == []
         warned += [found.slug for found in guard.vitals]
     assert "momentum_not_restored" in warned
+
+
+def test_complex_weights_are_recorded_without_a_warning() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+    optimizer = torch.optim.SGD([weight], lr=0.05)
+    with warnings.catch_warnings(), sg.attach(optimizer) as guard:
+        warnings.simplefilter("error")
+        for _ in range(6):
+            (torch.randn(4, 6, dtype=torch.complex64) @ weight).abs().pow(2).mean().backward()
+            weight.grad.mul_(0.5)
+            optimizer.step()
+    assert guard.summary()["guard_faults"] == {}
+
+
+def test_updates_inside_of_backward_are_no_fault() -> None:
+    torch.manual_seed(0)
+    model = net()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+
+    def step_at_once(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step_at_once)
+    guards = [sg.attach(optimizer, model=model) for optimizer in optimizers.values()]
+    for _ in range(8):
+        model(torch.randn(8, 6)).pow(2).mean().backward()
+    for guard in guards:
+        guard.close()
+        assert guard.summary()["guard_faults"] == {}
+
+
+def test_calls_under_vmap_are_no_fault() -> None:
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(4):
+            weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+            def loss(given, row, weights=weights):
+                return torch.func.functional_call(model, given, (row[None],)).pow(2).mean()
+
+            rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(5, 6))
+            for name, parameter in model.named_parameters():
+                parameter.grad = rows[name].mean(0)
+            optimizer.step()
+    assert guard.summary()["guard_faults"] == {}

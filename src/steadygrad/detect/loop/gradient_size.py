@@ -42,6 +42,7 @@ class GradientSizes:
             (parameter, float(group["lr"]))
             for parameter, group in self._parameters()
             if parameter.grad is not None and not isinstance(group.get("lr"), Tensor) and group.get("lr")
+            if parameter.is_floating_point()
         ]
         if found:
             parameter, rate = min(found, key=lambda pair: pair[0].numel())
@@ -66,7 +67,7 @@ class GradientSizes:
 
     def _norm(self) -> Tensor | None:
         gradients = [parameter.grad for parameter, _ in self._parameters() if parameter.grad is not None]
-        if not gradients or any(g.layout is not torch.strided for g in gradients):
+        if not gradients or any(g.layout is not torch.strided or g.is_complex() for g in gradients):
             return None
         if len({gradient.device for gradient in gradients}) > 1:
             return None

@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.weak import TensorWeakRef
 
 from ..tensors.nested_tensors import tensors_in
+from ..tensors.readable_tensors import describable
 
 _MAX_CALLS = 64
 _MAX_TENSORS = 8
@@ -138,7 +139,7 @@ def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments
     trained = torch.is_grad_enabled()
     call, number = CallSeen(trained, []), len(seen.calls)
     for tensor in tensors_in(arguments)[:_MAX_TENSORS]:
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or not describable(tensor):
             continue
         place, shape = tensor.data_ptr(), tensor.shape
         for other, earlier in enumerate(seen.calls):

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -108,6 +109,8 @@ class RecordedOptimizer:
 
     def backward_ended(self) -> None:
         window, marks = self._window, self._marks
+        if not window.at_begin:
+            return  # an update was made inside of this backward pass
         fed = marks.added_to(window.at_begin)
         if not fed:
             return  # a gradient of something else: a penalty, an attack
@@ -233,8 +236,12 @@ def _share(old: Tensor, now: Tensor | None) -> float:
     """How much of a gradient was there before this step's backward. Reads the device."""
     if now is None or now.shape != old.shape:
         return 0.0
-    before, new = float(old.float().norm()), float((now.detach() - old).float().norm())
+    before, new = _norm(old), _norm(now.detach() - old)
     return before / (before + new) if before + new > 0 else 0.0
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor if tensor.is_complex() else tensor.float()))
 
 
 def _rate(group: dict[str, Any]) -> float:

@@ -315,3 +315,30 @@ def test_an_update_that_is_looked_into_leaves_statistics_and_random_numbers_as_a
     alone, guarded = runs.told()
     assert guarded == alone
     assert [each["symptom"] for each in runs.summary["incidents"]] == ["silent"]
+
+
+LEFT_OUT_OF_THE_OPTIMIZER = """
+import json
+import torch
+from torch import nn
+
+torch.manual_seed(57)
+model = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 1))
+optimizer = torch.optim.Adam([p for name, p in model.named_parameters() if "bias" not in name], 1e-2)
+losses = []
+for _ in range(20):
+    x = torch.randn(8, 5)
+    loss = (model(x) - x[:, :1]).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(json.dumps([losses, [p.double().sum().item() for p in model.parameters()]]))
+"""
+
+
+def test_parameters_of_no_optimizer_are_not_moved_by_a_trial_of_a_remedy(tmp_path: Path) -> None:
+    runs = both(LEFT_OUT_OF_THE_OPTIMIZER, tmp_path, diagnose="auto")
+    alone, guarded = runs.told()
+    assert guarded == alone
+    assert [each["symptom"] for each in runs.summary["incidents"]] == ["silent"]

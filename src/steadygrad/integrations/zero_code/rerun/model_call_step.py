@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
 from ....diagnosis.replay.guard_step import select_rows
@@ -110,9 +110,11 @@ class ModelCallStep:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._state_backup = StateBackup(self.model, self.optimizers, self._state)
-            # An optimizer's parameters that the state does not name would not be restored with it.
+            # Parameters that the state does not name, those of no optimizer among them, are not restored with it.
             named = {id(parameter) for parameter in self._loop.named_parameters().values()}
-            self._unnamed = [(p, p.detach().clone()) for p in self._loop.parameters if id(p) not in named]
+            held = [p for part in nn.Module.modules(self.model) for p in part._parameters.values()]
+            others = {id(p): p for p in (*self._loop.parameters, *held) if p is not None and p.requires_grad}
+            self._unnamed = [(p, p.detach().clone()) for key, p in others.items() if key not in named]
             try:
                 yield
             finally:

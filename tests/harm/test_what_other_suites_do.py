@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ class KeepsItsOwnState(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any, bad: int) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        self.bad, self.calls = bad, [0]
+        self.bad, self.calls = bad, itertools.count()  # a clock of the test's own, which nothing can set back
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
@@ -27,11 +28,11 @@ class KeepsItsOwnState(torch.optim.Optimizer):
             loss = closure() if closure is not None else None
         count = self.state.setdefault("count", torch.zeros(1))  # type: ignore[call-overload]
         self.state["steps"] = self.state.get("steps", 0) + 1  # type: ignore[index,call-overload]
+        fails = next(self.calls) == self.bad
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.sub_(parameter.grad, alpha=math.nan if self.calls[0] == self.bad else group["lr"])
+                parameter.sub_(parameter.grad, alpha=math.nan if fails else group["lr"])
         count += 1
-        self.calls[0] += 1
         return loss
 
 

@@ -512,3 +512,41 @@ def test_calls_under_vmap_are_no_fault() -> None:
                 parameter.grad = rows[name].mean(0)
             optimizer.step()
     assert guard.summary()["guard_faults"] == {}
+
+
+def test_gradients_that_the_program_puts_in_place_itself_are_not_called_old() -> None:
+    torch.manual_seed(0)
+    model = net()
+
+    def loop(model, optimizer, batch):
+        parameters = list(model.parameters())
+        for _ in range(8):
+            given = batch()
+            found = torch.autograd.grad(loss_of(model, given), parameters)
+            for parameter, gradient in zip(parameters, found, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+
+    assert named(loop, model) == []
+
+
+class TakesALoss(torch.optim.SGD):
+    """An optimizer whose step takes a number, and no closure."""
+
+    def step(self, loss, *, scale=1.0):
+        super().step()
+        return float(loss) * scale
+
+
+def test_an_optimizer_that_takes_something_else_than_a_closure_gets_it() -> None:
+    torch.manual_seed(0)
+    model = net()
+    optimizer = TakesALoss(model.parameters(), lr=0.01)
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 6)).pow(2).mean()
+            loss.backward()
+            assert optimizer.step(loss.detach(), scale=2.0) == 2 * loss.item()
+    assert guard.summary()["applied"] == 4
+    assert guard.summary()["guard_faults"] == {}

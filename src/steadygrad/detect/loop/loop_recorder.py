@@ -248,7 +248,7 @@ class LoopRecorder:
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not self._idle:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-                loop.update_begins(optimizer, closure=closure is not None)
+                loop.update_begins(optimizer, closure=callable(closure))
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:

@@ -22,6 +22,8 @@ from .program_frames import user_line
 from .rules import judge
 
 _MAX_ADAPTERS = 4
+_SHARE = 0.02
+"""Less than this of a gradient is rounding, and not from an earlier update."""
 _MAX_SHARES = 8
 """How often gradients that were kept are read, to be sure of it."""
 _updates_of_all = [0]
@@ -130,7 +132,7 @@ class RecordedOptimizer:
         self.sizes.before_update(changed=not marks.unchanged(window.at_end))
         if window.kept and window.old is not None:
             window.old_share = _share(window.old, marks.smallest())
-            window.kept = window.old_share > 0
+            window.kept = window.old_share > _SHARE
             self._shares = self._shares + 1 if window.kept else _MAX_SHARES
 
     # -- the update
@@ -156,7 +158,7 @@ class RecordedOptimizer:
             thrown_away=window.thrown_away,
             all_but_last=window.one_by_one and window.thrown_away == window.passes - 1 and window.passes > 1,
             one_batch=calls.input_gradient or calls.over_one_batch,
-            kept=window.kept,
+            kept=window.kept and window.old_share > _SHARE,
             old_share=window.old_share,
             no_gradient=window.no_gradient,
             replaced=window.replaced,

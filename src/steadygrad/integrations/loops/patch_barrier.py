@@ -121,6 +121,12 @@ def barred(
     return uncounted(patch, "barrier.py")
 
 
+def closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of `optimizer.step`; an optimizer of the user's own may take something else."""
+    found = kwargs.get("closure", args[0] if args else None)
+    return found if callable(found) else None
+
+
 def _marked(value: Any, calls: list[_Once]) -> Any:
     """A closure among the arguments of an update, as a call of the program's own."""
     if not callable(value) or isinstance(value, Optimizer):

@@ -37,7 +37,7 @@ from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Finding, Incident, Reading
 from ...records.errors import SteadyError
 from ..build import report_checkup
-from ..loops.patch_barrier import barred, undo_all
+from ..loops.patch_barrier import barred, closure_in, undo_all
 from ..loops.patching import outside_of_compile, wrap_method
 from .optimizer_loop import OptimizerLoop, names_of
 from .snapshot_schedule import SnapshotSchedule
@@ -273,8 +273,8 @@ class OptimizerGuard:
     def _around_step(self, loop: OptimizerLoop, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._closed:  # a schedule that was made meanwhile still calls through here
             return original(*args, **kwargs)
-        closure = kwargs.pop("closure", None) if "closure" in kwargs else (args[0] if args else None)
-        rest = args[1:]
+        closure = closure_in(args, kwargs)
+        rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
         self._refused.discard(id(loop))
         number, self._step = self._step, self._step + 1
         try:
@@ -288,7 +288,7 @@ class OptimizerGuard:
         try:
             if closure is not None:
                 return loop.update_with_closure(
-                    lambda run: original(run, *rest, **kwargs), closure, number, self._loss_of_closure
+                    lambda run: original(run, *rest, **named), closure, number, self._loss_of_closure
                 )
             return loop.update(lambda: original(*args, **kwargs), number, self._loss, None)
         finally:
@@ -434,7 +434,7 @@ def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], 
 
 def _may(loop: OptimizerLoop, closure: Any = None, *_: Any, **__: Any) -> bool:
     """Whether an update may be made that the guard failed to judge; before its closure ran there is nothing to see."""
-    return not loop.engine.policy.acts or (closure is not None and not closure.made) or loop.finite()
+    return not loop.engine.policy.acts or not getattr(closure, "made", True) or loop.finite()
 
 
 def _reading_of(loop: OptimizerLoop) -> Reading:

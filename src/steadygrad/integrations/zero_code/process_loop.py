@@ -26,6 +26,7 @@ from ...engine.step.trained_parameters import parameters_of
 from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Reading
 from ...records.rerun_flag import rerunning
+from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.backward_losses import BackwardPasses
@@ -204,7 +205,7 @@ class ProcessLoop:
         if self.backwards.depth:
             return self._in_backward(original, optimizer, args, kwargs)
         loop = self._begin(optimizer)
-        closure = kwargs.get("closure") or (args[0] if args else None)
+        closure = closure_in(args, kwargs)
         self._making = loop
         try:
             if closure is not None:

@@ -36,7 +36,7 @@ from .parameter_measurement import Measured, Measurement
 from .rules import parameter_not_in_optimizer
 from .sample_helpers import StepObservation, TensorNumbers
 
-_EARLY = frozenset({0, 1, 2, 5, 10, 30, 100})
+_EARLY = frozenset({0, 1, 2, 5, 10})
 _KEPT = 8
 
 
@@ -64,7 +64,7 @@ class _Open:
 
 
 class StepSampler:
-    """Samples a run at steps 0, 1, 2, 5, 10, 30, 100 and then every `policy.vitals_every`."""
+    """Samples a run at steps 0, 1, 2, 5, 10 and then every `policy.vitals_every`."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], policy: Policy) -> None:
         # Whoever trains holds them: a training that has ended is freed without us.

@@ -16,8 +16,10 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from ...records.errors import UsageError
+from ...records.rerun_flag import rerunning
 from ..config import GuardConfig
 from ..fault_barrier import UserCodeError
+from ..recovery.loss_modules import buffers_beside, preserved
 from ..state.batch_buffer import pristine
 
 Terms = dict[str, Tensor]
@@ -69,10 +71,20 @@ class UserStep:
     def _call(self, batch: Any, original: Any) -> Any:
         given = pristine(batch, clone=self.writes_batches) if original is None else original
         self.began = True
+        if rerunning():
+            return self._call_again(given)
         try:  # not `with theirs()`: this is every step's path
             if PRECISIONS[self.precision] is None:
                 return self.loss_fn(self.model, given)
             with self.autocast():
+                return self.loss_fn(self.model, given)
+        except Exception as error:
+            raise UserCodeError(error) from error
+
+    def _call_again(self, given: Any) -> Any:
+        """For a look at a step, not for training: modules of others that the loss uses are left as they are."""
+        try:
+            with preserved(buffers_beside(self.loss_fn, self.model)), self.autocast():
                 return self.loss_fn(self.model, given)
         except Exception as error:
             raise UserCodeError(error) from error

@@ -47,7 +47,7 @@ _QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention ha
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
-    stuck = in_all(samplings, _SAMPLINGS, _is_stuck)
+    stuck = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_stuck) if not _moved_between(samplings, tensor)]
     if not stuck or warming_up(samplings, _SAMPLINGS):
         return None
     return about(
@@ -59,6 +59,13 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
         lr=stuck[0].lr,
         grad_absmax=stuck[0].grad_absmax,
     )
+
+
+def _moved_between(samplings: Sequence[StepObservation], tensor: TensorNumbers) -> bool:
+    """Whether it was moved at an earlier sampling, or between two: then it does change, and may have converged."""
+    seen = [each for sampling in samplings if sampling.measured for each in sampling.tensors]
+    own = [each for each in seen if each.name == tensor.name]
+    return any(each.num_moved for each in own) or len({each.weight_norm for each in own}) > 1
 
 
 def suspect(run: ObservedRun, *, ended: bool = False) -> Suspicion | None:

@@ -5,15 +5,13 @@ Measures and never judges. Nothing here waits for the device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from ..records import Reading
 from .tensors.sharded_tensors import is_sharded, local_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -152,25 +150,6 @@ def _measure_parts(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     """Norms of what lives here, for someone who adds them up over the ranks along with what he reduces anyway."""
     parts = [local_of(grad) for grad in grads]
     return _measure_groups(indices, parts)
-
-
-def with_exact_norms(reading: Reading, gradients: Gradients | None) -> Reading:
-    """The reading with norms in double precision, where only the sum of squares overflowed: such an update is finite.
-    Unchanged where a gradient is not finite. Reads the device; to be asked where the norm is infinite."""
-    if gradients is None or reading.grad_norm != math.inf or not all(map(_is_plain, gradients.tensors)):
-        return reading
-    norms = [float(torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)) for tensor in gradients.tensors]
-    if not all(map(math.isfinite, norms)) or len(norms) != len(reading.norms):
-        return reading
-    return replace(reading, grad_norm=math.hypot(*norms), norms=norms)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.is_floating_point()
-
-
-LARGE = 1e18
-"""The square of such a gradient may be more than float32 holds: what an update makes of it has to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...detect.gradient_norms import LARGE
 from ...policy.decide import RATE
 from ...records import Reading
 from ..distributed.consensus import SingleRank
@@ -105,9 +104,7 @@ class UpdateCheck:
             self.shadow.forget()
         self._with_gradient = None
 
-    def before(
-        self, with_gradient: Sequence[int], reading: Reading, *, may_copy: bool, hold_rate: bool = False
-    ) -> Tree | None:
+    def before(self, with_gradient: Sequence[int], *, may_copy: bool, hold_rate: bool = False) -> Tree | None:
         """A copy of everything, in host memory, where the coming update may have to be undone; else None.
 
         `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
@@ -119,10 +116,8 @@ class UpdateCheck:
             self._hold_rates()
         if self._careful_left:
             self._careful_left -= 1
-        elif may_copy and (reading.grad_norm > LARGE or self._is_new(with_gradient)):
+        elif may_copy and self._is_new(with_gradient):
             self._bad_before = bad_state(self._state)
-            if reading.grad_norm > LARGE and not any(self._bad_before.values()):
-                self._bad_before = {}  # moments that overflow are this update's doing
         else:
             return None
         copied: Tree = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))

@@ -23,7 +23,6 @@ from ..recovery.loss_modules import buffers_beside, preserved
 from ..state.batch_buffer import pristine
 
 Terms = dict[str, Tensor]
-Update = Callable[[], Any]
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -305,7 +305,7 @@ class OptimizerLoop:
             verdict = self.engine.judge(step, reading, made=not holds)
             if not verdict.applies:
                 return None
-            undo = self._checked().before(fed, reading, may_copy=self._may_undo(), hold_rate=self.log.ledger.rate_held)
+            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=self.log.ledger.rate_held)
             return _JudgedUpdate(step, self._shown(verdict), undo, fed)
         except SteadyError:
             raise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...detect.gradient_norms import GradientProbe, Gradients, with_exact_norms
+from ...detect.gradient_norms import GradientProbe, Gradients
 from ...detect.history import RefusalLimits
 from ...engine.record.run_log import RunLog
 from ...engine.step.device_check import DeviceCheck, RowTransfer
@@ -154,9 +154,7 @@ class UpdateNumbers:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        if before_clip is None:
-            return reading if scale is not None else with_exact_norms(reading, gradients)
-        return _before_clipping(reading, before_clip, clipped)
+        return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 
 
 def _before_clipping(reading: Reading, total: float, clipped: Gradients | None) -> Reading:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import __version__
-from ..detect.tensors.quiet_hook import QuietHook, raise_again
+from ..detect.tensors.quiet_hook import QuietHook
 from ..policy import Policy
-from ..records.errors import UsageError
+from ..records.errors import SteadyError, UsageError
 from .fault_barrier import FaultBarrier
 from .state.checkpoint_store import NEVER, CheckpointStore
 from .state.forward_state import ForwardState
@@ -107,7 +107,13 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         if guard is not None:
             guard.settle()
 
-    settle = QuietHook(settle_last_step, raise_again)
+    def failed(fault: Exception) -> None:
+        guard = owner()
+        if isinstance(fault, SteadyError) or guard is None:
+            raise fault
+        guard._loop.barrier.note("settle", fault)
+
+    settle = QuietHook(settle_last_step, failed)
     hooks: list[Any] = [
         model.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]

@@ -90,7 +90,9 @@ class RecordedOptimizer:
     def backward_begins(self) -> None:
         window, marks = self._window, self._marks
         if not window.passes:
-            window.kept = self._may_be_kept and marks.unchanged(self._at_update or ())
+            # One that is cleared through `.data` keeps its version: once that is known, versions say nothing.
+            before = self._at_update if self._shares < _MAX_SHARES else None
+            window.kept = before is not None and marks.unchanged(before)
             if window.kept and (smallest := marks.smallest()) is not None:
                 window.old = smallest.detach().clone()
         elif marks.cleared(window.at_end):
@@ -99,11 +101,6 @@ class RecordedOptimizer:
         elif not marks.unchanged(window.at_end):
             window.kept = False
         window.at_begin = marks.take()
-
-    @property
-    def _may_be_kept(self) -> bool:
-        """A gradient that is cleared through `.data` keeps its version: once that is known, versions say nothing."""
-        return self._at_update is not None and self._shares < _MAX_SHARES
 
     def layer_ran(self, name: str) -> None:
         """A layer with an adapter was called with gradients."""
@@ -133,7 +130,7 @@ class RecordedOptimizer:
         if window.kept and window.old is not None:
             window.old_share = _share(window.old, marks.smallest())
             window.kept = window.old_share > _SHARE
-            self._shares = self._shares + 1 if window.kept else _MAX_SHARES
+            self._shares = self._shares + 1 if window.old_share else _MAX_SHARES
 
     # -- the update
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from ...records.errors import SteadyError
 
-def raise_again(fault: Exception) -> None:
-    """For a hook whose errors are meant for the program, such as a halt."""
-    raise fault
+
+def raise_halt(fault: Exception) -> None:
+    """For a hook that may halt the program: that is raised, and a fault of ours is not."""
+    if isinstance(fault, SteadyError):
+        raise fault
+    logging.getLogger("steadygrad").error("internal error of steadygrad (%s); training goes on", fault)
 
 
 class QuietHook:

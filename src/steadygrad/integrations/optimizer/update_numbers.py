@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...detect.gradient_norms import GradientProbe, Gradients
+from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.history import RefusalLimits
 from ...engine.record.run_log import RunLog
 from ...engine.step.device_check import DeviceCheck, RowTransfer
@@ -154,6 +154,8 @@ class UpdateNumbers:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
+        if reading.grad_norm == math.inf and clipped is None and gradients is not None:
+            reading = replace(reading, gradients_finite=finite_gradients(gradients))  # only their norm may overflow
         return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 
 

@@ -154,7 +154,7 @@ class UpdateNumbers:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        if reading.grad_norm == math.inf and clipped is None and gradients is not None:
+        if reading.grad_norm == math.inf and scale is None and clipped is None and gradients is not None:
             reading = replace(reading, gradients_finite=finite_gradients(gradients))  # only their norm may overflow
         return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 

@@ -1,6 +1,6 @@
 """How early, and how truly, `SY418` says when a module leaves float16: runs whose outputs grow until they overflow.
 
-    python -m benchmarks.overflow_warning --md benchmarks/results/overflow-warning-x86_64-2cores.md
+    python -m benchmarks.overflow_warning --md benchmarks/results/overflow-warning-h200-host.md
 
 Twelve runs of small networks in float16 autocast on a CPU, each with another reason to grow. The lead is the number of
 updates from the first warning to the first infinite output; the interval is the one that the warning states.

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .. import __version__
 from ..detect.tensors.quiet_hook import QuietHook
 from ..policy import Policy
-from ..records.errors import SteadyError, UsageError
+from ..records.errors import UsageError
 from .fault_barrier import FaultBarrier
 from .state.checkpoint_store import NEVER, CheckpointStore
 from .state.forward_state import ForwardState
@@ -107,13 +107,11 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         if guard is not None:
             guard.settle()
 
-    def failed(fault: Exception) -> None:
-        guard = owner()
-        if isinstance(fault, SteadyError) or guard is None:
-            raise fault
-        guard._loop.barrier.note("settle", fault)
+    def raise_theirs(error: Exception) -> None:
+        """`settle` deals with its own faults: what it raises is the program's error, or a halt."""
+        raise error
 
-    settle = QuietHook(settle_last_step, failed)
+    settle = QuietHook(settle_last_step, raise_theirs)
     hooks: list[Any] = [
         model.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]

@@ -112,7 +112,6 @@ def make_guard(model: nn.Module, optimizer: Any, loss_fn: Any, **options: Any) -
     """A guard that skips and does nothing else, with no diagnosis: for tests of what a skip leaves behind."""
     options.setdefault("policy", SKIP_ONLY)
     options.setdefault("diagnose", "off")
-    options.setdefault("diagnose", "off")
     return sg.Guard(model, optimizer, loss_fn, **options)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.engine.early_checks.first_batch import FirstBatch
 from steadygrad.engine.early_checks.held_state import HeldState
 from steadygrad.engine.early_checks.repeatable_call import why_not_repeat
 
@@ -324,3 +325,32 @@ def test_gates_that_the_size_of_the_input_holds_are_named(
         return F.binary_cross_entropy_with_logits(model(prices), (prices[:, -1] > prices.mean(1)).float())
 
     assert causes(model, step) == expected
+
+
+def test_a_look_that_breaks_keeps_nothing_of_the_program() -> None:
+    broke: list[Exception] = []
+    model = nn.Linear(4, 2)
+    first = FirstBatch(model, broke.append)
+    first.before_forward(1)
+    model(torch.randn(3, 4))
+    first._failed(ValueError("planted"))
+    assert first.done
+    assert broke
+    assert not model._forward_hooks
+    assert first._call is None
+    assert not first._beside
+    assert model(torch.randn(3, 4)).shape == (3, 2)
+
+
+def test_a_batch_made_under_inference_mode_is_not_kept() -> None:
+    model = nn.Linear(4, 2)
+    first = FirstBatch(model, lambda fault: pytest.fail(str(fault)))
+    first.before_forward(1)
+    with torch.inference_mode():
+        batch = torch.randn(3, 4)
+    with torch.enable_grad():
+        hook = next(iter(model._forward_hooks.values()))
+        hook(model, (batch,), {}, torch.randn(3, 2))
+    assert first.done
+    assert not model._forward_hooks
+    assert first._call is None

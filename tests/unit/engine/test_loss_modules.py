@@ -67,3 +67,13 @@ def test_buffers_of_another_model_move_in_training_and_not_in_a_rerun(way: str) 
 def test_the_models_own_buffers_are_not_among_them() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
     assert buffers_beside(lambda model, batch: model(batch).mean(), model) == []
+
+
+def test_a_step_beside_a_rerun_in_another_thread_moves_the_other_models_buffers() -> None:
+    critic = made_critic()
+    maker = nn.Linear(4, 2)
+    with sg.Guard(maker, torch.optim.SGD(maker.parameters(), lr=0.01), by_closure(critic)) as guard:
+        before = int(critic[1].num_batches_tracked)
+        with rerun():  # the flag is the process's: a look elsewhere raises it for this step too
+            guard.step(torch.randn(6, 4))
+        assert int(critic[1].num_batches_tracked) == before + 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import steadygrad as sg
 from steadygrad.engine.state.forward_state import ForwardState
 from steadygrad.engine.state.training_state import TrainingState, copy_tree
+from steadygrad.engine.step.trained_parameters import attributes_of
 from steadygrad.integrations.zero_code.launch.run_options import RunOptions
 from steadygrad.integrations.zero_code.process_loop import ProcessLoop
 
@@ -103,3 +104,9 @@ def test_its_parameters_and_torchs_own_optimizers_are_left_out(kind: type) -> No
     state = TrainingState(parameters={}, optimizers=[optimizer], forward=ForwardState([model]))
     tree = copy_tree(state.live(), Tensor.clone)["optimizers"][0]
     assert set(tree["attributes"]) == ({"mean", "count", "seen"} if kind is MeanScaled else set())
+
+
+def test_a_history_that_grows_is_not_copied_with_each_snapshot() -> None:
+    _, optimizer = model_and_optimizer()
+    optimizer.seen = [torch.zeros(())] * 2000
+    assert set(attributes_of(optimizer)) == {"mean", "count"}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad.detect.history import History
+from steadygrad.engine.fault_barrier import UserCodeError
 from steadygrad.engine.record import run_log
 from steadygrad.engine.recovery import refusal_analysis, rollback, update_check
 from steadygrad.engine.state import batch_buffer, forward_state, snapshot_ring
@@ -340,3 +341,34 @@ def test_ctrl_c_in_a_real_process_leaves_the_journal_whole(mode: str, tmp_path: 
 
 def test_all_names_of_the_guard_are_public_where_a_user_needs_them() -> None:
     assert {"step", "settle", "close", "summary", "incidents", "batches_seen", "step_number"} <= set(dir(sg.Guard))
+
+
+@pytest.mark.parametrize("reader", ["model", "optimizer"])
+def test_what_the_program_raises_while_the_last_step_is_settled_reaches_it(
+    reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = setup()
+    guard = make_guard(it.model, it.optimizer, it.loss_fn, settle="late")
+    guard.step(batches(1)[0])
+
+    def theirs() -> None:
+        raise UserCodeError(KeyError("theirs"))
+
+    monkeypatch.setattr(guard._loop, "settle", theirs)
+    with pytest.raises(KeyError, match="theirs"):
+        getattr(it, reader).state_dict()
+
+
+def test_a_fault_of_ours_while_the_last_step_is_settled_does_not_reach_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = setup()
+    guard = make_guard(it.model, it.optimizer, it.loss_fn, settle="late")
+    guard.step(batches(1)[0])
+
+    def ours() -> None:
+        raise Planted
+
+    monkeypatch.setattr(guard._loop, "settle", ours)
+    assert it.model.state_dict()
+    assert guard.step(batches(1)[0]).applied

@@ -68,7 +68,7 @@ class FirstBatch:
                 self._tables.append(part.register_forward_hook(QuietHook(self._ran(name), self._failed)))
 
     def _failed(self, fault: Exception) -> None:
-        self.done = True
+        self.close()
         self._failed_outside(fault)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class FirstBatch:
         if self.done or rerunning() or not torch.is_grad_enabled() or model is not self._model():
             return
         if any(tensor.is_inference() for tensor in tensors_in((args, kwargs))):
-            self.done = True
+            self.close()
             return
         self._num_calls += 1
         if self._num_calls > 1:

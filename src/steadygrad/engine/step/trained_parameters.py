@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 
 from ...records.errors import UsageError
 
+_MOST_ENTRIES = 1024
+"""Entries of a list or dictionary that are still looked at as an optimizer's state."""
+
 
 class TrainedParameters:
     """Names and parameters in the order in which `clip_grad_norm_(model.parameters(), ...)` would sum them."""
@@ -98,7 +101,8 @@ def own_state(optimizer: Optimizer) -> dict[Any, Any]:
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer that torch does not bring along keeps in attributes: tensors and numbers, alone or in lists and
-    dictionaries; not its parameters."""
+    dictionaries; not its parameters. A list or dictionary longer than `_MOST_ENTRIES` is left out: a history that grows
+    would be copied whole with every snapshot."""
     if type(optimizer).__module__.startswith("torch.optim"):
         return {}
     trained = set(map(id, parameters_of(optimizer)))
@@ -108,10 +112,9 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _is_plain(value: Any, trained: set[int]) -> bool:
-    if type(value) is list:
-        return all(_is_plain(item, trained) for item in value)
-    if type(value) is dict:
-        return all(_is_plain(item, trained) for item in value.values())
+    if type(value) in (list, dict):
+        items = value if type(value) is list else value.values()
+        return len(value) <= _MOST_ENTRIES and all(_is_plain(item, trained) for item in items)
     return isinstance(value, bool | int | float) or (isinstance(value, Tensor) and id(value) not in trained)
 
 

@@ -70,7 +70,7 @@ class UserStep:
     def _call(self, batch: Any, original: Any) -> Any:
         given = pristine(batch, clone=self.writes_batches) if original is None else original
         self.began = True
-        if rerunning():
+        if original is None and rerunning():
             return self._call_again(given)
         try:  # not `with theirs()`: this is every step's path
             if PRECISIONS[self.precision] is None:

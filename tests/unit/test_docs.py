@@ -187,7 +187,8 @@ WITHOUT_FIX = {"CK103", "RX164", "SY201", "SY202", "SY203", "SY301", "SY303", "S
 def test_a_code_page_shows_the_fix_beside_the_bug() -> None:
     from steadygrad.records import rules
 
-    examples = {page.code: page.sections.get("Smallest example", "") for page in rules.pages()}
+    pages = [page for page in rules.pages() if not page.code.startswith("IE")]  # errors of our own, for us to mend
+    examples = {page.code: page.sections.get("Smallest example", "") for page in pages}
     shown = {code for code, text in examples.items() if "# fixed\n" in text or "# instead of\n" in text}
     assert set(examples) - shown == WITHOUT_FIX
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..records.errors import SteadyError
+from ..records.internal_errors import code_of
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")
@@ -129,13 +130,14 @@ class FaultBarrier:
         count = self.faults[room] = self.faults.get(room, 0) + 1
         if count == 1:
             logger.error(
-                "internal error of steadygrad in %s (%s: %s); training goes on without that part",
-                room, type(fault).__name__, (str(fault).splitlines() or [""])[0][:200],
+                "internal error of steadygrad %s in %s (%s: %s); training goes on without that part",
+                code_of(room), room, type(fault).__name__, (str(fault).splitlines() or [""])[0][:200],
             )  # fmt: skip
             logger.debug("internal error of steadygrad in %s", room, exc_info=fault)
         if self._tell is not None and count <= 20:
             try:
-                self._tell("guard_fault", room=room, fault="".join(traceback.format_exception_only(fault)).strip())
+                text = "".join(traceback.format_exception_only(fault)).strip()
+                self._tell("guard_fault", code=code_of(room), room=room, fault=text)
             except Exception:
                 # The journal is what broke; the log line above is all there can be.
                 self._tell = None

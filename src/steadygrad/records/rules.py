@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import UsageError
+from .internal_errors import TABLE, InternalError, internal_errors
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (
@@ -29,7 +30,7 @@ ROOMS = (
     "checkup/rules", "checkup/scan/rules", "checkup/trials/batch_rules",
     "numerics/rules",
 )  # fmt: skip
-CODE = re.compile(r"^(SY|DX|RX|PF|CK)\d{3}$")
+CODE = re.compile(r"^(SY|DX|RX|PF|CK|IE)\d{3}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not CODE.match(self.code):
-            raise UsageError(f"{self.code!r} is no rule code: expected SY, DX, RX, PF or CK and three digits.")
+            raise UsageError(f"{self.code!r} is no rule code: expected SY, DX, RX, PF, CK or IE and three digits.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def pages() -> tuple[RulePage, ...]:
 def _walk() -> Iterator[RulePage]:
     for path in _files():
         yield from _pages_in(path)
+    yield from map(_page_of_error, internal_errors().values())
 
 
 def _pages_in(path: Path) -> Iterator[RulePage]:
@@ -111,6 +113,21 @@ def _page_of_data(entry: dict[str, Any], path: Path) -> RulePage:
     )  # fmt: skip
     sections = {heading: indent(text, "    ") for heading, text in zip(HEADINGS, texts, strict=True)}
     return RulePage(entry["code"], entry["slug"], entry["summary"], sections, path)
+
+
+def _page_of_error(error: InternalError) -> RulePage:
+    texts = (
+        f"An exception in the part for {error.does}. It was caught: the program does not see it, and training goes on.",
+        error.without,
+        """import logging
+logging.getLogger("steadygrad").setLevel(logging.DEBUG)  # prints where it arose""",
+        "Please report it, with the lines that the example prints and the versions in `run.json`.",
+        "It is logged once for each part and counted in the summary; nothing is called fine that was not looked at.",
+        f"Event `guard_fault` with code {error.code} in the run directory.",
+    )
+    sections = {heading: indent(text, "    ") for heading, text in zip(HEADINGS, texts, strict=True)}
+    summary = f"An internal error of steadygrad in the part for {error.does}."
+    return RulePage(error.code, f"internal_{error.part}", summary, sections, TABLE)
 
 
 def _files() -> Iterator[Path]:
@@ -136,4 +153,7 @@ def page(code: str) -> RulePage:
         for found in _pages_in(path):
             if found.code == wanted.upper() or found.slug == wanted.lower():
                 return found
+    for error in internal_errors().values():
+        if wanted.upper() == error.code or wanted.lower() == f"internal_{error.part}":
+            return _page_of_error(error)
     raise UsageError(f"There is no rule {wanted!r}. `steady explain` with no code lists all {len(pages())} of them.")

@@ -186,7 +186,7 @@ def test_a_guard_that_stands_down_says_so_and_loses_no_good_step(
     assert summary["standing_down"]
     assert summary["guard_faults"] == {"guard": 1}
     assert all(outcome.applied for outcome in outcomes)
-    assert "internal error of steadygrad in guard (Planted: readout.pack)" in caplog.text
+    assert "internal error of steadygrad IE101 in guard (Planted: readout.pack)" in caplog.text
     assert any(event.kind == "guard_fault" for event in read_events(tmp_path))
     assert differing(plain, state_of(it)) == []
 

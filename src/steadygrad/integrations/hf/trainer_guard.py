@@ -130,7 +130,7 @@ class TrainerGuard:
                 raise  # going on without a guard on one rank would leave the others waiting for it
             self._disconnect()
             logger.error(
-                "internal error of steadygrad in attach (%s: %s); training goes on without a guard; please report it.",
+                "internal error of steadygrad IE602 in attach (%s: %s); training goes on without a guard.",
                 type(fault).__name__, fault, exc_info=fault,
             )  # fmt: skip
 

@@ -17,6 +17,7 @@ FAMILIES = {
     "RX": "remedies: what can be tried",
     "PF": "doctor: what to change before training",
     "CK": "scan: what is wrong in a checkpoint or a data set",
+    "IE": "internal errors of steadygrad: training goes on without that part",
 }
 
 

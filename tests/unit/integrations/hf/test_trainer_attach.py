@@ -258,4 +258,4 @@ def test_a_guard_that_cannot_begin_lets_training_go_on_loudly(
     sg.attach(trainer)
     train(trainer)
     assert trainer.state.global_step == STEPS
-    assert "internal error of steadygrad in attach (RuntimeError: a bug of ours)" in caplog.text
+    assert "internal error of steadygrad IE602 in attach (RuntimeError: a bug of ours)" in caplog.text

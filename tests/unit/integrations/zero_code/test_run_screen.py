@@ -112,7 +112,7 @@ def test_what_was_not_checked_has_a_line_each() -> None:
     text = stream.getvalue()
     assert "unchecked" in text
     assert "weights updated inside backward" in text
-    assert "internal error of steadygrad in journal; training went on" in text
+    assert "internal error of steadygrad: IE501 (journal); training went on" in text
 
 
 @pytest.mark.parametrize(

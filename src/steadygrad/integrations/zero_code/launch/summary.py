@@ -16,6 +16,7 @@ from ....journal.incident_files import read_incident
 from ....journal.run_directory import incident_name
 from ....records import Action, Incident
 from ....records.errors import JournalError
+from ....records.internal_errors import code_of
 from ....reporters.terminal.console import labelled, shown
 from ....reporters.terminal.print_diagnosis import steps_of
 from .supervise import Ended
@@ -101,8 +102,8 @@ def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for sentence in told["notices"][:_MAX_NOTICES]:
         yield "note", shown(sentence)
     if told["faults"]:
-        places = ", ".join(shown(place) for place in told["faults"])
-        yield "error", f"internal error of steadygrad in {places}; training went on, the log has the details"
+        places = ", ".join(f"{code_of(place)} ({shown(place)})" for place in told["faults"])
+        yield "error", f"internal error of steadygrad: {places}; training went on, the log has the details"
     for run in told["run_dirs"]:
         yield "run", shown(_short(run))
     if command := next_command(told):

@@ -1,4 +1,4 @@
-"""The parts of steadygrad in which an error of its own can arise, with a stable code each (`steady explain IE401`).
+"""The parts of steadygrad that can fail with an internal error, each with a stable code (`steady explain IE401`).
 
 Such an error ends in the log and in the run directory, never in the program. `internal_errors.toml` says what each part
 does and what is missing without it; it is read when something has failed.

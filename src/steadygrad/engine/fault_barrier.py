@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..records.errors import SteadyError
-from ..records.internal_errors import code_of
+from ..records.errors import SteadyError, code_of
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")

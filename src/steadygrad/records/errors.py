@@ -9,9 +9,17 @@
     └── CapsuleError            a capsule is missing, torn, tampered with or from another version
 
 Every message says what happened, why it matters and what to do next.
+
+An internal error is never raised: it ends in the log and in the run directory, with the code of the part that failed
+(`steady explain IE401`).
 """
 
 from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 
 class SteadyError(Exception):
@@ -111,3 +119,32 @@ class CapsuleError(SteadyError, ValueError):
     """A capsule cannot be used, and why."""
 
     exit_code = 2
+
+
+TABLE = Path(__file__).with_name("internal_errors.toml")
+"""What each part that can fail does, and what is missing without it; read when something has failed."""
+
+
+class InternalError(NamedTuple):
+    """A part, its code, what it does, and what is missing once it has failed."""
+
+    part: str
+    code: str
+    does: str
+    without: str
+
+
+@cache
+def internal_errors() -> dict[str, InternalError]:
+    """All entries by the name of their part."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["part"]
+    return {row["name"]: InternalError(row["name"], row["code"], row["does"], row["without"]) for row in rows}
+
+
+def code_of(part: str) -> str:
+    """The code of a part; that of parts without an entry where it has none. Never raises."""
+    try:
+        known = internal_errors()
+        return known.get(part, known["another"]).code
+    except (OSError, ValueError, KeyError):
+        return "IE100"

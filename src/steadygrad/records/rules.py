@@ -20,8 +20,7 @@ from textwrap import indent
 from types import ModuleType
 from typing import Any
 
-from .errors import UsageError
-from .internal_errors import TABLE, InternalError, internal_errors
+from .errors import TABLE, InternalError, UsageError, internal_errors
 
 HEADINGS = ("What it sees", "Why it hurts", "Smallest example", "What to do", "Safety", "References")
 ROOMS = (

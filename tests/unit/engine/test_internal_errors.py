@@ -10,7 +10,7 @@ import pytest
 import steadygrad
 from steadygrad.engine.fault_barrier import FaultBarrier
 from steadygrad.records import rules
-from steadygrad.records.internal_errors import code_of, internal_errors
+from steadygrad.records.errors import code_of, internal_errors
 
 SOURCE = Path(steadygrad.__file__).parent
 

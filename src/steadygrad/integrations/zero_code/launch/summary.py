@@ -15,8 +15,7 @@ from ....journal import read_incidents
 from ....journal.incident_files import read_incident
 from ....journal.run_directory import incident_name
 from ....records import Action, Incident
-from ....records.errors import JournalError
-from ....records.internal_errors import code_of
+from ....records.errors import JournalError, code_of
 from ....reporters.terminal.console import labelled, shown
 from ....reporters.terminal.print_diagnosis import steps_of
 from .supervise import Ended

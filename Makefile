@@ -7,10 +7,10 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-all check check-wheel bench zoo soak docs clean
+.PHONY: help install browser demo test test-all test-versions check check-wheel bench zoo soak docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make .venv with everything
 
@@ -31,6 +31,9 @@ test: install browser ## the fast suite and the suite that starts processes (min
 
 test-all: install browser ## everything but the GPU tests, with the long fault runs
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not unmet"
+
+test-versions: ## the suite on the lowest and the newest torch, in environments of their own (gigabytes)
+	$(PYTHON) tools/test_versions.py --md docs/versions.md
 
 check: install ## lint and strict types
 	$(BIN)/ruff check .

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from .tensors.sharded_tensors import is_sharded, local_of
+from .tensors.torch_private import group_by_device_and_dtype
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -120,7 +120,7 @@ def _measure_groups(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     place: dict[int, Tensor] = {}
     in_torch_order: list[Tensor] = []
     position = {id(grad): i for i, grad in enumerate(grads)}
-    for (_, dtype), ((group,), _) in _group_tensors_by_device_and_dtype([grads]).items():  # type: ignore[list-item]
+    for (_, dtype), ((group,), _) in group_by_device_and_dtype([grads]).items():  # type: ignore[list-item]
         tensors = [t for t in group if t is not None]
         wide = torch.float32 if dtype in _LOW_PRECISION else dtype
         for grad, norm in zip(tensors, torch._foreach_norm(tensors, 2.0, dtype=wide), strict=True):
@@ -178,7 +178,7 @@ def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = No
     if gradients.alike:
         torch._foreach_mul_(gradients.tensors, factor)
         return
-    for (device, _), ((group,), _) in _group_tensors_by_device_and_dtype([gradients.tensors]).items():  # type: ignore[list-item]
+    for (device, _), ((group,), _) in group_by_device_and_dtype([gradients.tensors]).items():  # type: ignore[list-item]
         torch._foreach_mul_([t for t in group if t is not None], factor.to(device))
 
 

@@ -8,7 +8,6 @@ tensor, and the arithmetic stays as it is.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...records.checks.probe import PrecisionTrial
 from ..advice import listed
 from .dtype_ranges import FORMATS, Format, loss_scale_for
@@ -55,7 +55,7 @@ class PrecisionStage:
         for parameter in self.model.parameters():
             parameter.grad = None
         with ExitStack() as stack:
-            if "torch._dynamo" in sys.modules:
+            if dynamo_is_loaded():
                 # Hooks do not fire in code that was compiled before they were there.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             watch = stack.enter_context(watching(self.model))

@@ -27,6 +27,7 @@ from ..graph.rules.reference_aliased import ModuleCall
 from ..sampled.activation_probe import is_compiled
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook
+from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
@@ -209,7 +210,7 @@ class LoopRecorder:
             largest.grad_fn.register_prehook(self._hook(self._backward))  # type: ignore[union-attr]
 
     def _backward(self, gradients: Any) -> None:
-        task = torch._C._current_graph_task_id()
+        task = current_graph_task()
         if self._idle or task == self._backward_task:
             return
         self._backward_task = task

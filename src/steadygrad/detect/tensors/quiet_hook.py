@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...records.errors import SteadyError
+from .torch_private import tracing_state
 
 
 def raise_halt(fault: Exception) -> None:
@@ -33,7 +34,7 @@ class QuietHook:
         self._call, self._failed = call, failed
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling() or tracing_state() is not None:
             return
         try:
             self._call(*args)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .torch_private import has_storage, is_functional, is_functorch_wrapped
+
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _READABLE = frozenset(
     {
@@ -44,9 +46,9 @@ def why_not_read(tensor: Any) -> str | None:
         return "not a tensor"
     try:
         kind = type(tensor)
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if is_functorch_wrapped(tensor):
             return "tensor inside a function transform (torch.func)"
-        if torch._is_functional_tensor(tensor):
+        if is_functional(tensor):
             return "functionalised tensor"
         if kind not in _PLAIN and not _adds_nothing(kind):
             return f"tensor of class {kind.__name__}"
@@ -60,7 +62,7 @@ def why_not_read(tensor: Any) -> str | None:
             return "quantised tensor"
         if tensor._is_zerotensor():
             return "zero tensor"
-        if not torch._C._has_storage(tensor):
+        if not has_storage(tensor):
             return "tensor without storage"
         if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
             return "tensor whose memory was freed"

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...detect.tensors.sharded_tensors import is_sharded
+from ...detect.tensors.torch_private import TorchDispatchMode, without_dispatch_modes, without_torch_function
 from ...engine.distributed.collectives import FailedForAll
 from ...engine.distributed.consensus import SingleRank, forget_unreduced, without_reducing
 from ...engine.state.training_state import TrainingState
@@ -102,7 +102,7 @@ class _LeadingExamination:
 
     def _announce(self, verb: str) -> None:
         # What the ranks tell each other is no part of the step that is traced.
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with without_torch_function(), without_dispatch_modes():
             self._consensus.exchange(_CLINIC, {"do": verb})
 
     def restore(self) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...detect.tensors.sharded_tensors import is_sharded
+from ...detect.tensors.torch_private import TorchDispatchMode
 from ...engine.state.training_state import TrainingState
 from ...engine.step.trained_parameters import states_of
 from .parameter_swap import ParameterHolder, everything_swapped, swapped_for

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from ...detect.tensors.torch_private import set_grad_enabled
 from ..replay.replay_step import ReplayChange
 from ..replay.replayable import Replayable
 from ..trace.user_frames import current_stack
@@ -62,7 +63,7 @@ class _NeverOff(TorchFunctionMode):
         self.change = change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._set_grad_enabled and self.change.depth and args and not args[0]:
+        if func is set_grad_enabled and self.change.depth and args and not args[0]:
             return None
         return func(*args, **(kwargs or {}))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint as checkpoints
-from torch.utils._pytree import tree_map
 
+from ...detect.tensors.torch_private import tree_map
 from ..replay.replay_step import ReplayChange
 from ..replay.replayable import Replayable
 

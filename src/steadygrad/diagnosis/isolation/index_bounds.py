@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...detect.tensors.readable_tensors import why_not_read
+from ...detect.tensors.torch_private import TorchDispatchMode
 from ..trace.tracer import op_name
 
 Named = Mapping[str, Any]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from ...detect.tensors.readable_tensors import describable, has_values, once
+from ...detect.tensors.torch_private import tree_flatten, tree_map
 from ...records import TensorDigest
 from ..isolation.resource_limits import limits
 from ..trace.trace_log import OpRecord

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from ...detect.tensors.torch_private import tree_map
 from ..causes.evidence import OpFacts
 from .op_capture import CapturedOp
 

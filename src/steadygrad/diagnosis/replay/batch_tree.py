@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES
+
+from ...detect.tensors.torch_private import SUPPORTED_NODES
 
 _MAX_DEPTH = 6
 _LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, torch.nn.Module, type, torch.dtype, torch.device)

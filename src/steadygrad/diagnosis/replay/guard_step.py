@@ -7,7 +7,6 @@ every replay and after the last one.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...detect.gradient_norms import GradientProbe, clip_exact
+from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...engine.fault_barrier import UserCodeError
 from ...engine.record.run_log import RunLog
 from ...engine.recovery.preserved_attributes import preserved_attributes
@@ -190,7 +190,7 @@ class GuardStep:
         """Around a whole diagnosis. A compiled model is replayed eagerly: a tracer cannot see into compiled code."""
         with ExitStack() as stack:
             stack.enter_context(rerun())
-            if "torch._dynamo" in sys.modules:
+            if dynamo_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(preserved_attributes([self.model]))
             self._state_backup = StateBackup(self.model, self.optimizers, self._state)

@@ -8,7 +8,6 @@ change one thing. Replaying syncs with the host; it happens only after a step wa
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from ...detect.tensors.readable_tensors import has_values
+from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records.rerun_flag import rerun
 from ..isolation.index_bounds import BoundsChecked, no_unseen_kernels
@@ -201,7 +201,7 @@ def _checked(replayable: Replayable, change: ReplayChange, altered: bool) -> Ite
         yield
         return
     # Compiled code that meets a dispatch mode is given up by dynamo for good: it must not meet one.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if dynamo_is_loaded() else nullcontext()
     with eager, no_unseen_kernels() if rows else nullcontext(), BoundsChecked(rows=rows):
         yield
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from ...detect.tensors.torch_private import OpOverload, tree_leaves
 from ...records import Origin
 from ..interventions.backend.compiled import Recompiled, compiled_apart
 from ..isolation.resource_limits import limits
@@ -297,7 +297,7 @@ def _beginning(
 def _name(node: fx.Node) -> str:
     """The name of an op, function or method, without underscores around it."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         target = target._schema.name.split("::")[-1]
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.rpartition(".")[2].strip("_") or name

@@ -7,15 +7,20 @@ each tensor, its largest magnitude, left on the device as a scalar and read by t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...detect.tensors.readable_tensors import describable, has_values, once, stored_values, why_not_read
+from ...detect.tensors.torch_private import (
+    TorchDispatchMode,
+    autograd_sequence,
+    current_autograd_node,
+    dynamo_is_loaded,
+    without_torch_function,
+)
 from .backward_mode import StaysInBackward
 from .trace_log import Exit, ModuleVisit, OpRecord, Touch, Trace
 from .user_frames import Stack, UserFrame, current_stack
@@ -42,7 +47,8 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def own_work() -> AbstractContextManager[Any]:
     """Around the tracer's own questions to tensors: they are no calls of the program, and no mode is to see them."""
-    return torch._C.DisableTorchFunction()
+    around: AbstractContextManager[Any] = without_torch_function()
+    return around
 
 
 def op_name(func: Any) -> str:
@@ -81,7 +87,7 @@ class Tracer:
         """Trace everything inside. Eager: a compiled model is replayed uncompiled."""
         with ExitStack() as stack:
             stack.enter_context(self._around_modules())
-            if "torch._dynamo" in sys.modules:  # where it was never loaded nothing is compiled, and loading it is slow
+            if dynamo_is_loaded():  # where it was never loaded nothing is compiled, and loading it is slow
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_Dispatch(self))
             stack.enter_context(_Calls(self))
@@ -164,7 +170,7 @@ class Tracer:
         """The op that is about to run: its name, its place and its scalars. Enters it into the trace."""
         trace, flat = self.trace, _flat(args, kwargs)
         ordinal = len(trace.records)
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_autograd_node()
         # Inside one call every op stands on the same lines; in backward a walk ends at the engine at once.
         stack = self._call[1] if node is None and self._call[1] else current_stack(owners=self.owners)
         record = OpRecord(
@@ -180,7 +186,7 @@ class Tracer:
             grad_enabled=torch.is_grad_enabled(),
         )
         if node is None or stack.recompute:
-            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, ordinal)  # type: ignore[attr-defined]
+            self._nodes.setdefault(autograd_sequence() - 1, ordinal)
         else:
             record.forward_ordinal = self._nodes.get(node._sequence_nr())
         trace.records.append(record)

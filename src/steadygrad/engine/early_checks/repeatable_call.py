@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...detect.tensors.torch_private import num_dispatch_modes, num_function_modes
 from .held_state import HeldState
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
@@ -37,7 +38,7 @@ _MAX_FUNCTIONS = 500
 
 def why_not_repeat(model: nn.Module, held: HeldState) -> str | None:
     """Why this model must not be called again, as a clause; None where it may."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if num_dispatch_modes() or num_function_modes():
         return "every operation is traced by the program"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "it may exchange values with other processes"

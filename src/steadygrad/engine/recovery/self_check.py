@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
+from ...detect.tensors.torch_private import TorchDispatchMode, tree_flatten, tree_map
 from ...records.rerun_flag import rerun
 from ..state.rng import put_rng
 from ..step.numerics_findings import muted

@@ -18,6 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
+from ...detect.tensors.torch_private import num_dispatch_modes
 from ...engine import validate
 from ...engine.distributed.consensus import SingleRank
 from ...engine.fault_barrier import FaultBarrier
@@ -127,7 +128,7 @@ class ProcessLoop:
     @property
     def looked_into(self) -> bool:
         """Whether other code (a guard of the program's own) is tracing a step just now."""
-        return bool(torch._C._len_torch_dispatch_stack()) and not self.examiner.tracing
+        return bool(num_dispatch_modes()) and not self.examiner.tracing
 
     # -- what is heard before an update
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.torch_private import dynamo_counters, dynamo_is_loaded
 from ...replay.replay_step import ReplayChange
 from ...replay.replayable import Replayable
 
@@ -55,16 +55,14 @@ def compiled_apart(plain: Any, **options: Any) -> Any:
 
 def runs_compiled(model: torch.nn.Module) -> bool:
     """Whether a step of this model runs any compiled code: of a module, or of a function that was compiled."""
-    if "torch._dynamo" not in sys.modules:
+    if not dynamo_is_loaded():
         return False
-    from torch._dynamo.utils import counters
-
-    return bool(compiled_modules(model)) or bool(counters["frames"]["ok"])
+    return bool(compiled_modules(model)) or bool(dynamo_counters()["frames"]["ok"])
 
 
 def as_compiled() -> AbstractContextManager[Any]:
     """Inside a diagnosis, which runs eagerly: compiled code runs as the training step ran it."""
-    return torch.compiler.set_stance("default") if "torch._dynamo" in sys.modules else nullcontext()
+    return torch.compiler.set_stance("default") if dynamo_is_loaded() else nullcontext()
 
 
 class AsCompiled(ReplayChange):

@@ -10,6 +10,16 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.torch_private import (
+    fill_memory_of,
+    get_deterministic,
+    get_mkldnn,
+    get_precision,
+    reduced_sums_of,
+    set_deterministic,
+    set_mkldnn,
+    set_precision,
+)
 from ...replay.replay_step import ReplayChange
 
 
@@ -43,11 +53,18 @@ def _attribute(owner: Any, name: str) -> Switch:
     return Switch(name, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
+def _has(owner: Any, name: str) -> bool:
+    try:
+        getattr(owner, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def _reduction(kind: str) -> Switch:
     """Reduced-precision sums in a matmul. Newer versions keep a second bit (split-k) that only the tuple restores."""
     name = f"allow_{kind}_reduced_precision_reduction"
-    read = getattr(torch._C, f"_get_cublas_{name}")
-    return Switch(name, read, lambda value: setattr(torch.backends.cuda.matmul, name, value))
+    return Switch(name, reduced_sums_of(kind), lambda value: setattr(torch.backends.cuda.matmul, name, value))
 
 
 _cuda = torch.backends.cuda
@@ -57,28 +74,18 @@ ATTENTION = {
     "cudnn": Switch("cudnn_sdp", _cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
     "math": Switch("math_sdp", _cuda.math_sdp_enabled, _cuda.enable_math_sdp),
 }
-FP16_ACCUMULATION = _attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation")
+FP16_ACCUMULATION = (
+    _attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation")
+    if _has(torch.backends.cuda.matmul, "allow_fp16_accumulation")
+    else Switch("allow_fp16_accumulation", lambda: False, lambda value: None)  # before torch 2.7 it is never done
+)
 REDUCED_SUMS = (_reduction("fp16"), _reduction("bf16"))
 CUDNN = _attribute(torch.backends.cudnn, "enabled")
 CUDNN_BENCHMARK = _attribute(torch.backends.cudnn, "benchmark")
 CUDNN_DETERMINISTIC = _attribute(torch.backends.cudnn, "deterministic")
-MKLDNN = Switch("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled)
-
-
-def _read_deterministic() -> tuple[bool, bool]:
-    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
-
-
-def _write_deterministic(value: tuple[bool, bool]) -> None:
-    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
-
-
-DETERMINISTIC = Switch("deterministic_algorithms", _read_deterministic, _write_deterministic)
-FILL_MEMORY = Switch(
-    "fill_uninitialized_memory",
-    torch._C._get_deterministic_fill_uninitialized_memory,
-    torch._C._set_deterministic_fill_uninitialized_memory,
-)
+MKLDNN = Switch("mkldnn", get_mkldnn, set_mkldnn)
+DETERMINISTIC = Switch("deterministic_algorithms", get_deterministic, set_deterministic)
+FILL_MEMORY = Switch("fill_uninitialized_memory", *fill_memory_of)
 
 
 # -- float32 products in TF32 or bfloat16: an older switch, and newer ones that inherit from each other
@@ -87,12 +94,26 @@ Key = tuple[str, str]
 _ROOT, _CUDA = ("generic", "all"), ("cuda", "all")
 _MATMULS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 _CONVOLUTIONS = (("cuda", "conv"), ("cuda", "rnn"))
-_get, _set = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+
+
+def _get_before_29(backend: str, kind: str) -> str:
+    """Before torch 2.9 products follow the older switch, and convolutions have one of cuDNN's."""
+    if (backend, kind) in (*_CONVOLUTIONS, _CUDA):
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    return {"highest": "ieee", "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bf16")
+
+
+def _set_before_29(backend: str, kind: str, value: str) -> None:
+    if (backend, kind) in (*_CONVOLUTIONS, _CUDA):
+        torch.backends.cudnn.allow_tf32 = value != "ieee"
+
+
+_get, _set = get_precision or _get_before_29, set_precision or _set_before_29
 
 
 def _own(key: Key) -> str:
     """The value that was set here; "none" where it is the parent's. Both read alike, so the parent is moved."""
-    if key == _ROOT:
+    if key == _ROOT or get_precision is None:
         return str(_get(*key))
     parent = _ROOT if key[1] == "all" else (key[0], "all")
     before = _own(parent)

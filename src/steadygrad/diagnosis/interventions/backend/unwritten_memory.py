@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from ....detect.tensors.torch_private import tree_leaves
 from ...replay.replay_step import ReplayChange
 from ...replay.replayable import Replayable
 from ...trace.backward_mode import StaysInBackward

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....detect.tensors.torch_private import tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.rng import RngState, put_rng
@@ -261,7 +262,7 @@ class _Hook:
 
     def __call__(self, *args: Any) -> None:
         # Under a compiler or torch.jit.trace it does nothing: no break in the graph and nothing added to it.
-        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        if not torch.compiler.is_compiling() and tracing_state() is None:
             with self._barrier("models", None):
                 self._call(*args)
 

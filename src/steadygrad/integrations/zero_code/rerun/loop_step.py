@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
-from torch.utils._pytree import register_pytree_node
 
 from ....detect.tensors.nested_tensors import tensors_in
+from ....detect.tensors.torch_private import register_pytree_node
 from ....diagnosis.distributed.unsharded import UsesCollectives
 from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow

@@ -7,15 +7,14 @@ loss is not replayed: the loss is carried over as it was.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
 
+from ....detect.tensors.torch_private import dynamo_is_loaded, register_pytree_node
 from ....diagnosis.replay.guard_step import select_rows
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.state_backup import StateBackup
@@ -107,7 +106,7 @@ class ModelCallStep:
             stack.enter_context(rerun())
             stack.enter_context(preserved_attributes([self.model]))
             stack.enter_context(gradients_kept(list(parameters.values())))
-            if "torch._dynamo" in sys.modules:
+            if dynamo_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._state_backup = StateBackup(self.model, self.optimizers, self._state)
             # Parameters that the state does not name, those of no optimizer among them, are not restored with it.

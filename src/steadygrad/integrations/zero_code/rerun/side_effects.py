@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ....detect.tensors.torch_private import TorchDispatchMode
 from .user_state import UserState, is_users
 
 _WRITING = frozenset({

@@ -1,0 +1,116 @@
+"""Everything of torch that is not public and that steadygrad uses, in one place.
+
+A name that a version of torch does not have is None or a stand-in here, and its user says what it does without it.
+`tests/unit/detect/test_torch_private.py` names each with what it must do, so that a version that changes one is told
+apart from a bug of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_by_device_and_dtype
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)
+from torch.utils._python_dispatch import (
+    _disable_current_modes as without_dispatch_modes,
+)
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack as dispatch_modes,
+)
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_map
+
+__all__ = [
+    "SUPPORTED_NODES",
+    "OpOverload",
+    "TorchDispatchMode",
+    "autograd_sequence",
+    "current_autograd_node",
+    "current_graph_task",
+    "dispatch_modes",
+    "dynamo_counters",
+    "dynamo_is_loaded",
+    "fill_memory_of",
+    "get_deterministic",
+    "get_mkldnn",
+    "get_precision",
+    "group_by_device_and_dtype",
+    "has_storage",
+    "is_functional",
+    "is_functorch_wrapped",
+    "num_dispatch_modes",
+    "num_function_modes",
+    "reduced_sums_of",
+    "register_pytree_node",
+    "set_deterministic",
+    "set_grad_enabled",
+    "set_mkldnn",
+    "set_precision",
+    "tracing_state",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "without_dispatch_modes",
+    "without_torch_function",
+]
+
+_C: Any = torch._C
+
+# What kind of tensor this is.
+has_storage = _C._has_storage
+is_functional = torch._is_functional_tensor
+is_functorch_wrapped = _C._functorch.is_functorch_wrapped_tensor
+
+# What is going on in this thread.
+tracing_state = _C._get_tracing_state
+current_graph_task = _C._current_graph_task_id
+current_autograd_node = _C._current_autograd_node
+autograd_sequence: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+num_dispatch_modes = _C._len_torch_dispatch_stack
+num_function_modes = _C._len_torch_function_stack
+without_torch_function = _C.DisableTorchFunction
+set_grad_enabled = _C._set_grad_enabled
+OpOverload = torch._ops.OpOverload
+
+# Process-wide switches.
+get_mkldnn, set_mkldnn = _C._get_mkldnn_enabled, _C._set_mkldnn_enabled
+get_precision = getattr(_C, "_get_fp32_precision_getter", None)
+"""How float32 products are computed, for each backend and kind of operation; None before torch 2.9."""
+set_precision = getattr(_C, "_set_fp32_precision_setter", None)
+
+
+def reduced_sums_of(kind: str) -> Any:
+    """What reads whether sums of a product of this type ("fp16", "bf16") may be kept in that type."""
+    return getattr(_C, f"_get_cublas_allow_{kind}_reduced_precision_reduction")
+
+
+def get_deterministic() -> tuple[bool, bool]:
+    """Whether deterministic algorithms are asked for, and whether only a warning is wanted."""
+    return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+
+
+def set_deterministic(value: tuple[bool, bool]) -> None:
+    """What `get_deterministic` reads."""
+    _C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+fill_memory_of = (
+    _C._get_deterministic_fill_uninitialized_memory,
+    _C._set_deterministic_fill_uninitialized_memory,
+)
+"""Read and write whether new memory is filled where deterministic algorithms are asked for."""
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether anything can be compiled. Loading the compiler takes seconds, so it is never loaded to ask."""
+    return "torch._dynamo" in sys.modules
+
+
+def dynamo_counters() -> Any:
+    """What the compiler has counted; only where it is loaded."""
+    from torch._dynamo.utils import counters
+
+    return counters

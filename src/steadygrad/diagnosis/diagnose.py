@@ -190,7 +190,8 @@ class DiagnosisCase:
 
     def _by_memory(self, evidence: Evidence, origin: Origin | None) -> tuple[Evidence, Origin | None]:
         """Where nothing explains the failure: is it finite without memory that the step reads and did not write?"""
-        if name_cause(evidence)[0] is not None or evidence.stage == "commit":
+        unnamed = evidence.leaf is not None and evidence.leaf[0] == "constant"  # may be memory that no one has written
+        if (name_cause(evidence)[0] is not None and not unnamed) or evidence.stage == "commit":
             return evidence, origin
         found = proved_by_memory(self.replayable)
         if found is None:
@@ -286,11 +287,11 @@ class DiagnosisCase:
             return BadRows(rows=read_rows(self.exam, num_rows(self._batch, self.replayable.facts.select_rows)))
         found = find_rows(self.replayable, self.exam)
         if (
-            cause == "empty_reduction"
+            cause in ("empty_reduction", "poisoned_state")
             and found.rows is not None
             and len(found.rows) == num_rows(self._batch, self.replayable.facts.select_rows)
         ):
-            return BadRows()  # nothing to average over in the whole batch: no row is guiltier than another
+            return BadRows()  # nothing to average over, or a number that spoils them all: no row is guiltier
         return found
 
     @property

@@ -14,7 +14,7 @@ from ...records import Origin
 from ..interventions.backend.alternatives import failed_kernel, proved_by
 from ..interventions.loss_scale import LossScaleChange
 from ..interventions.precision_changes import Precision
-from ..locate.examine import Examination, cancelled, facts_of, locate, owner_of, tiny_scalar_in_half
+from ..locate.examine import Examination, cancelled, facts_of, locate, number_given, owner_of, tiny_scalar_in_half
 from ..locate.external_changes import changes_between_steps
 from ..locate.lost_gradient import (
     common_module,
@@ -106,6 +106,7 @@ def _about_op(replayable: Replayable, exam: Examination, evidence: Evidence, ori
         inputs=exam.captured_op.inputs,
         outputs=exam.captured_op.outputs,
         facts=facts_of(exam),
+        number=number_given(exam),
         intended_infinities=any(d.num_inf for d in exam.captured_op.inputs) or any(map(math.isinf, record.scalars)),
         mask_reached_loss=exam.mask_reached_loss,
         cancelled=cancelled(exam),

@@ -59,6 +59,8 @@ class Evidence:
     backward: bool = False
     stage: str = "forward"
     leaf: tuple[str, str] | None = None
+    number: float | None = None
+    """A number that is NaN or infinite and that the program gave the origin: a weight of the loss, say."""
     is_nan: bool = True
     dtype: str = ""
     inputs: tuple[TensorDigest, ...] = ()

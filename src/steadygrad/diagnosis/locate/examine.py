@@ -114,14 +114,37 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
         forward = tracer.trace.records[exam.record.forward_ordinal]
         exam.forward = (discarded_nan(tracer.trace, exam.record) if seen.loss_finite else None) or forward
     capture_op(replayable, exam)
+    if exam.mask_reached_loss and exam.bad_origin.leaf is not None and number_given(exam) is not None:
+        # No mask: a number that the program wrote there.
+        exam.record, exam.mask_reached_loss = exam.bad_origin.record, False
+        capture_op(replayable, exam)
     return exam
+
+
+def number_given(exam: Examination) -> float | None:
+    """A NaN or +inf that the program gave the origin as a number, or in a tensor without a name. -inf is for masks."""
+    record, born = exam.record, exam.bad_origin
+    if record is None or born is None:
+        return None
+    plain = next((value for value in record.scalars if math.isnan(value) or value == math.inf), None)
+    if plain is not None or (born.leaf is not None and born.leaf[0] != "constant"):
+        return plain
+    if born.leaf is not None and born.is_nan:
+        return math.nan
+    given = [
+        tensor
+        for touch, tensor in zip(record.reads, exam.captured_op.tensors, strict=False)
+        if born.leaf is not None or (exam.trace.label(touch)[0] == "constant" and producer(exam.trace, touch) is None)
+    ]
+    signs = [(bool(torch.isposinf(t).any()), bool(torch.isneginf(t).any())) for t in given if t.is_floating_point()]
+    return math.inf if any(up for up, _ in signs) and not any(down for _, down in signs) else None
 
 
 def not_followed(trace: Trace, bad_origin: BadOrigin | None) -> str:
     """What kept the search from going further back than this birth: the reason for a tensor that was not read; ""."""
     if bad_origin is None:
         return ""
-    if bad_origin.record is not None:
+    if bad_origin.record is not None and bad_origin.leaf is None:
         came_in = any(is_bad(trace.value(touch)) for touch in bad_origin.record.reads)
         return "" if came_in or not bad_origin.record.unread else bad_origin.record.unread[0]
     unnamed = bad_origin.leaf is not None and bad_origin.leaf[0] == "constant"

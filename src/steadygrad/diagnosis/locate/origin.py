@@ -85,7 +85,10 @@ _MASK_MAKERS = frozenset({"log", "log2", "log10", "log1p", "log_softmax", "log_s
 
 @dataclass(frozen=True, slots=True)
 class BadOrigin:
-    """Where a bad value comes from: an op of this step, or a leaf that was bad before it."""
+    """Where a bad value comes from: an op of this step, or a leaf that was bad before it.
+
+    Of a leaf without a name (a number or tensor of the program's own) `record` is the op that it entered by.
+    """
 
     record: OpRecord | None = None
     leaf: tuple[str, str] | None = None
@@ -145,16 +148,16 @@ class _OriginSearch:
 
     def from_touch(self, start: Touch) -> list[BadOrigin]:
         found: list[BadOrigin] = []
-        pending = [start]
+        pending: list[tuple[Touch, OpRecord | None]] = [(start, None)]
         while pending:
-            touch = pending.pop()
+            touch, reader = pending.pop()
             key = (touch.storage, touch.writes_before)
             if key in self._seen:
                 continue
             self._seen.add(key)
             record = producer(self.trace, touch)
             if record is None:
-                found.append(self._leaf(touch))
+                found.append(self._leaf(touch, reader))
                 continue
             if not any(is_bad(self.trace.value(t)) for t in record.writes):
                 bits = any("int" in t.dtype for t in record.writes)
@@ -162,16 +165,19 @@ class _OriginSearch:
                 found.append(BadOrigin(record=record, is_nan=is_nan, bits=bits, unseen=not bits))
                 continue
             follow, bad_origin = self._at(record)
-            pending += follow
+            pending += [(each, record) for each in follow]
             found += bad_origin
         return found
 
-    def _leaf(self, touch: Touch) -> BadOrigin:
+    def _leaf(self, touch: Touch, reader: OpRecord | None) -> BadOrigin:
         kind, name = self.trace.label(touch)
         value = self.trace.value(touch)
         # An infinity no one computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
         return BadOrigin(
-            leaf=(kind, name), is_nan=math.isnan(value), intended=not math.isnan(value) and kind != "parameter"
+            record=reader if kind == "constant" else None,
+            leaf=(kind, name),
+            is_nan=math.isnan(value),
+            intended=not math.isnan(value) and kind != "parameter",
         )
 
     def _at(self, record: OpRecord) -> tuple[list[Touch], list[BadOrigin]]:

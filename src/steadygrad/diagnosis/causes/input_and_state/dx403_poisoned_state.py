@@ -1,7 +1,8 @@
 """A moment, a stale gradient or a buffer was bad before the step began.
 
 What it sees
-    The slice ends in optimizer state, a leftover .grad or a buffer that this step did not make.
+    The slice ends in optimizer state, a leftover .grad or a buffer that this step did not make; or in a number of the
+    program's own (a weight of the loss, a class weight, a constant) that is NaN or infinite where it enters an op.
 
 Why it hurts
     The batch is innocent and skipping it does not help: the poison is still there for the next one.
@@ -12,7 +13,8 @@ Smallest example
     optimizer.load_state_dict(last_good["optimizer"])  # the newest that `steady scan` calls clean
 
 What to do
-    Reset that state, restore it from the last good snapshot, clear stale gradients.
+    Reset that state, restore it from the last good snapshot, clear stale gradients. Of a number: look where the
+    program computes it; an empty count or a running average that met a NaN is the usual reason.
 
 Safety
     Resetting a moment costs a few steps of adaptation; restoring costs nothing.
@@ -31,6 +33,8 @@ RULE = Rule("DX403", "poisoned_state", "A moment, a stale gradient or a buffer w
 
 
 def match(e: Evidence) -> Match | None:
+    if e.number is not None:
+        return Match(0.9, f"the program gave {e.op} the number {e.number}")
     if e.phase != "state":
         return None
     if e.leaf is not None and e.leaf[0] in ("buffer", "optimizer", "grad"):

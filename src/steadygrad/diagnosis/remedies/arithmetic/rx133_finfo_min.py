@@ -38,8 +38,8 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
         or context.evidence.intended_infinities
         or context.evidence.op == "logsumexp"
     )
-    if context.silent or not context.can_operate() or not wanted:
-        return
+    if context.silent or not context.can_operate() or not wanted or context.evidence.number is not None:
+        return  # an infinity that is no mask: any finite number in its place would be made up
     line = context.origin.code_line if context.origin else None
     yield Proposal(
         code=RULE.code,

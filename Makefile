@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-all test-versions check check-wheel bench zoo soak docs clean
+.PHONY: help install browser demo test test-all test-versions check check-wheel bench bench-gpu zoo soak docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ check: install ## lint and strict types
 
 bench: install ## the paired overhead benchmark on this machine
 	$(BIN)/python -m benchmarks.overhead
+
+bench-gpu: install ## every line of the cost table on one GPU, at one commit (about half an hour; resumable)
+	$(BIN)/python -m benchmarks.all_lines --md build/bench-gpu.md
 
 zoo: install ## score steadygrad and two other tools on the zoo of failures
 	$(BIN)/python -m zoo.score

@@ -166,3 +166,18 @@ def test_a_bar_is_drawn_on_a_terminal_and_never_into_a_file(files: Path, tmp_pat
     assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "clean"
     assert "good.safetensors" in drawn
     assert "\x1b[" in drawn
+
+
+def test_of_a_series_that_turns_bad_the_last_clean_file_is_named(call: Call, tmp_path: Path) -> None:
+    for step in (500, 2000, 10000):
+        value = math.nan if step > 2000 else 1.0
+        save_file({"w": torch.tensor([value])}, tmp_path / f"step-{step}.safetensors")
+    assert (
+        call("scan", str(tmp_path))[1]
+        .splitlines()[-1]
+        .endswith("last clean: " + str(tmp_path / "step-2000.safetensors"))
+    )
+    assert json.loads(call("scan", "--json", str(tmp_path))[1])["last_clean"].endswith("step-2000.safetensors")
+    save_file({"w": torch.ones(1)}, tmp_path / "step-20000.safetensors")  # clean again: no series
+    assert "last clean" not in call("scan", str(tmp_path))[1]
+    assert json.loads(call("scan", "--json", str(tmp_path))[1])["last_clean"] is None

@@ -32,7 +32,17 @@ def print_scan(console: Console, report: ScanReport, *, tensors: bool = False) -
     line.append(report.verdict, style=_STYLES[report.verdict])
     speed = f", {amount(int(total / report.seconds))}/s" if report.seconds > 0.05 else ""
     line.append(f": {_files(report)}, {_tensors(count)}, {amount(total)} in {report.seconds:.1f} s{speed}", style="dim")
+    if (last := last_clean(report)) is not None:
+        line.append(f"; last clean: {shown(last)}", style="dim")
     console.print(line, soft_wrap=True)
+
+
+def last_clean(report: ScanReport) -> str | None:
+    """Of a series of checkpoints that is clean up to some point and poisoned after it: the last clean one."""
+    verdicts = [file.verdict for file in report.files]
+    clean = sum(verdict is ScanVerdict.CLEAN for verdict in verdicts)
+    series = [ScanVerdict.CLEAN] * clean + [ScanVerdict.POISONED] * (len(verdicts) - clean)
+    return report.files[clean - 1].path if 0 < clean < len(verdicts) and verdicts == series else None
 
 
 def _files(report: ScanReport) -> str:
@@ -118,7 +128,8 @@ def as_data(report: ScanReport, *, tensors: bool = False) -> dict[str, Any]:
             entry["tensors"] = [tensor for tensor in entry["tensors"] if tensor["name"] in named]
         files.append(entry)
     total = sum(file.num_bytes for file in report.files)
-    return {"verdict": report.verdict.value, "num_bytes": total, "seconds": report.seconds, "files": files}
+    return {"verdict": report.verdict.value, "num_bytes": total, "seconds": report.seconds,
+            "last_clean": last_clean(report), "files": files}  # fmt: skip
 
 
 def bisection_as_data(found: Bisection) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import healthy_models
 import steadygrad as sg
 from healthy_models import LENGTH, ROWS, WIDTH, WORDS, Transformer, mlp, token_loss, tokens
 from steadygrad.checkup.trials import first_batch_probe
-from steadygrad.checkup.trials.batch_facts import UsedOutput
+from steadygrad.checkup.trials.batch_facts import UsedOutput, padded_positions
 from steadygrad.checkup.trials.batch_rules import label_shift, representation_collapse, target_leak
 from steadygrad.checkup.trials.first_batch_probe import LentStep, ProbedBatch, probe_batch
 from steadygrad.diagnosis.replay.guard_step import GuardStep
@@ -589,3 +589,13 @@ def _step_of(guard: sg.Guard, batch: Any) -> GuardStep:
         program=parts.program, forward=parts.forward, state=parts.state, window=window, step=loop.step,
         symptom="silent", findings=(), history=(), names={}, max_grad_norm=None,
     )  # fmt: skip
+
+
+def test_a_mask_of_the_source_is_no_padding_of_the_predictions() -> None:
+    pad = torch.arange(6)[None] >= torch.tensor([1, 4, 4, 3, 1])[:, None]
+    assert padded_positions(pad, {"pad": pad}) is None
+    assert padded_positions(pad.float(), {"pad": pad}) is None
+    words = torch.randint(2, 20, (5, 6)).masked_fill(pad, 0)
+    found = padded_positions(words, {"pad": pad})
+    assert found is not None
+    assert torch.equal(found[0], ~pad if bool(pad[:, 0].all()) else pad)

@@ -566,3 +566,23 @@ def test_nothing_is_reported_about_a_healthy_training(make: Any) -> None:
         rows = healthy_models.ROWS
         assert codes(loss, healthy.model, held=held, num_rows=rows) == []
         healthy.step()
+
+
+def test_a_declared_tie_of_a_model_without_an_output_layer_is_about_nothing() -> None:
+    class Encoder(nn.Module):
+        config = type("Config", (), {"tie_word_embeddings": True})()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layer = nn.Embedding(16, 16), nn.Linear(16, 16)
+
+        def get_input_embeddings(self) -> nn.Module:
+            return self.embed
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    assert tied_weights_broken.judge(Encoder()) is None
+    copied = Encoder()
+    copied.layer.weight = nn.Parameter(copied.embed.weight.detach().clone())
+    assert tied_weights_broken.judge(copied) is not None

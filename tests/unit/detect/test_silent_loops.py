@@ -283,15 +283,28 @@ def test_adam_is_not_throttled_by_a_small_clip() -> None:
     assert named(clipped_to_nothing, model, torch.optim.Adam(model.parameters(), lr=1e-2)) == []
 
 
+def rate_lost(model, optimizer, batch):
+    optimizer.param_groups[1]["lr"] = 0.0
+    cleared_by_hand(model, optimizer, batch)
+
+
 @pytest.mark.parametrize(("initial", "causes"), [(None, ["wrong_param_group_lr"]), (0.1, [])])
-def test_a_group_without_a_rate_is_named_unless_a_schedule_raises_it(initial: float | None, causes: list[str]) -> None:
+def test_a_group_that_loses_its_rate_is_named_unless_a_schedule_raises_it(
+    initial: float | None, causes: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[-1].parameters()}], lr=0.1)
+    if initial is not None:
+        optimizer.param_groups[1]["initial_lr"] = initial
+    assert named(rate_lost, model, optimizer) == causes
+
+
+def test_a_group_that_was_made_with_a_rate_of_zero_is_left_alone() -> None:
     torch.manual_seed(0)
     model = net()
     groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters(), "lr": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    if initial is not None:
-        optimizer.param_groups[1]["initial_lr"] = initial
-    assert named(cleared_by_hand, model, optimizer) == causes
+    assert named(cleared_by_hand, model, torch.optim.SGD(groups, lr=0.1)) == []
 
 
 def weighed(*, sums: bool) -> Loop:

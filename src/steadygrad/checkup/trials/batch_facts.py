@@ -160,7 +160,9 @@ def wanted_classes(gradient: Tensor) -> Tensor:
 def padded_positions(inputs: Tensor, others: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
     """Which positions of (rows, positions, ...) are padding, and by whose word: a mask or a vector of lengths that
     leaves out positions with one value (in all rows, or in each row its own, as where the last one is carried on), or
-    a token that fills the ends of rows and is nowhere else."""
+    a token that fills the ends of rows and is nowhere else. A mask is not padded by itself."""
+    if inputs.dtype is torch.bool or bool(((inputs == 0) | (inputs == 1)).all()):
+        return None
     for name, each in others.items():
         extra = each.shape[1] - inputs.shape[1] if each.dim() == 2 else -1
         if 0 <= extra <= 1 and len(each) == len(inputs):

@@ -64,6 +64,8 @@ class RecordedOptimizer:
         self.state = StateHistory(optimizer)
         self.sizes = GradientSizes(optimizer)
         self.record = LoopRecord()
+        self._given_zero = [_rate(group) == 0.0 for group in optimizer.param_groups]
+        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand, layer by layer."""
         self._window = _Window()
         self._at_update: Marks | None = None
         self._shares = 0
@@ -160,7 +162,7 @@ class RecordedOptimizer:
             no_gradient=window.no_gradient,
             replaced=window.replaced,
             rates=tuple(_rate(group) for group in optimizer.param_groups),
-            can_rise=tuple(bool(group.get("initial_lr")) for group in optimizer.param_groups),
+            can_rise=self._can_rise(optimizer),
             training=calls.training,
             in_eval=calls.in_eval,
             empty_statistics=calls.empty_statistics,
@@ -173,6 +175,11 @@ class RecordedOptimizer:
         )
         self.record.add(update)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
+
+    def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
+        given = [*self._given_zero, *([False] * len(optimizer.param_groups))]
+        groups = zip(optimizer.param_groups, given, strict=False)
+        return tuple(bool(group.get("initial_lr")) or zero for group, zero in groups)
 
     def settled(self, reading: Reading) -> bool:
         """The loss and the norm of the oldest update that has none yet. Whether a rule found something."""

@@ -49,21 +49,23 @@ def judge(model: nn.Module) -> Finding | None:
     if declared is False:
         return None
     names = {id(p): name for name, p in model.named_parameters()}
-    for table, output in _pairs(model, declared is True):
+    ends = _ends(model) if declared else None
+    for table, output in _pairs(model) if ends is None else [ends]:
         if not _both_trained(table, output) or _one_storage(table, output):
             continue
         share = _equal_rows(table, output)
-        if not declared and share < EQUAL:
+        if ends is None and share < EQUAL:
             continue
         one, other = names.get(id(table), "the embedding"), names.get(id(output), "the output layer")
-        why = "the model declares them tied" if declared else f"{share:.0%} of their rows are equal to the bit"
+        equal = f"{share:.0%} of their rows are equal to the bit"
+        why = equal if ends is None else "the model declares them tied"
         return seen(
             RULE,
             one,
             f"{one} and {other} are two tensors that are trained apart, though {why}",
             names=[one, other],
             equal_rows=share,
-            declared=bool(declared),
+            declared=ends is not None,
         )
     return None
 
@@ -73,13 +75,14 @@ def _declared(model: nn.Module) -> bool | None:
     return tie if isinstance(tie, bool) else None
 
 
-def _pairs(model: nn.Module, declared: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    if declared:
-        ends = [_weight(model, f"get_{which}_embeddings") for which in ("input", "output")]
-        if ends[0] is not None and ends[1] is not None:
-            if ends[0].shape == ends[1].shape:
-                yield ends[0], ends[1]
-            return
+def _ends(model: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """The two weights that a declared tie is about; None where the model has no output layer of that kind."""
+    table, output = (_weight(model, f"get_{which}_embeddings") for which in ("input", "output"))
+    return (table, output) if table is not None and output is not None and table.shape == output.shape else None
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tables and layers that may have been one tensor: only equal values tell."""
     modules = list(model.modules())
     for table in (each.weight for each in modules if isinstance(each, nn.Embedding)):
         for layer in modules:

@@ -1,22 +1,24 @@
 """One parameter group runs with a learning rate of zero, and no schedule raises it.
 
 What it sees
-    At the first three updates one group had a rate of zero while another had not, and its base rate is zero too.
+    At the first three updates one group had a rate of zero while another had not, its base rate is zero too, and it
+    had a rate above zero when it was first seen.
 
 Why it hurts
     The parameters of that group are in the optimizer, get gradients, and never learn.
 
 Smallest example
-    AdamW([{"params": body}, {"params": head, "lr": 0.0}], lr=1e-3)
+    for group in optimizer.param_groups: group["lr"] = rate * group.get("scale", 0.0)
     # fixed
-    AdamW([{"params": body}, {"params": head, "lr": 1e-3}], lr=1e-3)
+    for group in optimizer.param_groups: group["lr"] = rate * group.get("scale", 1.0)
 
 What to do
     Give the group its rate. If it is meant to be frozen, use `requires_grad_(False)`: that says so and saves its
     gradient.
 
 Safety
-    It changes nothing. It is reported once in a run. A group that waits for its schedule is not reported.
+    It changes nothing. It is reported once in a run. A group that waits for its schedule is not reported, nor is
+    one that was made with a rate of zero: layers are unfrozen one by one that way.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options

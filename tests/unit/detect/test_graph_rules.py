@@ -586,3 +586,13 @@ def test_a_declared_tie_of_a_model_without_an_output_layer_is_about_nothing() ->
     copied = Encoder()
     copied.layer.weight = nn.Parameter(copied.embed.weight.detach().clone())
     assert tied_weights_broken.judge(copied) is not None
+
+
+@pytest.mark.parametrize("listed", [["head.weight"], {"head.weight": "embed.weight"}])
+def test_a_tie_that_a_model_lists_and_does_not_have_is_seen(listed: object) -> None:
+    class Listed(Tied):
+        config = type("Config", (), {"tie_word_embeddings": True})()
+        _tied_weights_keys = listed
+
+    assert tied_weights_broken.judge(Listed(tied=True)) is None
+    assert tied_weights_broken.judge(Listed(tied=False)) is not None

@@ -563,3 +563,33 @@ def test_an_optimizer_that_takes_something_else_than_a_closure_gets_it() -> None
             assert optimizer.step(loss.detach(), scale=2.0) == 2 * loss.item()
     assert guard.summary()["applied"] == 4
     assert guard.summary()["guard_faults"] == {}
+
+
+def only_the_root_flag_restored(model, optimizer, batch):
+    for step in range(6):
+        if step == 3:
+            model.eval()
+            model.training = True
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def trunk_frozen_half_way(model, optimizer, batch):
+    for step in range(6):
+        if step == 3:
+            model[0].eval().requires_grad_(False)
+        optimizer.zero_grad()
+        loss_of(model, batch()).backward()
+        optimizer.step()
+
+
+def test_dropout_that_goes_off_in_the_middle_is_named() -> None:
+    torch.manual_seed(0)
+    assert named(only_the_root_flag_restored, net(drop=0.3)) == ["eval_mode_in_training"]
+
+
+def test_dropout_that_goes_off_with_a_part_that_is_frozen_is_left_alone() -> None:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Tanh())
+    assert named(trunk_frozen_half_way, nn.Sequential(trunk, nn.Linear(16, 3))) == []

@@ -52,6 +52,8 @@ class UpdateSeen:
     """Whether the model was in training mode in the passes with gradients."""
     in_eval: tuple[str, ...] = ()
     """Modules that act differently in training (dropout, batch normalisation) and were in evaluation mode."""
+    dropout: bool | None = None
+    """Whether any dropout of the model was on in those passes; None for a model without."""
     empty_statistics: tuple[str, ...] = ()
     """Batch normalisation in evaluation mode whose statistics were never updated."""
     evaluations: int = 0
@@ -75,6 +77,8 @@ class LoopRecord:
 
     updates: deque[UpdateSeen] = field(default_factory=lambda: deque(maxlen=KEPT))
     count: int = 0
+    dropped: bool = False
+    """Whether dropout was on at an update before."""
     quiet_windows: int = 0
     """Updates before which no evaluation took place."""
     peak_rate: float = 0.0
@@ -94,6 +98,7 @@ class LoopRecord:
     def add(self, update: UpdateSeen) -> None:
         self.updates.append(update)
         self.count += 1
+        self.dropped |= update.dropout is True
         self.quiet_windows += not update.evaluations
         self.peak_rate = max(self.peak_rate, *update.rates, 0.0)
 

@@ -41,6 +41,7 @@ class CallsSeen:
     training: bool | None = None
     in_eval: tuple[str, ...] = ()
     empty_statistics: tuple[str, ...] = ()
+    dropout: bool | None = None
     input_gradient: bool = False
     """A gradient of the input was asked for, as an attack or a penalty does."""
     moves_statistics: bool = False
@@ -83,6 +84,8 @@ class ModeModules:
 
     def __init__(self, model: nn.Module) -> None:
         self._dropout = [(name, weakref.ref(part)) for name, part in model.named_modules() if _drops(part)]
+        self._homes = [weakref.ref(model.get_submodule(name.rpartition(".")[0])) for name, _ in self._dropout if name]
+        """The modules that hold dropout."""
         self._statistics = [
             (name, weakref.ref(part))
             for name, part in model.named_modules()
@@ -99,6 +102,14 @@ class ModeModules:
         for name, reference in (*self._dropout, *self._statistics):
             if (part := reference()) is not None:
                 yield name, part
+
+    def dropout_on(self, before: bool | None) -> bool | None:
+        """Whether dropout is on anywhere, or was in an earlier call; None for a model without, or where all of it is in
+        parts that are frozen."""
+        if before or self.drops():
+            return True
+        homes = [home for reference in self._homes if (home := reference()) is not None]
+        return False if any(p.requires_grad for home in homes for p in home.parameters()) else None
 
     def drops(self) -> bool:
         """Whether dropout is on anywhere."""
@@ -153,6 +164,7 @@ def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments
         seen.training = model.training if seen.training is None else seen.training and model.training
         if modules and not seen.in_eval:
             seen.in_eval = modules.in_eval()
+        seen.dropout = modules.dropout_on(seen.dropout)
     elif model.training and modules:
         seen.moves_statistics |= modules.moves_statistics()
         seen.changes_values |= modules.drops()

@@ -65,7 +65,7 @@ class RecordedOptimizer:
         self.sizes = GradientSizes(optimizer)
         self.record = LoopRecord()
         self._given_zero = [_rate(group) == 0.0 for group in optimizer.param_groups]
-        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand, layer by layer."""
+        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
         self._window = _Window()
         self._at_update: Marks | None = None
         self._shares = 0
@@ -166,6 +166,7 @@ class RecordedOptimizer:
             training=calls.training,
             in_eval=calls.in_eval,
             empty_statistics=calls.empty_statistics,
+            dropout=calls.dropout,
             evaluations=strange if calls.changes_values or calls.moves_statistics else 0,
             distinct_evaluations=distinct,
             moves_statistics=calls.moves_statistics,

@@ -78,7 +78,23 @@ def _declared(model: nn.Module) -> bool | None:
 def _ends(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     """The two weights that a declared tie is about; None where the model has no output layer of that kind."""
     table, output = (_weight(model, f"get_{which}_embeddings") for which in ("input", "output"))
+    if table is None or output is None:
+        table, output = _listed(model)
     return (table, output) if table is not None and output is not None and table.shape == output.shape else None
+
+
+def _listed(model: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The tie that a model lists as transformers does: one name, or a name and what it is tied to."""
+    listed = getattr(model, "_tied_weights_keys", None)
+    if not isinstance(listed, list | tuple | dict) or len(listed) != 1:
+        return None, None
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    output = parameters.get(next(iter(listed)))
+    if isinstance(listed, dict):
+        return parameters.get(next(iter(listed.values()))), output
+    tables = {id(part.weight): part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
+    alike = [table for table in tables.values() if output is not None and table.shape == output.shape]
+    return (alike[0] if len(alike) == 1 else None), output
 
 
 def _pairs(model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,7 +2,9 @@
 
 What it sees
     Two updates in a row were made from passes of a model in evaluation mode that has dropout or batch
-    normalisation; or batch normalisation is in evaluation mode with statistics that no data have updated.
+    normalisation; or batch normalisation is in evaluation mode with statistics that no data have updated; or all
+    dropout went into evaluation mode in the middle of training, in parts that are trained, while the model itself is in
+    training mode.
 
 Why it hurts
     Without dropout the model overfits; batch normalisation works with old statistics, or with none. Usually a
@@ -48,6 +50,10 @@ def judge(record: LoopRecord) -> Finding | None:
     elif all(update.in_eval for update in recent) and any(update.empty_statistics for update in recent):
         names = next(update.empty_statistics for update in reversed(recent) if update.empty_statistics)
         what = "batch normalisation is in evaluation mode with statistics that were never updated"
+        more = f"{len(names)} modules, the first is {names[0]}"
+    elif record.dropped and all(update.training and update.dropout is False for update in recent):
+        names = recent[-1].in_eval
+        what = "all dropout went into evaluation mode in the middle of training, though the model is in training mode"
         more = f"{len(names)} modules, the first is {names[0]}"
     else:
         return None

@@ -424,9 +424,17 @@ class OwnedLoop:
             self.recovery.can_clip = max_grad_norm is not None
 
     def release(self) -> None:
-        """Leave no hook on the optimizers."""
-        for leave in (self.parts.checker.close, self.parts.gate.release, self.update_check.release):
+        """Leave no hook on the optimizers and the model, and keep no copy of their state."""
+        parts = self.parts
+        for leave in (parts.checker.close, parts.gate.release, self.update_check.release, self.own_skips.close):
             leave()
+        self.recovery.release()
+        self.window, self._before_forward = Window(), None
+
+    @property
+    def entered(self) -> Entry | None:
+        """What was taken before the forward that is under way."""
+        return self._before_forward
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""

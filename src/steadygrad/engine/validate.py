@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import __version__
-from ..detect.tensors.quiet_hook import QuietHook
+from ..detect.tensors.quiet_hook import QuietHook, registered
 from ..policy import Policy
 from ..records.errors import UsageError
 from .fault_barrier import FaultBarrier
@@ -117,8 +117,8 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
     ]
     for optimizer in optimizers:
-        hooks += [optimizer.register_state_dict_pre_hook(settle)]
-        hooks += [optimizer.register_load_state_dict_pre_hook(settle)]
+        hooks += [registered(optimizer.register_state_dict_pre_hook, settle)]
+        hooks += [registered(optimizer.register_load_state_dict_pre_hook, settle)]
     if any(True for _ in model.buffers()):
         hooks.append(model.register_forward_pre_hook(settle))
     return hooks

@@ -26,7 +26,7 @@ from ..graph.rules import reference_aliased
 from ..graph.rules.reference_aliased import ModuleCall
 from ..sampled.activation_probe import is_compiled
 from ..tensors.nested_tensors import tensors_in
-from ..tensors.quiet_hook import QuietHook
+from ..tensors.quiet_hook import QuietHook, registered
 from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
@@ -90,8 +90,8 @@ class LoopRecorder:
         ]
         for loop, reference in zip(self._loops, self._optimizers, strict=True):
             if (optimizer := reference()) is not None:
-                self._undo.append(optimizer.register_step_pre_hook(hook(self._before_update(loop))).remove)
-                self._undo.append(optimizer.register_step_post_hook(hook(self._after_update(loop))).remove)
+                self._undo.append(registered(optimizer.register_step_pre_hook, hook(self._before_update(loop))).remove)
+                self._undo.append(registered(optimizer.register_step_post_hook, hook(self._after_update(loop))).remove)
             for name, layer in loop.adapted_layers:
                 if (module := layer()) is not None:
                     self._undo.append(module.register_forward_hook(hook(self._layer_ran(loop, name))).remove)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..tensors.quiet_hook import QuietHook
+from ..tensors.quiet_hook import QuietHook, registered
 
 _FEW = 3
 """Updates after which state is worth something."""
@@ -43,8 +43,8 @@ class LoadedState:
         self.loaded = self.closed = False
         self.narrowed: tuple[str, str] | None = None
         self._handles = [
-            optimizer.register_load_state_dict_pre_hook(QuietHook(self._before, self._failed)),
-            optimizer.register_load_state_dict_post_hook(QuietHook(self._after, self._failed)),
+            registered(optimizer.register_load_state_dict_pre_hook, QuietHook(self._before, self._failed)),
+            registered(optimizer.register_load_state_dict_post_hook, QuietHook(self._after, self._failed)),
         ]
 
     def close(self) -> None:

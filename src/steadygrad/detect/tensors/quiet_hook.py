@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ...records.errors import SteadyError
 from .torch_private import tracing_state
@@ -18,6 +19,22 @@ def raise_halt(fault: Exception) -> None:
     if isinstance(fault, SteadyError):
         raise fault
     logging.getLogger("steadygrad").error("internal error of steadygrad (%s); training goes on", fault)
+
+
+class NoHook:
+    """Stands for the handle of a hook that could not be registered."""
+
+    def remove(self) -> None:
+        """Nothing is there."""
+
+
+def registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., Any]) -> RemovableHandle | NoHook:
+    """`register(hook)`; nothing where an optimizer of the user's own has no place for it, because it does not call
+    torch's `__init__`."""
+    try:
+        return register(hook)
+    except AttributeError:
+        return NoHook()
 
 
 class QuietHook:

@@ -54,6 +54,19 @@ def why_not_repeat(model: nn.Module, held: HeldState) -> str | None:
     return _ReachedCode(kinds, held.functions).effect()
 
 
+def why_not_call_again(function: Any, model: nn.Module, held: HeldState) -> str | None:
+    """The same for a function of the program that calls the model: why calling it again could be noticed."""
+    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    if owner is not None and not any(owner is part for part in model.modules()):
+        return f"it belongs to an object of type {type(owner).__name__}"
+    if not isinstance(getattr(function, "__func__", function), FunctionType):
+        return f"it is of type {type(function).__name__}"
+    if reason := why_not_repeat(model, held):
+        return reason
+    kinds = {type(part) for part in model.modules()} | {type(each) for each in held.objects}
+    return _ReachedCode(kinds, [*held.functions, getattr(function, "__func__", function)]).effect()
+
+
 def _is_ours(hook: Any) -> bool:
     """Whether a bound method of ours is the hook."""
     return type(getattr(hook, "__self__", None)).__module__.startswith("steadygrad.")

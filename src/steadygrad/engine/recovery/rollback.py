@@ -134,6 +134,12 @@ class Rollback:
     def checkpoint_due(self, step: int) -> bool:
         return self._store is not None and step // self._store.every > self._last_checkpoint // self._store.every
 
+    def release(self) -> None:
+        """Keep no state and no batch: nothing is rolled back any more."""
+        if self._ring is not None:
+            self._ring.clear()
+        self._batch_buffer = BatchBuffer()
+
     def batch_buffer(
         self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
     ) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...detect.tensors.quiet_hook import registered
 from ...policy.decide import RATE
 from ...records import Reading
 from ..distributed.consensus import SingleRank
@@ -71,12 +72,13 @@ class UpdateCheck:
         """What the last update left; None where it is not kept."""
         self.failed: Callable[[Exception], None] = lambda fault: None
         """Called with a fault of that copy."""
-        self._hooks = [o.register_load_state_dict_post_hook(self._note_load) for o in optimizers]
+        self._hooks = [registered(o.register_load_state_dict_post_hook, self._note_load) for o in optimizers]
 
     def release(self) -> None:
-        """Leave no hook on the optimizers."""
+        """Leave no hook on the optimizers, and keep no copy of what they made."""
         while self._hooks:
             self._hooks.pop().remove()
+        self.shadow = None
 
     def _note_load(self, _optimizer: Optimizer) -> None:
         self._loaded = True

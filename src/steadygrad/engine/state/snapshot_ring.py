@@ -133,6 +133,7 @@ class SnapshotRing:
     def clear(self) -> None:
         """Forget all of them."""
         self._ring.clear()
+        self._spare.clear()
         self.last_step = -1
 
     def discard_after(self, step: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.quiet_hook import QuietHook, registered
 from ...records.errors import UsageError
 from ..state.weak_sequence import WeakSequence
 from .trained_parameters import parameters_of as parameters_of
@@ -76,7 +76,9 @@ class DeviceGate:
         self._fresh: list[tuple[Optimizer, list[Tensor]]] = []
         self._warm: dict[int, int] = {}
         self._armed = False
-        self._hooks = [o.register_load_state_dict_post_hook(lambda _: self._warm.clear()) for o in optimizers]
+        self._hooks = [
+            registered(o.register_load_state_dict_post_hook, lambda _: self._warm.clear()) for o in optimizers
+        ]
 
     def release(self) -> None:
         """Leave no hook on the optimizers."""

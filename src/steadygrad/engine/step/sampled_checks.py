@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -174,6 +175,9 @@ class SampledChecker:
         """Leave no hook on the model or its optimizers."""
         self._first_batch.close()
         self._collapse.close()
+        if self._vitals is not None:
+            with self._vitals_barrier():
+                self._vitals.discard()
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
             with self._barrier("loop_record", None):
@@ -203,7 +207,10 @@ class SampledChecker:
         return _SwitchingOff(self)
 
     def _switch_off(self, fault: BaseException) -> None:
-        self._vitals = None
+        vitals, self._vitals = self._vitals, None
+        if vitals is not None:
+            with contextlib.suppress(Exception):  # it has failed already; what matters is that its hooks are off
+                vitals.discard()
         self.sampling = None
         self._waiting.clear()
         self._barrier.note("vitals", fault)

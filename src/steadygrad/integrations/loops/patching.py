@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from .patch_barrier import Failed, barred, undo_all
@@ -81,7 +82,13 @@ class Patches:
         def patch(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
 
-        patched = functools.wraps(original)(uncounted(patch))
+        def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        # A method stays one: a schedule that is made later wraps an optimizer's step by its `__func__`.
+        bound = isinstance(original, MethodType) and original.__self__ is owner
+        wrapped = functools.wraps(original)(uncounted(method if bound else patch))
+        patched = MethodType(wrapped, owner) if bound else wrapped
         setattr(owner, name, patched)
 
         def undo() -> None:

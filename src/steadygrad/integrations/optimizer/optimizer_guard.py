@@ -184,6 +184,8 @@ class OptimizerGuard:
         validate.release(self._optimizers)
         for loop in self._loops:
             loop.release()
+        if self._ring is not None:
+            self._ring.clear()
         with self._barrier("notify", None):
             self._notifier.close()
         with self._barrier("journal", None):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ...detect.gradient_norms import Gradients
+from ...detect.tensors.quiet_hook import registered
 from ...engine.distributed.consensus import SingleRank
 from ...engine.engine import Engine, Step, Verdict
 from ...engine.fault_barrier import FaultBarrier
@@ -104,7 +105,7 @@ class OptimizerLoop:
         self.last: Reading | None = None
         """What was recorded of the last update that was applied."""
         # The optimizer keeps this object alive, and not the other way round.
-        self._hook = optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._hook = registered(optimizer.register_load_state_dict_post_hook, self._loaded)
 
     def _loaded(self, _optimizer: Optimizer) -> None:
         """State was loaded: `UpdateCheck` looks at the update that follows."""

@@ -29,13 +29,6 @@ def tensor_made_of_it(model: nn.Module, batch: Any) -> Tensor:
     return loss + torch.tensor(float(batch["weight"]))  # here
 
 
-def written_into_a_row(model: nn.Module, batch: Any) -> Tensor:
-    errors = (model(batch["x"]) - batch["y"]).square()
-    if not math.isfinite(batch["weight"]):
-        errors[2] = math.inf  # here
-    return errors.mean()
-
-
 def diagnosed(loss_fn: Callable[[nn.Module, Any], Tensor], weights: list[float]) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -51,7 +44,7 @@ def diagnosed(loss_fn: Callable[[nn.Module, Any], Tensor], weights: list[float])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("loss_fn", [plain_number, tensor_made_of_it, written_into_a_row])
+@pytest.mark.parametrize("loss_fn", [plain_number, tensor_made_of_it])
 def test_the_line_where_a_bad_number_enters_is_named(loss_fn: Callable[..., Tensor], bad: float) -> None:
     found = diagnosed(loss_fn, [1.0] * BAD_AT + [bad, 1.0])
     assert found.cause.slug == "poisoned_state"

@@ -94,6 +94,6 @@ def test_a_teacher_that_no_optimizer_trains_is_named_when_it_went_bad(watch: Any
         optimizer.step()
         if step == 2:
             average.model.bias.mul_(torch.nan)
-    (loop,) = watch.ledger.loops
-    found = loop.log.incidents[0].diagnosis
+    (log,) = watch.ledger.log
+    found = log.incidents[0].diagnosis
     assert (found.cause.slug, found.origin.tensor) == ("poisoned_state", "average.model.bias")

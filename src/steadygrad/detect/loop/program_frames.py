@@ -36,6 +36,21 @@ def user_line(depth: int = 1) -> tuple[str, int]:
     return "", 0
 
 
+def running_frame(depth: int) -> FrameType | None:
+    """The frame so many calls above the caller; None where the program has none left."""
+    try:
+        return sys._getframe(depth + 1)
+    except ValueError:
+        return None
+
+
+def is_ours(frame: FrameType | None) -> bool:
+    """Whether code of this package runs in this frame, or is what called torch there."""
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THEIRS[1:]):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(NOT_THEIRS[0])
+
+
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """The variables of a running function by name, as a copy.
 

@@ -173,8 +173,10 @@ class _OriginSearch:
         kind, name = self.trace.label(touch)
         value = self.trace.value(touch)
         # An infinity no one computed (a mask in the batch, a constant bias, a masked buffer) was put there to be used.
+        # Written into a tensor by forward it is data, which the call of the model shows as such.
+        written = reader is not None and reader.stage == "forward" and reader.op in WRITES_CONSTANTS
         return BadOrigin(
-            record=reader if kind == "constant" else None,
+            record=reader if kind == "constant" and not written else None,
             leaf=(kind, name),
             is_nan=math.isnan(value),
             intended=not math.isnan(value) and kind != "parameter",

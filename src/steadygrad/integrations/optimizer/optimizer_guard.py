@@ -361,6 +361,9 @@ class OptimizerGuard:
     def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
         """Only the loop itself could run its batch again."""
 
+    def ended(self, weights: dict[str, Tensor]) -> None:
+        """The guard was given the optimizers, and is closed by whoever made it."""
+
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
         """Back to the newest good state. The batches since then are lost: this loop cannot be run again from here."""
         diverged = [found.evidence.get("best_step") for found in decision.findings if found.code == "SY203"]

@@ -6,6 +6,7 @@ is known of the loop around it (its model, its batches, its past) comes from `Su
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import weakref
@@ -69,6 +70,9 @@ class SurroundingLoop(Protocol):
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
         """Restore a good state."""
 
+    def ended(self, weights: dict[str, Tensor]) -> None:
+        """The program has dropped the optimizer of these weights. Called wherever it did so."""
+
 
 @dataclass(slots=True)
 class _JudgedUpdate:
@@ -112,8 +116,11 @@ class OptimizerLoop:
 
     def _gone(self, _optimizer: object) -> None:
         """The training has ended: keep nothing of it but the books."""
+        weights = self.named_parameters()
         self.parameters, self.names, self._check = [], [], None
         self.numbers.forget()
+        with contextlib.suppress(Exception):  # wherever the program is just now, nothing of this may reach it
+            self.around.ended(weights)
 
     @property
     def alive(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
+from ...detect.loop.program_frames import is_ours, running_frame
 from ...detect.tensors.torch_private import num_dispatch_modes
 from ...engine import validate
 from ...engine.distributed.consensus import SingleRank
@@ -137,12 +139,26 @@ class ProcessLoop:
         begin, and the one before must not be kept in memory by us; not so where trainings take turns."""
         with self.barrier("models", None):
             if self.step and not self._in_turn and self._making is None and not self.models.heard:
-                self._let_go_at = self.step
-                for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
-                    each.let_go()
+                self._let_go()
             self._made[optimizer] = self.step
             self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
+
+    def ended(self, weights: dict[str, Tensor]) -> None:
+        """The program has dropped an optimizer, and with it a training: keep nothing of it in memory, so that there is
+        room for the next. Python may tell in the middle of our own work; then the next optimizer is waited for."""
+        at_work = self._making is not None or self.away
+        if self._patches is None or at_work or sys.is_finalizing() or is_ours(running_frame(2)):
+            return
+        self.ledger.training_ended(weights)
+        if not self._in_turn and not self.ledger.loops:
+            with self.barrier("models", None):
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._let_go_at = self.step
+        for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
+            each.let_go()
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
         """The optimizer that trains this model, if one has stepped."""

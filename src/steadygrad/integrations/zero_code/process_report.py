@@ -10,11 +10,13 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ...engine import validate
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.notify import Notifier
 from ...engine.record.run_log import RunLog
-from ...engine.state.training_state import bad_state
+from ...engine.state.training_state import bad_state, can_be_scanned, non_finite
 from ...journal import Journal
 from ...records import Incident
 from ...records.errors import JournalError
@@ -47,6 +49,8 @@ class ProcessReport:
         self.summaries: list[tuple[str, dict[str, Any]]] = []
         self.in_backward = self.in_backward_refused = 0
         self.crashes: list[str] = []
+        self._ends: list[list[str]] = []
+        """The bad weights of each training that the program has dropped."""
         self.unguarded = 0
 
     @property
@@ -179,14 +183,24 @@ class ProcessReport:
             self._journal.close()
         return note
 
+    def training_ended(self, weights: dict[str, Tensor]) -> None:
+        """Look at the weights of a training that the program drops. One host read."""
+        with self._barrier("final_state", None):
+            read = [(name, each.detach()) for name, each in weights.items() if can_be_scanned(each)]
+            self._ends.append(non_finite(read))
+
     def _final_state(self, watch: ProcessLoop) -> str:
-        """Whether what the optimizers that are still there leave behind is finite. One host read each."""
+        """Whether what the optimizers and trainers leave behind is finite. One host read each."""
         with self._barrier("final_state", "not checked") as answer:
             states = [bad_state(watch.state_of(loop)) for loop in self.loops]
             bad = [str(name) for state in states for found in state.values() for name in found]
-            some = f"finite in {len(states)} of {len(self.log)} trainings"
-            if states:
-                finite = "finite" if len(states) == len(self.log) else some
+            bad += [name for names in self._ends for name in names]
+            guards = [str(summary.get("final_state", "not checked")) for _, summary in self.summaries]
+            bad += [each.removeprefix("non-finite: ") for each in guards if each.startswith("non-finite")]
+            checked = len(states) + len(self._ends) + sum(each != "not checked" for each in guards)
+            trainings = len(self.log) + len(guards)
+            if checked:
+                finite = "finite" if checked >= trainings else f"finite in {checked} of {trainings} trainings"
                 answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else finite
         return answer.value
 

@@ -32,7 +32,7 @@ def train(model: nn.Module, written: list[float], target: Path | None = None) ->
 
 def only_diagnosis(watch: Any) -> Any:
     assert watch.barrier.faults == {}
-    (incident,) = [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
+    (incident,) = [incident for log in watch.ledger.log for incident in log.incidents]
     return incident.diagnosis
 
 

@@ -51,7 +51,7 @@ def only_calls(watch: Any) -> Any:
 
 def diagnoses(watch: Any) -> list[Any]:
     assert watch.barrier.faults == {}
-    return [incident.diagnosis for loop in watch.ledger.loops for incident in loop.log.incidents]
+    return [incident.diagnosis for log in watch.ledger.log for incident in log.incidents]
 
 
 def good(count: int) -> list[Tensor]:

@@ -42,7 +42,7 @@ class NaiveSgd(torch.optim.Optimizer):
 
 def no_faults(watch: Any, *, skipped: int) -> None:
     assert watch.barrier.faults == {}
-    assert sum(loop.log.ledger.skipped for loop in watch.ledger.loops) == skipped
+    assert sum(log.ledger.skipped for log in watch.ledger.log) == skipped
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -80,8 +80,8 @@ def test_a_diagnosis_leaves_no_trace_either(watching: Any) -> None:
     plain = state_of(run_plain(data))
     watch = watching(diagnose="auto")
     assert differing(plain, state_of(run_plain([*data[:5], poisoned(data[3]), *data[5:]]))) == []
-    (loop,) = watch.ledger.loops
-    assert loop.log.incidents[0].diagnosis.cause.slug == "bad_input"
+    (log,) = watch.ledger.log
+    assert log.incidents[0].diagnosis.cause.slug == "bad_input"
     no_faults(watch, skipped=1)
 
 
@@ -118,8 +118,8 @@ def test_clipping_is_the_same_to_the_bit_and_names_the_guilty_tensor(watching: A
     model[0].bias.grad[1] = math.nan  # type: ignore[union-attr,index]
     nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()
-    (loop,) = watch.ledger.loops
-    (incident,) = loop.log.incidents
+    (log,) = watch.ledger.log
+    (incident,) = log.incidents
     assert "not finite in 1 of 4 tensors: 0.bias" in incident.decision.reason
 
 

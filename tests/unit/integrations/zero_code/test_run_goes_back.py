@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def diagnoses(watch: Any) -> list[Any]:
     assert watch.barrier.faults == {}
-    return [incident.diagnosis for loop in watch.ledger.loops for incident in loop.log.incidents]
+    return [incident.diagnosis for log in watch.ledger.log for incident in log.incidents]
 
 
 def slugs(found: Any) -> set[str]:
@@ -73,7 +73,7 @@ def test_a_run_that_climbed_away_long_ago_is_tried_at_a_lower_rate_from_before_t
         loss.backward()
         weights = [p.detach().clone() for p in model.parameters()]
         optimizer.step()
-        if any(loop.log.ledger.skipped for loop in watch.ledger.loops):
+        if any(log.ledger.skipped for log in watch.ledger.log):
             break
     found = diagnoses(watch)[-1]  # the sampled checks may have warned before
     assert step > 8, "it takes more steps than a trial would go back without a copy"

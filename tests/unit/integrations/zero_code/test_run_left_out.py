@@ -56,7 +56,7 @@ def test_a_batch_left_out_by_the_programs_own_error_is_reported_with_line_and_ro
     model, left_out = train(batches(8, 4), usable)
     assert left_out == 1
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
-    (incident,) = [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
+    (incident,) = [incident for log in watch.ledger.log for incident in log.incidents]
     assert "skipped by the program: it raised Unusable" in incident.headline
     assert incident.diagnosis.origin.op == "log"
     assert incident.diagnosis.rows == (2,)
@@ -77,7 +77,7 @@ def test_rounds_left_out_for_other_reasons_are_not_reported_and_asked_about_thre
     assert left_out >= 2
     assert len(asked) <= 3
     assert few_rows.calls == rounds  # type: ignore[attr-defined]
-    assert not [incident for loop in watch.ledger.loops for incident in loop.log.incidents]
+    assert not [incident for log in watch.ledger.log for incident in log.incidents]
     assert watch.barrier.faults == {}
 
 

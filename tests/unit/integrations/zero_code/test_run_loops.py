@@ -24,7 +24,7 @@ def finite(*modules: nn.Module) -> bool:
 
 
 def skipped(watch: Any) -> int:
-    return sum(loop.log.ledger.skipped for loop in watch.ledger.loops)
+    return sum(log.ledger.skipped for log in watch.ledger.log)
 
 
 def train(model: nn.Module, optimizer: Any, data: list[Tensor], after: Callable[[], Any] = lambda: None) -> None:
@@ -140,7 +140,7 @@ def test_the_parts_of_a_container_are_applied_together_or_not_at_all(watching: A
     assert finite(one, two)
     assert parts[0].state[one.weight]["step"] == 3
     assert skipped(watch) == 1
-    assert sum(loop.log.ledger.steps for loop in watch.ledger.loops) == 4  # decided once, at the container
+    assert sum(log.ledger.steps for log in watch.ledger.log) == 4  # decided once, at the container
 
 
 def test_a_step_that_raised_does_not_leave_the_next_one_unguarded(watching: Any) -> None:
@@ -330,8 +330,8 @@ def test_an_overflow_of_the_loss_scale_is_the_scalers_own_business(watching: Any
     watched = loop()
     assert all(torch.equal(a, b) for a, b in zip(alone[0], watched[0], strict=True))
     assert alone[1:] == watched[1:]
-    (loop,) = watch.ledger.loops
-    assert (loop.log.ledger.overflows, len(loop.log.incidents)) == (1, 0)
+    (log,) = watch.ledger.log
+    assert (log.ledger.overflows, len(log.incidents)) == (1, 0)
 
 
 def test_a_bad_batch_that_a_scaler_hides_is_an_incident_and_leaves_no_statistics(watching: Any) -> None:
@@ -344,8 +344,8 @@ def test_a_bad_batch_that_a_scaler_hides_is_an_incident_and_leaves_no_statistics
         scaler.scale(model(x).pow(2).mean()).backward()
         scaler.step(optimizer)
         scaler.update()
-    (loop,) = watch.ledger.loops
-    (incident,) = loop.log.incidents
+    (log,) = watch.ledger.log
+    (incident,) = log.incidents
     assert incident.symptom == "nan_loss"
     assert bool(torch.isfinite(model[1].running_mean).all())  # type: ignore[arg-type]
     assert model[1].num_batches_tracked == 3

@@ -36,9 +36,9 @@ def train(schedule: list[float]) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_rate_that_stays_nan_is_held_after_three_refusals_and_nothing_is_lost(watching: Any) -> None:
     watch = watching(diagnose="off")
     model, _ = train(rates(20, 60, 60))
-    (loop,) = watch.ledger.loops
-    assert "the learning rate is nan" in loop.log.incidents[0].headline
-    ledger = loop.log.ledger
+    (log,) = watch.ledger.log
+    assert "the learning rate is nan" in log.incidents[0].headline
+    ledger = log.ledger
     assert (ledger.skipped, ledger.applied, ledger.rollbacks_total) == (3, 57, 0)
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
     # As a run that leaves out those three batches and keeps its rate.
@@ -59,8 +59,8 @@ def test_a_rate_that_stays_nan_is_held_after_three_refusals_and_nothing_is_lost(
 def test_a_rate_that_is_nan_once_costs_one_batch(watching: Any) -> None:
     watch = watching(diagnose="off")
     train(rates(20, 21, 40))
-    (loop,) = watch.ledger.loops
-    assert (loop.log.ledger.skipped, loop.log.ledger.rate_held) == (1, False)
+    (log,) = watch.ledger.log
+    assert (log.ledger.skipped, log.ledger.rate_held) == (1, False)
 
 
 def test_a_guard_holds_it_too() -> None:

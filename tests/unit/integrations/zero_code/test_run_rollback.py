@@ -91,8 +91,8 @@ def test_the_updates_since_the_last_good_state_are_made_again_to_the_bit(watchin
     loop = Loop(optimizer)
     loop.train(batches(), poke_at=AT)
     assert differing(loop.state(), wanted) == []
-    (loop,) = watch.ledger.loops
-    (incident,) = loop.log.incidents
+    (log,) = watch.ledger.log
+    (incident,) = log.incidents
     assert incident.symptom == "nan_param"
     assert Action.ROLLBACK in incident.decision.actions
     assert "the state before step 1 was restored and the 5 updates since were made again" in incident.decision.reason
@@ -110,7 +110,7 @@ def test_a_model_trained_before_has_no_part_in_it(watching: Any) -> None:
     second = Loop()
     second.train(data, poke_at=40)
     assert differing(second.state(), reference.state() | {"random numbers": torch.get_rng_state()}) == []
-    assert "updates since were made again" in watch.ledger.loops[1].log.incidents[0].decision.reason
+    assert "updates since were made again" in watch.ledger.log[1].incidents[0].decision.reason
     assert differing(first.state(), before | {"random numbers": torch.get_rng_state()}) == []
 
 
@@ -149,7 +149,7 @@ def test_rates_that_the_loop_sets_by_hand_are_as_it_set_them(watching: Any) -> N
     watch = watching(policy="balanced")
     found = trained(batches(), AT)
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    assert "were made again" in watch.ledger.loops[0].log.incidents[0].decision.reason
+    assert "were made again" in watch.ledger.log[0].incidents[0].decision.reason
 
 
 def test_where_they_cannot_be_made_again_the_run_goes_on_from_the_good_state_and_says_so(watching: Any) -> None:
@@ -159,7 +159,7 @@ def test_where_they_cannot_be_made_again_the_run_goes_on_from_the_good_state_and
     loop = Loop()
     loop.train(batches(), poke_at=AT, write=True)
     assert differing(loop.state(), wanted) == []
-    (incident,) = watch.ledger.loops[0].log.incidents
+    (incident,) = watch.ledger.log[0].incidents
     assert incident.decision.reason.endswith(
         "the state before step 1 was restored; the 5 updates since are lost: their batches were written to since"
     )
@@ -190,7 +190,7 @@ def test_lines_that_come_out_differently_are_noticed_and_the_good_state_stays(wa
         if number == 0:
             after_one = {name: value.clone() for name, value in model.state_dict().items()}
     assert all(torch.equal(value, after_one[name]) for name, value in model.state_dict().items())
-    (incident,) = watch.ledger.loops[0].log.incidents
+    (incident,) = watch.ledger.log[0].incidents
     assert "the 2 updates since are lost: made again they do not come out the same" in incident.decision.reason
 
 

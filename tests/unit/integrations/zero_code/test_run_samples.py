@@ -48,8 +48,8 @@ def looking_ahead(loader: Any) -> Any:
 
 
 def incident_of(watch: Any) -> Any:
-    (loop,) = watch.ledger.loops
-    (incident,) = loop.log.incidents
+    (log,) = watch.ledger.log
+    (incident,) = log.incidents
     assert watch.barrier.faults == {}
     return incident
 

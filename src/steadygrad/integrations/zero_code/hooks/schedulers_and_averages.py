@@ -6,11 +6,14 @@ schedule that is stepped once an epoch goes on whatever its last batch was.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 
 class SchedulersAndAverages:
@@ -61,7 +64,7 @@ class SchedulersAndAverages:
             return None
         self.note(follower, optimizer)
         if self._on_call is not None:
-            self._on_call(optimizer, original)
+            self._on_call(optimizer, weakly_called(original))
         self._inside += 1
         try:
             return original()
@@ -75,6 +78,22 @@ class SchedulersAndAverages:
             return call()
         finally:
             self._inside -= 1
+
+
+def weakly_called(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call, which keeps none of the schedules and models among its arguments alive, and does nothing once one
+    of them is gone."""
+    if not isinstance(call, functools.partial):
+        return call
+    function, named = call.func, call.keywords
+    given = [weakref.ref(each) if isinstance(each, LRScheduler | nn.Module) else each for each in call.args]
+
+    def again() -> Any:
+        found = [each() if type(each) is weakref.ref else each for each in given]
+        gone = any(now is None for now, each in zip(found, given, strict=True) if type(each) is weakref.ref)
+        return None if gone else function(*found, **named)
+
+    return again
 
 
 def raw_optimizer(optimizer: Any) -> Any:

@@ -211,7 +211,7 @@ def next_command(told: dict[str, Any]) -> str | None:
     run = shown(_short(runs[0]))
     if any(incident.diagnosis is not None for incident in told["incidents"]):
         return f"steady diagnose {run}"
-    return f"steady incidents {run}"
+    return f"steady incidents {run}" if told["incidents"] else f"steady report {run}"
 
 
 def _line(incident: Incident) -> str:

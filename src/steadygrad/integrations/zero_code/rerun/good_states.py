@@ -27,6 +27,7 @@ from ....engine import validate
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
 from ....engine.state.training_state import TrainingState, Tree
+from ....engine.state.weak_sequence import WeakSequence
 from ....records import Reading
 from ....records.rerun_flag import rerun
 from ...optimizer.optimizer_loop import OptimizerLoop
@@ -325,21 +326,22 @@ class _Several:
     """The schedules and averages of some optimizers as one thing with a state, whenever they come and go."""
 
     def __init__(self, followers: Any, optimizers: Sequence[Optimizer]) -> None:
-        self._followers, self._optimizers = followers, optimizers
+        self._followers, self._optimizers = followers, WeakSequence(optimizers)
 
     def state_dict(self) -> list[tuple[Any, Any]]:
         return [(_Same(thing), thing.state_dict()) for thing in self._followers.of(self._optimizers)]
 
     def load_state_dict(self, states: list[tuple[Any, Any]]) -> None:
         for thing, state in states:
-            thing.it.load_state_dict(state)
+            if (it := thing.it()) is not None:
+                it.load_state_dict(state)
 
 
 class _Same:
-    """Keeps an object the same when its surroundings are copied."""
+    """Leads to the same object when its surroundings are copied, as long as the program keeps it."""
 
     def __init__(self, it: Any) -> None:
-        self.it = it
+        self.it = weakref.ref(it)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Same:
         return self

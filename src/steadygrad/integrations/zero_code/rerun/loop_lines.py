@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
@@ -37,6 +39,36 @@ _MAX_PLAYS = 64
 _MAX_PLACES = 6
 _KEPT_BEFORE = 2
 _MAX_LIST = 256
+_HEAP_TYPE = 1 << 9
+"""The flag of a class that was made by a class statement, and not in C."""
+
+
+class TakenValues(Mapping[str, Any]):
+    """Values that lines read, by name. What the program owns for longer than a batch (a model, an optimizer, an object
+    around them) is not kept alive: the program may drop it to make room for the next."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {name: _weakly(value) for name, value in values.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value() if type(value) is weakref.ref else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _weakly(value: Any) -> Any:
+    lasting = isinstance(value, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
+    if not lasting and (type(value).__flags__ & _HEAP_TYPE == 0 or callable(value) or _is_data(value)):
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
 
 
 @dataclass(slots=True)
@@ -44,7 +76,7 @@ class LoopPass:
     """One micro-batch's lines with the values they read."""
 
     slice: LoopSlice
-    taken: dict[str, Any]
+    taken: Mapping[str, Any]
     module_globals: dict[str, Any]
     rng: RngState
     autocast: dict[str, torch.dtype]
@@ -58,6 +90,10 @@ class LoopPass:
     inside: tuple[CodeType, str] | None = None
     """A function that these lines call and its variable that is the loss, where the function did not return it."""
     _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.taken, TakenValues):
+            self.taken = TakenValues(self.taken)
 
     def with_named_batches(self) -> LoopPass:
         """The same lines, reading their batches by name where they cut them out of larger tensors themselves."""

@@ -31,6 +31,7 @@ from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
+from .same_content import SameContent
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
@@ -63,6 +64,7 @@ class LoopRecorder:
         """Updates that are still to be recorded without a pause."""
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
         self._graph = LiveGraph(model, optimizers, failed)
+        self._content: SameContent | None = SameContent() if values else None
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()
@@ -194,9 +196,21 @@ class LoopRecorder:
                 self._others.append(ModuleCall(model, torch.is_grad_enabled()))
             return
         note_call(self.calls, self._modes, model, (args, kwargs))
+        if self._content is not None and torch.is_grad_enabled() and len(self.calls.trained) == 1:
+            self._compare_content((args, kwargs))
         if not self._graph.done and torch.is_grad_enabled():
             rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
             self._rows = rows.pop() if len(rows) == 1 else None
+
+    def _compare_content(self, arguments: Any) -> None:
+        """What the first calls with gradients of the first updates are given, once for each."""
+        content = self._content
+        if content is None or content.done:
+            self._content = None
+            return
+        content.called(arguments)
+        for loop in self._loops:
+            loop.record.same_rows, loop.record.same_noise = content.rows.found, content.noise.found
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""

@@ -463,15 +463,15 @@ def _spreads(stopped: bool) -> list[float]:
 
 
 def test_an_encoder_that_collapses_is_seen_and_one_that_is_held_apart_is_not() -> None:
-    inputs = [1.0] * 400
-    assert representation_collapse.judge("encoder", _spreads(stopped=False), inputs) is not None
-    assert representation_collapse.judge("encoder", _spreads(stopped=True), inputs) is None
+    inputs = shares = [1.0] * 400
+    assert representation_collapse.judge("encoder", _spreads(stopped=False), inputs, shares) is not None
+    assert representation_collapse.judge("encoder", _spreads(stopped=True), inputs, shares) is None
 
 
 def test_narrow_outputs_few_rows_and_outputs_alike_from_the_start_are_not_judged() -> None:
     assert representation_collapse.spread(torch.randn(8, 4)) is None
     assert representation_collapse.spread(torch.randn(2, 64)) is None
-    assert representation_collapse.judge("head", [0.001] * 8, [1.0] * 8) is None
+    assert representation_collapse.judge("head", [0.001] * 8, [1.0] * 8, [1.0] * 8) is None
 
 
 # -- live objects around the batch

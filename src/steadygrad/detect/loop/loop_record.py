@@ -92,6 +92,10 @@ class LoopRecord:
     """How the program changed the size of its gradients, at the first updates."""
     same_draws: str = ""
     """How the workers of a loader draw the same numbers: a sentence, or nothing."""
+    same_noise: str = ""
+    """How every batch has the same noise in it: a sentence, or nothing."""
+    same_rows: str = ""
+    """How the same rows are drawn from a list that grows: a sentence, or nothing."""
     repeated: str = ""
     """How the same batch is delivered again and again: a sentence, or nothing."""
 

@@ -22,15 +22,17 @@ from torch.optim import Optimizer
 from ...records import Finding, Reading
 from ...records.rerun_flag import rerunning
 from ..graph.live_graph import LOOKS, LiveGraph
-from ..graph.rules import reference_aliased
+from ..graph.rules import reference_aliased, weight_decay_dominates
 from ..graph.rules.reference_aliased import ModuleCall
 from ..sampled.activation_probe import is_compiled
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook, registered
 from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
+from .hand_decay import HandDecay
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
+from .same_content import SameContent
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
@@ -63,6 +65,8 @@ class LoopRecorder:
         """Updates that are still to be recorded without a pause."""
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
         self._graph = LiveGraph(model, optimizers, failed)
+        self._content: SameContent | None = SameContent() if values else None
+        self._decay: HandDecay | None = HandDecay() if values else None
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()
@@ -194,9 +198,39 @@ class LoopRecorder:
                 self._others.append(ModuleCall(model, torch.is_grad_enabled()))
             return
         note_call(self.calls, self._modes, model, (args, kwargs))
+        if self._decay is not None:
+            self._compare_weights(model)
+        if self._content is not None and torch.is_grad_enabled() and len(self.calls.trained) == 1:
+            self._compare_content((args, kwargs))
         if not self._graph.done and torch.is_grad_enabled():
             rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
             self._rows = rows.pop() if len(rows) == 1 else None
+
+    def _compare_weights(self, model: nn.Module) -> None:
+        """Whether the program has shrunk the weights since the update."""
+        decay = self._decay
+        if decay is None:
+            return
+        decay.called()
+        if decay.done:
+            self._decay = None
+        if decay.factor is not None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+            found = weight_decay_dominates.judge_by_hand(optimizers, decay.factor, names)
+            if found is not None:
+                self._graph.found.append(found)
+                self._on_news()
+
+    def _compare_content(self, arguments: Any) -> None:
+        """What the first calls with gradients of the first updates are given, once for each."""
+        content = self._content
+        if content is None or content.done:
+            self._content = None
+            return
+        content.called(arguments)
+        for loop in self._loops:
+            loop.record.same_rows, loop.record.same_noise = content.rows.found, content.noise.found
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""
@@ -271,6 +305,8 @@ class LoopRecorder:
                 calls.empty_statistics = modes.empty_statistics()
             if loop.update_ended(optimizer, calls, self._updates, self._loss):
                 self._on_news()
+            if self._decay is not None:
+                self._decay.updated([p for group in optimizer.param_groups for p in group["params"]])
             if loop is self._loops[-1]:
                 self.calls, self._loss = CallsSeen(), None
                 self._updates += 1

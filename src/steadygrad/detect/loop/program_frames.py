@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +20,21 @@ NOT_THEIRS = (
     "<string",
 )
 """How the names of files begin that are torch's, this package's or none."""
+
+_LIBRARIES = (*NOT_THEIRS, *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")))
+_FRAMES, _DEPTH = 4, 60
+
+
+def frames_of_program() -> Iterator[FrameType]:
+    """The innermost running functions that are of no library."""
+    frame, left = sys._getframe(1), _FRAMES
+    for _ in range(_DEPTH):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            yield frame
+            left -= 1
+        if frame.f_back is None or not left:
+            return
+        frame = frame.f_back
 
 
 def user_line(depth: int = 1) -> tuple[str, int]:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
-from ...detect.loop.program_frames import NOT_THEIRS, variables_of
+from ...detect.loop.program_frames import frames_of_program, variables_of
 from ...detect.tensors.readable_tensors import why_not_read
 
-_LIBRARIES = (*NOT_THEIRS, *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")))
-_FRAMES, _DEPTH, _ENTRIES, _MAX_NUMEL = 4, 60, 64, 1 << 20
+_ENTRIES, _MAX_NUMEL = 64, 1 << 20
 
 
 def nearby_tensors(rows: int) -> dict[str, Tensor]:
     """Tables of (rows, positions) in variables of the running functions, by name. Nothing is read or copied."""
     found: dict[str, Tensor] = {}
-    for frame in _frames_of_program():
+    for frame in frames_of_program():
         for name, value in list(variables_of(frame).items())[:_ENTRIES]:
             for key, tensor in _tensors(name, value):
                 if _is_table(tensor, rows):
                     found.setdefault(key, tensor)
     return found
-
-
-def _frames_of_program() -> Iterator[FrameType]:
-    frame, left = sys._getframe(2), _FRAMES
-    for _ in range(_DEPTH):
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
-            yield frame
-            left -= 1
-        if frame.f_back is None or not left:
-            return
-        frame = frame.f_back
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

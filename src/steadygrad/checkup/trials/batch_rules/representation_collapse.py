@@ -1,8 +1,10 @@
 """All rows are mapped to the same point.
 
 What it sees
-    The outputs of a module, or their directions, differ between rows by less than 2 % of their size, at several steps
-    in a row, although the inputs differ and the outputs differed more at the first steps.
+    The loss compares outputs of a module with each other, and its gradients draw all rows together. The outputs, or
+    their directions, differ between rows by less than 2 % of their size, at several steps in a row, although the inputs
+    differ and the outputs differed more at the first steps. 10 % is enough where the gradients show that the loss would
+    vanish if all rows were the same.
 
 Why it hurts
     The representation says nothing about its input. In self-supervised training the loss looks perfect: predicting a
@@ -17,8 +19,8 @@ What to do
     Add what keeps representations apart: negatives, a stopped gradient with a predictor, or a term for the variance.
 
 Safety
-    It changes nothing: two sums over an output that is there anyway. Outputs of fewer than 8 units, and outputs that
-    were alike from the start, are not judged.
+    It changes nothing: a few sums over outputs that are there anyway. Outputs of fewer than 8 units, outputs that were
+    alike from the start, and outputs that are compared with targets only (all of them may be near one) are not judged.
 
 References
     https://arxiv.org/abs/2011.10566
@@ -39,6 +41,10 @@ RULE = Rule("SY454", "representation_collapse", "All rows are mapped to the same
 COLLAPSED = 0.02
 SPREAD = 0.4
 """What the outputs must have differed by at the first steps."""
+DRAWN = 0.1
+"""What they differ by where the loss is seen to draw all rows together: a cosine of 0.99."""
+_VANISHES = 1.0
+"""A squared distance between outputs gives 2; a loss that tells rows apart, or compares them with targets, less."""
 STEPS = 3
 MIN_WIDTH, MIN_ROWS = 8, 4
 
@@ -60,11 +66,22 @@ def _relative(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0, keepdim=True)).pow(2).mean().sqrt() / size
 
 
-def judge(module: str, spreads: Sequence[float], inputs: Sequence[float]) -> Finding | None:
-    """Pure. The spread of a module's outputs, and of the inputs of the model, at steps one after another."""
-    if len(spreads) < 2 * STEPS or len(inputs) < STEPS:
+def apart(rows: Tensor, centre: Tensor) -> Tensor:
+    """The direction in which rows move away from their centre; along the sphere where all have one length."""
+    away, lengths = rows - centre, rows.norm(dim=1, keepdim=True)
+    if float(lengths.max() - lengths.min()) > 1e-3 * float(lengths.max()):
+        return away
+    units = torch.nn.functional.normalize(rows, dim=1)
+    return away - units * (units * away).sum(1, keepdim=True)
+
+
+def judge(module: str, spreads: Sequence[float], inputs: Sequence[float], shares: Sequence[float]) -> Finding | None:
+    """Pure. The spread of a module's outputs, and of the inputs of the model, at steps one after another, and the part
+    of the loss that goes away, to first order, as the rows become the same: 0 where no outputs are compared."""
+    if len(spreads) < 2 * STEPS or min(shares[-2 * STEPS :]) <= 0:
         return None
-    if max(spreads[:STEPS]) < SPREAD or max(spreads[-STEPS:]) > COLLAPSED or min(inputs[-STEPS:]) < COLLAPSED:
+    most = min(DRAWN, 0.25 * min(inputs[-STEPS:])) if min(shares) >= _VANISHES else COLLAPSED
+    if max(spreads[:STEPS]) < SPREAD or max(spreads[-STEPS:]) > most or min(inputs[-STEPS:]) < COLLAPSED:
         return None
     return seen(
         RULE,
@@ -76,10 +93,13 @@ def judge(module: str, spreads: Sequence[float], inputs: Sequence[float]) -> Fin
     )
 
 
-def SPECIMEN() -> tuple[str, Sequence[float], Sequence[float]]:
-    return "encoder", (0.9, 0.5, 0.1, 0.01, 0.004, 0.003, 0.002), (0.9,) * 7
+_DRAWN = (0.9, 0.5, 0.1, 0.01, 0.004, 0.003, 0.002)
 
 
-def NEAR_MISS() -> tuple[str, Sequence[float], Sequence[float]]:
-    """The same with inputs that are all alike."""
-    return "encoder", (0.9, 0.5, 0.1, 0.01, 0.004, 0.003, 0.002), (0.9, 0.5, 0.1, 0.01, 0.004, 0.003, 0.002)
+def SPECIMEN() -> tuple[str, Sequence[float], Sequence[float], Sequence[float]]:
+    return "encoder", _DRAWN, (0.9,) * 7, (2.0,) * 7
+
+
+def NEAR_MISS() -> tuple[str, Sequence[float], Sequence[float], Sequence[float]]:
+    """Answers that are all alike because the targets are."""
+    return "encoder", _DRAWN, (0.9,) * 7, (0.0,) * 7

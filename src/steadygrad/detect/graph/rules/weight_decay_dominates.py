@@ -2,7 +2,8 @@
 
 What it sees
     One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.2 % or more, and the
-    largest update it makes cannot hold the weights of the group where they are.
+    largest update it makes cannot hold the weights of the group where they are. Or the program itself multiplies its
+    weights with the same number after each of three updates.
 
 Why it hurts
     Weights and the gains of norms shrink towards zero whatever the loss says. Nothing is non-finite, the loss falls at
@@ -79,6 +80,28 @@ def judge(optimizers: Sequence[Optimizer], names: Mapping[int, str] | None = Non
                     names=called[:NAMED],
                 )
     return None
+
+
+def judge_by_hand(
+    optimizers: Sequence[Optimizer], factor: float, names: Mapping[int, str] | None = None
+) -> Finding | None:
+    """All weights are multiplied with this number after each update, by the program itself."""
+    shrink = 1.0 - factor
+    lost = [
+        weight for optimizer in optimizers for group in optimizer.param_groups
+        for weight in _not_held(optimizer, group, shrink)
+    ] if shrink >= SHRINK else []  # fmt: skip
+    if not lost:
+        return None
+    called = [(names or {}).get(id(weight), "a parameter") for weight in lost]
+    return seen(
+        RULE,
+        "the weights",
+        f"the program shrinks its weights by {shrink:.1%} after each update, more than an update gives back "
+        f"({listed(called)})",
+        shrink=shrink,
+        names=called[:NAMED],
+    )
 
 
 def _shrink(optimizer: Optimizer, group: Mapping[str, Any]) -> float | None:

@@ -1,8 +1,9 @@
-"""The data loader is restarted for every batch and delivers the same samples again.
+"""The same samples are delivered again and again though there are others.
 
 What it sees
     Three iterators in a row of a loader with more than one batch were asked for one batch only, and all three gave
-    the same samples.
+    the same samples. Or the model was given the same rows at eight updates in a row, and the list that they are drawn
+    from grew all the time.
 
 Why it hurts
     The model sees one batch for ever: the training loss falls and nothing else is learnt.
@@ -13,11 +14,11 @@ Smallest example
     for batch in loader: ...
 
 What to do
-    Make one iterator for each epoch.
+    Make one iterator for each epoch. Draw from a replay memory at random, or renew its priorities.
 
 Safety
     It changes nothing. It is reported once in a run. Several updates on one batch, full-batch training and shuffled
-    loaders are not reported.
+    loaders are not reported, nor is a list whose entries are whole batches.
 
 References
     https://docs.pytorch.org/docs/stable/data.html
@@ -30,22 +31,18 @@ from .....records.rules import Rule
 from ...loop_record import LoopRecord, UpdateSeen
 from ..loop_finding import loop_finding
 
-RULE = Rule(
-    "SY434", "repeated_batch", "The data loader is restarted for every batch and delivers the same samples again."
-)
+RULE = Rule("SY434", "repeated_batch", "The same samples are delivered again and again though there are others.")
 
 
 def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
-    if not record.repeated or record.count < 3:  # an iterator of the usual kind has given more by then
+    if record.same_rows:
+        how, fix = record.same_rows, "draw at random, or renew the priorities of what was drawn"
+    elif record.repeated and record.count >= 3:  # an iterator of the usual kind has given more by then
+        how, fix = record.repeated, "make one iterator for each epoch: for batch in loader"
+    else:
         return None
-    return loop_finding(
-        RULE,
-        record,
-        f"the same batch is delivered again and again: {record.repeated}",
-        fix="make one iterator for each epoch: for batch in loader",
-        phase="data",
-    )
+    return loop_finding(RULE, record, f"the same batch is delivered again and again: {how}", fix=fix, phase="data")
 
 
 def _record(repeated: str) -> LoopRecord:

@@ -1,8 +1,10 @@
-"""The workers of a data loader draw the same random augmentations.
+"""The workers of a data loader, or all batches, draw the same random augmentations.
 
 What it sees
     The data set, or a transform of it, holds a random generator, the loader has several workers and no
-    `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not.
+    `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not. Or
+    what the model is given is a sum of two tensors of the batch, of which one looks drawn and is the same, row for row,
+    at four updates in a row, and the other does not and is not.
 
 Why it hurts
     Every worker, and every epoch, repeats the same draws: there is far less variety in the data than it seems.
@@ -14,10 +16,12 @@ Smallest example
     DataLoader(Noisy(), num_workers=4, worker_init_fn=lambda worker: reseed(torch.initial_seed()))
 
 What to do
-    Seed the generator in `worker_init_fn` from `torch.initial_seed()`, or draw from torch's global generator.
+    Seed the generator in `worker_init_fn` from `torch.initial_seed()`, or draw from torch's global generator. Make a
+    generator once, not for every batch.
 
 Safety
-    It changes nothing. It is reported once in a run. The data set is asked for a sample three times, on copies.
+    It changes nothing. It is reported once in a run. The data set is asked for a sample three times, on copies. What is
+    added to all rows alike, as codes of positions are, is not taken for noise.
 
 References
     https://docs.pytorch.org/docs/stable/notes/faq.html#my-data-loader-workers-return-identical-random-numbers
@@ -30,20 +34,24 @@ from .....records.rules import Rule
 from ...loop_record import LoopRecord, UpdateSeen
 from ..loop_finding import loop_finding
 
-RULE = Rule("SY435", "worker_same_seed", "The workers of a data loader draw the same random augmentations.")
+RULE = Rule(
+    "SY435", "worker_same_seed", "The workers of a data loader, or all batches, draw the same random augmentations."
+)
 
 
 def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
-    if not record.same_draws:
+    if record.same_draws:
+        detail = f"the workers of a data loader draw the same random numbers: {record.same_draws}"
+        fix = "seed the generator in worker_init_fn from torch.initial_seed()"
+    elif record.same_noise:
+        detail, fix = (
+            f"all batches have the same noise: {record.same_noise}",
+            "seed the generator once, not for every batch",
+        )
+    else:
         return None
-    return loop_finding(
-        RULE,
-        record,
-        f"the workers of a data loader draw the same random numbers: {record.same_draws}",
-        fix="seed the generator in worker_init_fn from torch.initial_seed()",
-        phase="data",
-    )
+    return loop_finding(RULE, record, detail, fix=fix, phase="data")
 
 
 def _record(same: str) -> LoopRecord:

@@ -1,0 +1,153 @@
+"""Rows that are drawn again although others come, and noise that is the same in every batch; and what looks like it."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import steadygrad as sg
+
+ROWS, WIDTH, UPDATES = 16, 8, 30
+
+
+def told(batches: Iterator[Any], loss_of: Callable[[nn.Module, Any], Tensor]) -> set[str]:
+    """What is said of a training over these batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    guard = sg.attach(optimizer, model=model)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    guard.close()
+    assert not guard.summary()["guard_faults"]
+    return {found.slug for found in guard.vitals}
+
+
+def regression(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+class Memory:
+    def __init__(self, entries: Any) -> None:
+        self.entries = entries
+
+    def push(self, count: int) -> None:
+        for _ in range(count):
+            self.entries.append({"state": torch.randn(WIDTH), "next": torch.randn(WIDTH), "priority": 1.0})
+
+
+def stacked(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    return torch.stack([row["state"] for row in rows]), torch.stack([row["next"] for row in rows])
+
+
+@pytest.mark.parametrize("kind", [list, deque])
+@pytest.mark.parametrize("by_chance", [False, True])
+def test_the_oldest_of_a_growing_memory_again_and_again(kind: Any, by_chance: bool) -> None:
+    memory = Memory(kind())
+
+    def draws() -> Iterator[Any]:
+        memory.push(ROWS)
+        for _ in range(UPDATES):
+            memory.push(4)
+            yield stacked(random.sample(list(memory.entries), ROWS) if by_chance else list(memory.entries)[:ROWS])
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        assert memory.entries
+        return regression(model, batch)
+
+    assert ("repeated_batch" in told(draws(), loss_of)) is not by_chance
+
+
+def test_several_passes_over_a_rollout_are_healthy() -> None:
+    memory = Memory([])
+
+    def draws() -> Iterator[Any]:
+        for _ in range(3):
+            memory.push(ROWS)
+            yield from [stacked(memory.entries[-ROWS:])] * 10
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        assert memory.entries
+        return regression(model, batch)
+
+    assert "repeated_batch" not in told(draws(), loss_of)
+
+
+def test_one_batch_that_is_meant_to_be_fitted_is_healthy() -> None:
+    seen: list[Any] = []
+    fixed = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(batch)
+        seen.append((torch.randn(ROWS, WIDTH), 0))
+        return regression(model, batch)
+
+    assert "repeated_batch" not in told(((fixed[0].clone(), fixed[1]) for _ in range(UPDATES)), loss_of)
+
+
+def test_the_first_of_a_queue_of_batches_that_fills_is_healthy() -> None:
+    queue: deque[Any] = deque()
+
+    def draws() -> Iterator[Any]:
+        for _ in range(UPDATES):
+            queue.append((torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)))
+            yield queue[0]
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        assert queue
+        return regression(model, batch)
+
+    assert "repeated_batch" not in told(draws(), loss_of)
+
+
+# -- noise
+
+
+def noisy(clean: Tensor, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    t, noise = torch.rand(len(clean), 1, generator=generator), torch.randn(clean.shape, generator=generator)
+    return {"clean": clean, "noisy": (1 - t) * clean + t * noise, "noise": noise}
+
+
+def denoising(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["noisy"]), batch["noise"])
+
+
+def test_the_same_noise_in_every_batch_is_seen() -> None:
+    levels = 2 + torch.randn(ROWS, 1)
+    batches = (noisy(levels + 0.3 * torch.randn(ROWS, WIDTH), 5) for _ in range(UPDATES))
+    assert "worker_same_seed" in told(batches, denoising)
+
+
+def test_noise_that_is_drawn_anew_is_healthy() -> None:
+    assert told((noisy(torch.randn(ROWS, WIDTH), seed) for seed in range(UPDATES)), denoising) == set()
+
+
+def test_one_batch_with_its_noise_and_all_rows_with_new_noise_are_healthy() -> None:
+    all_rows = torch.randn(ROWS, WIDTH)
+    assert "worker_same_seed" not in told((noisy(all_rows, 5) for _ in range(UPDATES)), denoising)
+    assert "worker_same_seed" not in told((noisy(all_rows, seed) for seed in range(UPDATES)), denoising)
+
+
+@pytest.mark.parametrize("kind", ["positions", "levels", "seasons"])
+def test_what_is_added_on_purpose_is_not_noise(kind: str) -> None:
+    added = {
+        "positions": torch.randn(WIDTH).expand(ROWS, WIDTH).clone(),
+        "levels": torch.randn(ROWS, 1).expand(ROWS, WIDTH).clone(),
+        "seasons": torch.sin(torch.randn(ROWS, 1) + torch.arange(WIDTH) * 0.6),
+    }[kind]
+
+    def loss_of(model: nn.Module, signal: Tensor) -> Tensor:
+        fixed, whole = added, signal + added
+        return F.mse_loss(model(whole), signal) + 0 * fixed.sum()
+
+    assert "worker_same_seed" not in told((torch.randn(ROWS, WIDTH) for _ in range(UPDATES)), loss_of)

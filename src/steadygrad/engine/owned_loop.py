@@ -58,22 +58,20 @@ class OwnedLoop:
         self.diagnoses = DiagnosisRequests(self, diagnostician, config)
         self.own_skips = LoopSkips(self)
         self.silent_faults = SilentFaults(self)
-        self.step = self.batches_seen = 0
-        self.window = Window()
+        self.step, self.batches_seen, self.window = 0, 0, Window()
         self.pending: PendingStep | None = None
         self.fallback: PlainLoop | None = None
         self.committed = False
         """Whether the update of the step under way has been made, so that a fault after it does not make it twice."""
         self.settle_for_readers: Callable[[], None] = self.settle
         """What an outcome calls when it is read; a facade puts its own, safer method here."""
-        self._before_forward: Entry | None = None
+        self.entered: Entry | None = None  # what was taken before the forward that is under way
         self.refusing: Step | None = None
         """Of several ranks: a step that all of them refuse."""
         self._recorded_by_all = False
         """Whether every rank has looked into that step, so that none waits for another."""
-        self._rng_after: RngState | None = None
-        self._rng_now: RngState | None = None
-        """After a refusal: the random states to go on with, and those at the refusal."""
+        self._rng_after: RngState | None = None  # to go on with after a refusal
+        self._rng_now: RngState | None = None  # those at the refusal
         self.terms: Terms | None = None
         """The losses of the step under way, once its backward is done."""
         self._owed: list[Callable[[], Any]] = []
@@ -142,7 +140,7 @@ class OwnedLoop:
         """Before a micro-batch's forward: take what it may move. Does not sync."""
         if not self.window.batches and not self.config.outside:
             self.window.left_over = left_over(self.program.parameters)
-        self._before_forward = entry = self.forward.take()
+        self.entered = entry = self.forward.take()
         self.parts.checker.before_forward(self.step)
         return entry
 
@@ -255,7 +253,7 @@ class OwnedLoop:
             self.parts.updater(gradients, flag, force, factor)
         else:
             self.parts.updater.outside(update, force)
-        self._before_forward, self.committed, self._owed = None, True, owed
+        self.entered, self.committed, self._owed = None, True, owed
 
     def _finish_update(self) -> None:
         """What comes after an update that was made. What a fault leaves of it is done when the guard stands down."""
@@ -395,7 +393,7 @@ class OwnedLoop:
 
     def explain_crash(self, error: BaseException, batch: Any, key: str) -> None:
         """The user's code raised in forward."""
-        self.diagnoses.of_crash(error, [*self.window.fed, (batch, key)], self.window.entry or self._before_forward)
+        self.diagnoses.of_crash(error, [*self.window.fed, (batch, key)], self.window.entry or self.entered)
 
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
@@ -425,20 +423,14 @@ class OwnedLoop:
 
     def release(self) -> None:
         """Leave no hook on the optimizers and the model, and keep no copy of their state."""
-        parts = self.parts
-        for leave in (parts.checker.close, parts.gate.release, self.update_check.release, self.own_skips.close):
-            leave()
-        self.recovery.release()
-        self.window, self._before_forward = Window(), None
-
-    @property
-    def entered(self) -> Entry | None:
-        """What was taken before the forward that is under way."""
-        return self._before_forward
+        self.parts.checker.close()
+        for part in (self.parts.gate, self.update_check, self.own_skips, self.recovery):
+            part.release()
+        self.window, self.entered = Window(), None
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""
-        self._before_forward = self.refusing = self._rng_after = self._rng_now = None
+        self.entered = self.refusing = self._rng_after = self._rng_now = None
         self._owed = []
 
     def reset_to(self, step: int) -> None:
@@ -462,7 +454,7 @@ class OwnedLoop:
         window, self.window = self.window, Window()
         self.consensus.abandon()
         with self.barrier("forward_state", None):
-            entry = window.entry or self._before_forward
+            entry = window.entry or self.entered
             rng = self.forward.rng_without(entry.place) if entry is not None else None
             self.program.forget()
             if entry is not None and rng is not None:
@@ -490,14 +482,14 @@ class OwnedLoop:
             return self.fallback  # the other ranks are as far as this one: the step is finished from here
         pending, self.pending = self.pending, None
         window, self.window = self.window, Window()
-        entry = (refusing.window.entry if refusing is not None else window.entry) or self._before_forward
+        entry = (refusing.window.entry if refusing is not None else window.entry) or self.entered
         rng = self.forward.rng_without(entry.place) if entry is not None else None
         with self.barrier("standing_down", None):
             if pending is not None and pending.row_transfer.values()[-1] != 0.0:
                 self.parts.gate.forget_fresh(pending.fresh)
                 entry = pending.step.window.entry
             elif pending is not None:
-                self._owed += self.parts.followers.turns(window.entry or self._before_forward)
+                self._owed += self.parts.followers.turns(window.entry or self.entered)
         self._finish_update()
         self.program.forget()
         with self.barrier("standing_down", None):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad.detect.loop import recorded_optimizer
-from steadygrad.detect.loop.worker_seeds import same_draws
+from steadygrad.detect.loop.measured.worker_seeds import same_draws
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], tuple[Tensor, Tensor]]], None]
 

@@ -29,10 +29,10 @@ from ..tensors.nested_tensors import tensors_in
 from ..tensors.quiet_hook import QuietHook, registered
 from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
-from .hand_decay import HandDecay
+from .measured.hand_decay import HandDecay
+from .measured.same_content import SameContent
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
-from .same_content import SameContent
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4

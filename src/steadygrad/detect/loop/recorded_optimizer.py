@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from ...records import Finding, Reading
 from .adapters import Adapter, find_adapters
-from .gradient_marks import GradientMarks, Marks, spread
-from .gradient_size import GradientSizes
 from .loop_record import LoopRecord, UpdateSeen
+from .measured.gradient_marks import GradientMarks, Marks, spread
+from .measured.gradient_size import GradientSizes
 from .model_calls import CallsSeen
 from .optimizer_state import StateHistory
 from .program_frames import user_line

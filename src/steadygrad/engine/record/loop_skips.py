@@ -48,7 +48,7 @@ class LoopSkips:
         self._watched: _Watched | None = None
         self._repeats: bool | None = None
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Leave no hook."""
         if self._watched is not None:
             self._watched.close()

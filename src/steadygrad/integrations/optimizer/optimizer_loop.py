@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,13 @@ from torch.optim import LBFGS, Optimizer
 
 from ...detect.gradient_norms import Gradients
 from ...detect.tensors.quiet_hook import registered
-from ...engine.distributed.consensus import SingleRank
 from ...engine.engine import Engine, Step, Verdict
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.run_log import RunLog
 from ...engine.recovery.silent_faults import undo_faults
 from ...engine.recovery.update_check import UpdateCheck
 from ...engine.state.rng import put_rng, take_rng
-from ...engine.state.training_state import TrainingState, Tree, bad_state
+from ...engine.state.training_state import Tree, bad_state
 from ...engine.step.trained_parameters import clean_name, parameters_of
 from ...engine.step.window import Window
 from ...journal import Journal
@@ -37,41 +36,8 @@ from ...records import Action, Decision, Finding, Outcome, Reading, Severity
 from ...records.errors import SteadyError
 from ..loops.patch_barrier import Withheld
 from .state_copy import StateCopy
+from .surrounding_loop import SurroundingLoop
 from .update_numbers import PendingNumbers, UpdateNumbers
-
-
-class SurroundingLoop(Protocol):
-    """What is known of the loop around an optimizer."""
-
-    ranks: SingleRank
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other rank trains the same weights."""
-
-    def state_of(self, loop: OptimizerLoop) -> TrainingState:
-        """Everything one of its updates can change."""
-
-    def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
-        """The reading with what the other ranks measured."""
-
-    def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
-        """The reading as it is to be recorded."""
-
-    def capabilities(self, loop: OptimizerLoop, reading: Reading) -> Capabilities:
-        """What can be done besides skipping."""
-
-    def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:
-        """Restore what the forward passes since the last update moved, and look closer."""
-
-    def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
-        """Find out why, as far as the loop's lines can be run again."""
-
-    def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
-        """Restore a good state."""
-
-    def ended(self, weights: dict[str, Tensor]) -> None:
-        """The program has dropped the optimizer of these weights. Called wherever it did so."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
-from ...detect.loop.program_frames import is_ours, running_frame
 from ...detect.tensors.torch_private import num_dispatch_modes
 from ...engine import validate
 from ...engine.distributed.consensus import SingleRank
@@ -74,24 +72,20 @@ class ProcessLoop:
         )  # fmt: skip
         self.examiner = RefusalExaminer(self)
         self.sampled = SampledChecks(self)
-        self.busy = False
-        self.step = 0
-        self.inside_trainer = 0
+        self.busy, self.step, self.inside_trainer = False, 0, 0
         self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
         self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
         self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._making: OptimizerLoop | None = None
         self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
-        self._good: list[int] = []
-        self._refused_steps: list[int] = []
+        self._good, self._refused_steps = list[int](), list[int]()
         self._process = os.getpid()
         self._patches: Patches | None = None
 
     def start(self) -> None:
         """Begin to listen."""
-        if self._patches is None:
-            self._patches = listen(self)
+        self._patches = self._patches or listen(self)
 
     def stop(self) -> None:
         """Everything of torch as it was."""
@@ -145,20 +139,15 @@ class ProcessLoop:
             self.models.adopt(parameters_of(optimizer))
 
     def ended(self, weights: dict[str, Tensor]) -> None:
-        """The program has dropped an optimizer, and with it a training: keep nothing of it in memory, so that there is
-        room for the next. Python may tell in the middle of our own work; then the next optimizer is waited for."""
-        at_work = self._making is not None or self.away
-        if self._patches is None or at_work or sys.is_finalizing() or is_ours(running_frame(2)):
-            return
-        self.ledger.training_ended(weights)
-        if not self._in_turn and not self.ledger.loops:
-            with self.barrier("models", None):
-                self._let_go()
+        """The program has dropped an optimizer, and with it a training: its memory is for the next."""
+        if self._patches is not None and self._making is None and not self.away and self.ledger.dropped(weights):
+            self._let_go()
 
     def _let_go(self) -> None:
-        self._let_go_at = self.step
-        for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
-            each.let_go()
+        if not self._in_turn:
+            self._let_go_at = self.step
+            for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
+                each.let_go()
 
     def optimizer_of(self, model: Any) -> Optimizer | None:
         """The optimizer that trains this model, if one has stepped."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...detect.loop.program_frames import is_ours, running_frame
 from ...engine import validate
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.notify import Notifier
@@ -183,11 +184,15 @@ class ProcessReport:
             self._journal.close()
         return note
 
-    def training_ended(self, weights: dict[str, Tensor]) -> None:
-        """Look at the weights of a training that the program drops. One host read."""
+    def dropped(self, weights: dict[str, Tensor]) -> bool:
+        """Look at the weights of a training that the program drops: one host read. Whether it was the last one. Not
+        while code of ours runs, or the process ends."""
+        if sys.is_finalizing() or is_ours(running_frame(3)):
+            return False
         with self._barrier("final_state", None):
             read = [(name, each.detach()) for name, each in weights.items() if can_be_scanned(each)]
             self._ends.append(non_finite(read))
+        return not self.loops
 
     def _final_state(self, watch: ProcessLoop) -> str:
         """Whether what the optimizers and trainers leave behind is finite. One host read each."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....detect.loop.worker_seeds import same_draws
+from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....records import Diagnosis

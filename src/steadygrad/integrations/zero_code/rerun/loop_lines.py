@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,10 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.loop.program_frames import variables_of
-from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
+from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
 from ...loops.batch_names import bind_batch
@@ -32,43 +30,13 @@ from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, st
 from ...loops.sliced_batches import with_named_batches
 from ..hooks.call_log import Call, autocast_now
 from .side_effects import quiet
-from .user_state import UserState, is_users
+from .user_state import TakenValues, UserState, is_data, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64
 _MAX_PLACES = 6
 _KEPT_BEFORE = 2
 _MAX_LIST = 256
-_HEAP_TYPE = 1 << 9
-"""The flag of a class that was made by a class statement, and not in C."""
-
-
-class TakenValues(Mapping[str, Any]):
-    """Values that lines read, by name. What the program owns for longer than a batch (a model, an optimizer, an object
-    around them) is not kept alive: the program may drop it to make room for the next."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {name: _weakly(value) for name, value in values.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
-        return value() if type(value) is weakref.ref else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-def _weakly(value: Any) -> Any:
-    lasting = isinstance(value, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
-    if not lasting and (type(value).__flags__ & _HEAP_TYPE == 0 or callable(value) or _is_data(value)):
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
 
 
 @dataclass(slots=True)
@@ -119,7 +87,7 @@ class LoopPass:
     def batch(self) -> dict[str, Any]:
         """Of the values read, those that hold tensors and are not a model: the batch, and what goes with it."""
         if self._batch is None:
-            self._batch = {name: value for name, value in self.taken.items() if _is_data(value)}
+            self._batch = {name: value for name, value in self.taken.items() if is_data(value)}
         return self._batch
 
     @property
@@ -474,12 +442,6 @@ def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
 def _same(a: Any, b: Any) -> bool:
     """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
     return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
-
-
-def _is_data(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module) or callable(value):
-        return False
-    return first_tensor_in(value) is not None
 
 
 def _as_leaves(value: Any) -> Any:

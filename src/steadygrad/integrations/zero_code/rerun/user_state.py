@@ -12,13 +12,17 @@ import functools
 import random
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from ....detect.tensors.nested_tensors import first_tensor_in
 
 _MAX_OBJECTS = 10_000
 _MAX_WALKED = 2_000
@@ -277,3 +281,42 @@ def _restore_attribute(owner: Any, name: str, kept: Any) -> None:
             setattr(owner, name, kept)
         except (AttributeError, TypeError):
             pass  # read-only: then nothing of ours wrote it
+
+
+_HEAP_TYPE = 1 << 9
+"""The flag of a class that was made by a class statement, and not in C."""
+
+
+class TakenValues(Mapping[str, Any]):
+    """Values that lines read, by name. What the program owns for longer than a batch (a model, an optimizer, an object
+    around them) is not kept alive: the program may drop it to have its memory back."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {name: _weakly(value) for name, value in values.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value() if type(value) is weakref.ref else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _weakly(value: Any) -> Any:
+    lasting = isinstance(value, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
+    if not lasting and (type(value).__flags__ & _HEAP_TYPE == 0 or callable(value) or is_data(value)):
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def is_data(value: Any) -> bool:
+    """Whether it holds tensors and is neither a model nor a function."""
+    if isinstance(value, torch.nn.Module) or callable(value):
+        return False
+    return first_tensor_in(value) is not None

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..tensors.nested_tensors import tensors_in
-from ..tensors.readable_tensors import describable
-from .program_frames import frames_of_program, variables_of
+from ...tensors.nested_tensors import tensors_in
+from ...tensors.readable_tensors import describable
+from ..program_frames import frames_of_program, variables_of
 
 UPDATES = 24
 _MAX_NUMEL, _MAX_ENTRIES, _MAX_OBJECTS = 1 << 18, 4096, 256
@@ -198,7 +198,7 @@ def _growing_lists() -> Iterator[tuple[tuple[str, int], Any]]:
 
 
 def _holds(entries: Any, given: Tensor) -> bool:
-    """Whether each row is in an entry of its own, and there are entries like these that are not drawn."""
+    """Whether each row is in another entry, and there are entries like these that are not drawn."""
     if not len(given) < len(entries) <= _MAX_ENTRIES:
         return False
     for place in range(8):

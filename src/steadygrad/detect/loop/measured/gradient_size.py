@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .loop_record import GradientSize
+from ..loop_record import GradientSize
 
 _MEASURED = 16
 

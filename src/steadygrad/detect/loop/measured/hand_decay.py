@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ..tensors.readable_tensors import describable
+from ...tensors.readable_tensors import describable
 from .gradient_marks import spread
 
 _TIMES = 3

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..tensors.nested_tensors import tensors_in
+from ...tensors.nested_tensors import tensors_in
 
 _MAX_BYTES = 1 << 24
 _DEPTH = 3

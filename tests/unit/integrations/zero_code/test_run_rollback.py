@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.integrations.zero_code.rerun.user_state import TakenValues
 from steadygrad.records import Action
 
 STEPS, AT = 9, 6
@@ -224,3 +227,56 @@ def test_a_healthy_loop_is_not_changed_by_a_bit(watching: Any) -> None:
     loop = Loop()
     loop.train(batches())
     assert differing(loop.state(), wanted) == []
+
+
+def test_values_of_a_pass_keep_batches_and_no_model_alive() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.x = torch.randn(2, 3)
+
+    class Trainer:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+    def taken() -> tuple[TakenValues, list[weakref.ref[Any]]]:
+        model, batch = nn.Linear(3, 1), Batch()
+        optimizer, trainer = torch.optim.SGD(model.parameters(), 0.1), Trainer(model)
+        given = {"model": model, "optimizer": optimizer, "trainer": trainer, "batch": batch, "rows": [torch.ones(2)]}
+        found = TakenValues(given)
+        assert dict(found) == given
+        return found, [weakref.ref(each) for each in (model, optimizer, trainer)]
+
+    values, lasting = taken()
+    gc.collect()
+    assert [each() for each in lasting] == [None, None, None]
+    assert values["batch"].x.shape == (2, 3)
+    assert len(values["rows"]) == 1
+    assert values["model"] is None
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_training_that_the_program_drops_is_freed_and_its_weights_are_looked_at(
+    watching: Any, scheduled: bool
+) -> None:
+    watch = watching()
+
+    def trained(rate: float) -> list[weakref.ref[Any]]:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3) if scheduled else None
+        for _ in range(8):
+            x = torch.randn(5, 3)
+            loss = (model(x) - x[:, :1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        return [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)]
+
+    for _ in range(2):
+        references = trained(1e-3)
+        gc.collect()
+        assert [each() for each in references] == [None, None, None]
+    assert watch.finish()["final_state"] == "finite"
+    assert watch.barrier.faults == {}

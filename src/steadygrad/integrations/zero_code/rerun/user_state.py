@@ -283,8 +283,7 @@ def _restore_attribute(owner: Any, name: str, kept: Any) -> None:
             pass  # read-only: then nothing of ours wrote it
 
 
-_HEAP_TYPE = 1 << 9
-"""The flag of a class that was made by a class statement, and not in C."""
+_LASTING = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
 class TakenValues(Mapping[str, Any]):
@@ -306,8 +305,9 @@ class TakenValues(Mapping[str, Any]):
 
 
 def _weakly(value: Any) -> Any:
-    lasting = isinstance(value, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
-    if not lasting and (type(value).__flags__ & _HEAP_TYPE == 0 or callable(value) or is_data(value)):
+    """A model, an optimizer, or an object of the program that holds one of them, by a weak reference."""
+    around = () if isinstance(value, Tensor | type) or callable(value) else getattr(value, "__dict__", {}).values()
+    if not isinstance(value, _LASTING) and not any(isinstance(each, _LASTING) for each in around):
         return value
     try:
         return weakref.ref(value)

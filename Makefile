@@ -33,7 +33,7 @@ test-all: install browser ## everything but the GPU tests, with the long fault r
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not unmet"
 
 test-versions: ## the suite on the lowest and the newest torch, in environments of their own (gigabytes)
-	$(PYTHON) tools/test_versions.py --md docs/versions.md
+	$(PYTHON) tools/test_versions.py --md build/versions.md
 
 check: install ## lint and strict types
 	$(BIN)/ruff check .

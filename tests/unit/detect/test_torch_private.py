@@ -71,7 +71,6 @@ def test_modes_are_counted() -> None:
     base = private.num_dispatch_modes()
     with Counts():
         assert private.num_dispatch_modes() == base + 1, HERE
-        assert len(private.dispatch_modes()) == base + 1, HERE
         torch.ones(1) + 1
         seen = Counts.calls
         with private.without_dispatch_modes():
@@ -127,7 +126,7 @@ def test_switches_read_what_was_written() -> None:
     assert isinstance(private.get_mkldnn(), bool), HERE
     for kind in ("fp16", "bf16"):
         assert private.reduced_sums_of(kind)() is not None, HERE
-    assert (private.get_precision is None) == (private.set_precision is None), HERE
+    assert private.get_precision("generic", "all") in ("none", "ieee", "tf32", "bf16"), HERE
 
 
 def test_gradients_are_grouped_and_trees_are_walked() -> None:

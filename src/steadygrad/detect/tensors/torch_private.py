@@ -1,6 +1,7 @@
-"""Everything of torch that is not public and that steadygrad uses, in one place.
+"""The private functions and modules of torch that steadygrad uses, in one place.
 
-A name that a version of torch does not have is None or a stand-in here, and its user says what it does without it.
+Private classes that are only asked for by `isinstance`, and private attributes of objects (a GradScaler's scale, FSDP's
+parameters), are read where they are needed.
 `tests/unit/detect/test_torch_private.py` names each with what it must do, so that a version that changes one is told
 apart from a bug of ours.
 """
@@ -18,9 +19,6 @@ from torch.utils._python_dispatch import (
 from torch.utils._python_dispatch import (
     _disable_current_modes as without_dispatch_modes,
 )
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack as dispatch_modes,
-)
 from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "autograd_sequence",
     "current_autograd_node",
     "current_graph_task",
-    "dispatch_modes",
     "dynamo_counters",
     "dynamo_is_loaded",
     "fill_memory_of",
@@ -77,9 +74,8 @@ OpOverload = torch._ops.OpOverload
 
 # Process-wide switches.
 get_mkldnn, set_mkldnn = _C._get_mkldnn_enabled, _C._set_mkldnn_enabled
-get_precision = getattr(_C, "_get_fp32_precision_getter", None)
-"""How float32 products are computed, for each backend and kind of operation; None before torch 2.9."""
-set_precision = getattr(_C, "_set_fp32_precision_setter", None)
+get_precision, set_precision = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
+"""How float32 products are computed, for each backend and kind of operation."""
 
 
 def reduced_sums_of(kind: str) -> Any:

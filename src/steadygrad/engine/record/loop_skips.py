@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.quiet_hook import QuietHook
 from ...detect.tensors.readable_tensors import describable
@@ -99,14 +100,15 @@ class LoopSkips:
         return self._repeats and held.unknown is None
 
     def _made_at_first(self, before: Entry) -> list[Tensor]:
-        if self._watched is None:
+        if self._watched is None and not is_compiled(self._loop.program.model):  # a hook would compile it anew
             self._watched = _Watched(self._loop)
-        return self._watched.of(before)
+        return self._watched.of(before) if self._watched is not None else []
 
     def note(self, made: Any, key: str, batch: Any = None) -> None:
         """A batch was left out; `made` is its loss, or what the model made of it."""
         loop, self._looks = self._loop, self._looks + 1
         if self._looks > _MOST_LOOKS:
+            self.release()
             return
         with loop.barrier("own_skips", None):
             if not is_bad(made):

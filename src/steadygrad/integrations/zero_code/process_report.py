@@ -191,7 +191,8 @@ class ProcessReport:
             return False
         with self._barrier("final_state", None):
             read = [(name, each.detach()) for name, each in weights.items() if can_be_scanned(each)]
-            self._ends.append(non_finite(read))
+            if read:  # else nothing is known of them
+                self._ends.append(non_finite(read))
         return not self.loops
 
     def _final_state(self, watch: ProcessLoop) -> str:

@@ -53,14 +53,6 @@ def _attribute(owner: Any, name: str) -> Switch:
     return Switch(name, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
-def _has(owner: Any, name: str) -> bool:
-    try:
-        getattr(owner, name)
-    except AttributeError:
-        return False
-    return True
-
-
 def _reduction(kind: str) -> Switch:
     """Reduced-precision sums in a matmul. Newer versions keep a second bit (split-k) that only the tuple restores."""
     name = f"allow_{kind}_reduced_precision_reduction"
@@ -74,11 +66,7 @@ ATTENTION = {
     "cudnn": Switch("cudnn_sdp", _cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
     "math": Switch("math_sdp", _cuda.math_sdp_enabled, _cuda.enable_math_sdp),
 }
-FP16_ACCUMULATION = (
-    _attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation")
-    if _has(torch.backends.cuda.matmul, "allow_fp16_accumulation")
-    else Switch("allow_fp16_accumulation", lambda: False, lambda value: None)  # before torch 2.7 it is never done
-)
+FP16_ACCUMULATION = _attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation")
 REDUCED_SUMS = (_reduction("fp16"), _reduction("bf16"))
 CUDNN = _attribute(torch.backends.cudnn, "enabled")
 CUDNN_BENCHMARK = _attribute(torch.backends.cudnn, "benchmark")
@@ -96,34 +84,19 @@ _MATMULS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 _CONVOLUTIONS = (("cuda", "conv"), ("cuda", "rnn"))
 
 
-def _get_before_29(backend: str, kind: str) -> str:
-    """Before torch 2.9 products follow the older switch, and convolutions have one of cuDNN's."""
-    if (backend, kind) in (*_CONVOLUTIONS, _CUDA):
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    return {"highest": "ieee", "high": "tf32"}.get(torch.get_float32_matmul_precision(), "bf16")
-
-
-def _set_before_29(backend: str, kind: str, value: str) -> None:
-    if (backend, kind) in (*_CONVOLUTIONS, _CUDA):
-        torch.backends.cudnn.allow_tf32 = value != "ieee"
-
-
-_get, _set = get_precision or _get_before_29, set_precision or _set_before_29
-
-
 def _own(key: Key) -> str:
     """The value that was set here; "none" where it is the parent's. Both read alike, so the parent is moved."""
-    if key == _ROOT or get_precision is None:
-        return str(_get(*key))
+    if key == _ROOT:
+        return str(get_precision(*key))
     parent = _ROOT if key[1] == "all" else (key[0], "all")
     before = _own(parent)
     try:
-        _set(*parent, "ieee")
-        first = str(_get(*key))
-        _set(*parent, "tf32")
-        return first if first == str(_get(*key)) else "none"
+        set_precision(*parent, "ieee")
+        first = str(get_precision(*key))
+        set_precision(*parent, "tf32")
+        return first if first == str(get_precision(*key)) else "none"
     finally:
-        _set(*parent, before)
+        set_precision(*parent, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +122,7 @@ def _write_precisions(value: Precisions) -> None:
     for key, precision in value.own:
         # Convolutions have a default besides "none" that cannot be written: what inherits is left alone.
         if key not in _CONVOLUTIONS or precision != "none":
-            _set(*key, precision)
+            set_precision(*key, precision)
 
 
 FLOAT32 = Switch("float32_precision", _read_precisions, _write_precisions)
@@ -166,7 +139,7 @@ def full_float32(*, convolutions: bool = False) -> Precisions:
 
 def reduced_float32(*, convolutions: bool = False) -> bool:
     """Whether float32 products, or convolutions, may be computed in TF32 or bfloat16."""
-    return any(_get(*key) not in ("none", "ieee") for key in (_CONVOLUTIONS if convolutions else _MATMULS))
+    return any(get_precision(*key) not in ("none", "ieee") for key in (_CONVOLUTIONS if convolutions else _MATMULS))
 
 
 SWITCHES = (

@@ -19,10 +19,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack
 
 from ....detect.tensors.readable_tensors import describable, has_values
-from ....detect.tensors.torch_private import dispatch_modes
+from ....detect.tensors.torch_private import num_dispatch_modes, num_function_modes
 from ....diagnosis.causes import name_cause
 from ....diagnosis.causes.evidence import Evidence
 from ....diagnosis.isolation.resource_limits import forget, in_a_line, is_out_of_memory, release_memory, spare_memory
@@ -159,8 +158,7 @@ class StepTracing:
             return False
         if not all(map(describable, loop.parameters)):
             return False
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        return not modes and not dispatch_modes()
+        return not num_function_modes() and not num_dispatch_modes()
 
     def backward_begins(self, loss: Tensor) -> None:
         """What is about to be differentiated. Reads the device."""

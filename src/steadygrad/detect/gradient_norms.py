@@ -5,6 +5,7 @@ Measures and never judges. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .tensors.sharded_tensors import is_sharded, local_of
 from .tensors.torch_private import group_by_device_and_dtype
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_grad, _version = operator.attrgetter("grad"), operator.attrgetter("_version")
 
 
 @dataclass(slots=True)
@@ -38,10 +40,12 @@ class Gradients:
         """Whether these are the gradients of all these parameters, clipped by us and not written to since."""
         if len(self.clipped) != len(parameters) or len(self.tensors) != len(parameters):
             return False
-        return all(
-            p.grad is tensor and tensor._version == version
-            for p, tensor, version in zip(parameters, self.tensors, self.clipped, strict=True)
-        )
+        same = all(map(operator.is_, map(_grad, parameters), self.tensors))
+        return same and self.clipped == self.versions()
+
+    def versions(self) -> tuple[int, ...]:
+        """How often each of them has been written to. Walks the list without a Python call for each."""
+        return tuple(map(_version, self.tensors))
 
 
 class GradientProbe:
@@ -70,7 +74,7 @@ class GradientProbe:
 
         Communicates only where gradients are sharded: the one small all_reduce that `clip_grad_norm_` needs too.
         """
-        found = [p.grad for p in self._parameters]
+        found = list(map(_grad, self._parameters))
         grads = [grad for grad in found if grad is not None]
         if not grads:
             return None

@@ -246,7 +246,7 @@ class UpdateCheck:
         ]
         which = sum(map(id, tensors))
         if self._mark is None or which != self._mark[0]:
-            if len(tensors) > MOST_TENSORS or any(tensor.is_inference() for tensor in tensors):
+            if len(tensors) > MOST_TENSORS or any(map(Tensor.is_inference, tensors)):
                 self._versions = False
                 return None
             self._many = len(tensors) > FEW_TENSORS

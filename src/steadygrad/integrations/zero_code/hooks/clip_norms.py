@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from ....detect.gradient_norms import GradientProbe, Gradients, clip_exact
 from ....engine.fault_barrier import FaultBarrier
+
+_grad, _trains = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
+_DENSE = frozenset({Tensor, type(None)})
 
 
 class ClipNorms:
@@ -31,7 +35,7 @@ class ClipNorms:
         clipped, self._clipped = self._clipped, None
         self.limit, self._limit = self._limit, None
         num_clips, self._num_clips = self._num_clips, 0
-        known = clipped is not None and clipped[0] == tuple(id(p) for p in parameters if p.requires_grad)
+        known = clipped is not None and clipped[0] == tuple(map(id, filter(_trains, parameters)))
         self.unknown = num_clips > 1 or (num_clips == 1 and (not known or self.limit is None))
         return clipped[1] if clipped is not None and known else None
 
@@ -50,10 +54,11 @@ class ClipNorms:
         return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
 
     def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        parameters = [parameter for parameter in everything if parameter.requires_grad]
-        if not parameters or any(type(p.grad) is not Tensor for p in parameters if p.grad is not None):
+        # Every step's path, over every parameter: no Python call for each of them.
+        parameters = list(filter(_trains, everything))
+        if not parameters or not _DENSE.issuperset(map(type, map(_grad, parameters))):
             return None
-        key = tuple(id(parameter) for parameter in parameters)
+        key = tuple(map(id, parameters))
         probe = self._clips.get(key)
         if probe is None:
             self._clips.clear()
@@ -68,5 +73,5 @@ class ClipNorms:
             return None
         self._limit = float(limit)  # type: ignore[arg-type]
         clip_exact(gradients, self._limit)
-        self._clipped = (key, replace(gradients, clipped=tuple(tensor._version for tensor in gradients.tensors)))
+        self._clipped = (key, replace(gradients, clipped=gradients.versions()))
         return gradients.total

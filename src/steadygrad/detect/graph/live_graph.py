@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records import Finding
-from ..tensors.every_optimizer import every_optimizer
+from ..tensors.living_objects import living
 from .graph_findings import num_ranks
 from .rules import vanishing_gradient
 from .rules.vanishing_gradient import GradientSize
@@ -61,7 +61,7 @@ class LiveGraph:
 
         findings = examine(optimizers)
         if any(found.code == NOT_HELD for found in findings):  # does an optimizer hold it that we were not given?
-            findings = examine([*optimizers, *every_optimizer()])
+            findings = examine([*optimizers, *living(Optimizer)])
         # What belongs to the model is reported, and looked into, by the sampled checks.
         findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
         self.found += self._confirmed.new(findings, updated=update > 0)

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ...policy import Policy
 from ...records import Finding
-from ..tensors.every_optimizer import every_optimizer
+from ..tensors.living_objects import living
 from ..tensors.unregistered_tensors import stray_parameters
 from .activation_probe import ActivationProbe, SeenActivation
 from .device_readback import Readback
@@ -184,7 +184,7 @@ class StepSampler:
         if found.code != parameter_not_in_optimizer.RULE.code:
             return False
         named = dict(self._model.named_parameters())
-        held = {id(p) for optimizer in every_optimizer() for group in optimizer.param_groups for p in group["params"]}
+        held = {id(p) for optimizer in living(Optimizer) for group in optimizer.param_groups for p in group["params"]}
         return all(name in named and id(named[name]) in held for name in found.evidence["names"])
 
     def _watch(self) -> list[_Watched]:

@@ -1,28 +1,45 @@
-"""The tensors in nested batches, arguments and outputs."""
+"""The tensors in nested batches, arguments and outputs.
+
+Asked on every step about whatever a program has in its variables, so the work does not grow with the program's own
+data: of a long container both ends are looked at first, and where they hold no tensor it is taken to hold none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
+
+LONG, _ENDS = 64, 8
+"""A container with more items than this is long; so many are looked at from each end of it."""
+_DEEPEST = 12
+"""A container may hold itself; no batch is nested deeper than this."""
+_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a batch made of tensors, mappings and sequences."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, dict) or callable(getattr(value, "values", None)):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
     found: list[Tensor] = []
+    _collect(value, found, _DEEPEST)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
+    if isinstance(value, dict) or callable(getattr(value, "values", None)):
+        if not _may_hold_tensors(value, deepest):
+            return
+        value = value.values()
+    elif not isinstance(value, list | tuple) or not _may_hold_tensors(value, deepest):
+        return
     for item in value:
         if isinstance(item, Tensor):
             found.append(item)
-        else:
-            found += tensors_in(item)
-    return found
+        elif deepest and type(item) not in _PLAIN:
+            _collect(item, found, deepest - 1)
 
 
 def first_tensor_in(value: Any) -> Tensor | None:
@@ -30,13 +47,39 @@ def first_tensor_in(value: Any) -> Tensor | None:
     return next((tensor for _, tensor in named_tensors_in(value)), None)
 
 
-def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def named_tensors_in(value: Any, path: str = "", *, _deepest: int = _DEEPEST) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, dict) or callable(getattr(value, "items", None)):
-        for key, item in value.items():
-            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key))
+        return
+    if isinstance(value, dict) or callable(getattr(value, "items", None)):
+        named: Iterable[tuple[Any, Any]] = value.items() if _may_hold_tensors(value, _deepest) else ()
     elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from named_tensors_in(item, f"{path}.{index}" if path else str(index))
+        named = enumerate(value) if _may_hold_tensors(value, _deepest) else ()
+    else:
+        return
+    for key, item in named:
+        if type(item) not in _PLAIN and _deepest:
+            yield from named_tensors_in(item, f"{path}.{key}" if path else str(key), _deepest=_deepest - 1)
+
+
+def _may_hold_tensors(container: Mapping[Any, Any] | Sequence[Any], deepest: int) -> bool:
+    """False for a long container at whose ends there is no tensor: a list of numbers, a table, a log."""
+    try:
+        if len(container) <= LONG:
+            return True
+    except TypeError:  # it does not tell its length, so it is a class of the program's own and no data set
+        return True
+    if isinstance(container, list | tuple):
+        ends: list[Any] = [*container[:_ENDS], *container[-_ENDS:]]
+    else:
+        ends = list(islice(container.values(), 2 * _ENDS))  # type: ignore[union-attr]
+    found: list[Tensor] = []
+    for item in ends:
+        if isinstance(item, Tensor):
+            return True
+        if deepest and type(item) not in _PLAIN:
+            _collect(item, found, deepest - 1)
+            if found:
+                return True
+    return False

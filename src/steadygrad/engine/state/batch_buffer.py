@@ -21,6 +21,7 @@ from ...detect.tensors.nested_tensors import tensors_in
 from .pinned_memory import PinnedPool
 from .rng import RngState
 
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 NOT_AGAIN = object()
 """Stands for a micro-batch of someone else's loop that only that loop could run."""
 
@@ -159,6 +160,8 @@ def pristine(value: Any, *, clone: bool = False) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(pristine(item, clone=clone) for item in value))
     if type(value) in (list, tuple):
+        if _PLAIN.issuperset(map(type, value)):  # numbers and words, maybe thousands of them
+            return value[:]
         return type(value)(pristine(item, clone=clone) for item in value)
     return value
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from ....detect.tensors.living_objects import living
 
 # Wrappers whose own call talks to other ranks or runs compiled code: the module inside is what can be run again alone.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 def find_roots(parameters: Iterable[Tensor]) -> list[nn.Module]:
-    """The outermost modules that hold any of these parameters. Walks every living object, so it is not for each step.
-
-    Asks for an object's type and never for its `__class__`: a lazy proxy would do work when asked.
-    """
+    """The outermost modules that hold any of these parameters. Walks all living objects: not for each step."""
     wanted = {id(parameter) for parameter in parameters}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and _is_made(thing)]
+    modules = [module for module in living(nn.Module) if _is_made(module)]
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []
     for module in modules:

@@ -9,7 +9,6 @@ the run goes on from the copy and the updates since are lost; that is said.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -177,7 +176,7 @@ class GoodStates:
             float(loop_pass.loss) if loop_pass.loss.device.type == "cpu" else loop_pass.loss
             for loop_pass in loop_passes
         ]
-        loop_passes = [dataclasses.replace(loop_pass, loss=_NOT_KEPT) for loop_pass in loop_passes]
+        loop_passes = [loop_pass.without_loss(_NOT_KEPT) for loop_pass in loop_passes]
         return AppliedUpdate(
             reading.step, loop_passes, losses, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), size,
             frozenset(storages), [],

@@ -59,6 +59,12 @@ class LoopPass:
     """A function that these lines call and its variable that is the loss, where the function did not return it."""
     _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
+    def without_loss(self, instead: Tensor) -> LoopPass:
+        """The same lines and values for keeping, with another tensor in place of the loss."""
+        kept = replace(self, loss=instead)
+        kept._batch = self._batch
+        return kept
+
     def __post_init__(self) -> None:
         if not isinstance(self.taken, TakenValues):
             self.taken = TakenValues(self.taken)

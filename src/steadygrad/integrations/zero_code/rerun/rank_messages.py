@@ -9,7 +9,6 @@ other ranks is stopped before it does, because they are not running it.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import math
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ....detect.tensors.living_objects import living
 from ....detect.tensors.sharded_tensors import is_sharded
 from ....diagnosis.distributed.joint_examination import understudies
 from ....diagnosis.distributed.unsharded import NoCollectives
@@ -146,7 +146,7 @@ def _train_together(parameters: Sequence[Tensor]) -> bool:
 def wrappers_of(parameters: Sequence[Tensor]) -> list[DistributedDataParallel]:
     """Every DDP in the process around any of these parameters. Walks all living objects: not for each step."""
     wanted = {id(parameter) for parameter in parameters}
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    found = living(DistributedDataParallel)
     return [wrapper for wrapper in found if any(id(parameter) in wanted for parameter in wrapper.parameters())]
 
 

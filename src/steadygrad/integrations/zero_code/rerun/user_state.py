@@ -284,6 +284,11 @@ def _restore_attribute(owner: Any, name: str, kept: Any) -> None:
 
 
 _LASTING = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
+_HOLD_NONE = (Tensor, type, types.ModuleType)
+"""What is no object around a model. A module like torch has thousands of names, and is there on every step."""
+_IS_NO_DATA = (torch.nn.Module, types.ModuleType, int, float, str, bytes)
+_MANY = 1024
+"""An object with more attributes, or a container with more items, is data of the program's own and no batch."""
 
 
 class TakenValues(Mapping[str, Any]):
@@ -306,7 +311,8 @@ class TakenValues(Mapping[str, Any]):
 
 def _weakly(value: Any) -> Any:
     """A model, an optimizer, or an object of the program that holds one of them, by a weak reference."""
-    around = () if isinstance(value, Tensor | type) or callable(value) else getattr(value, "__dict__", {}).values()
+    inside = {} if isinstance(value, _HOLD_NONE) or callable(value) else getattr(value, "__dict__", {})
+    around = inside.values() if len(inside) <= _MANY else ()
     if not isinstance(value, _LASTING) and not any(isinstance(each, _LASTING) for each in around):
         return value
     try:
@@ -316,7 +322,11 @@ def _weakly(value: Any) -> Any:
 
 
 def is_data(value: Any) -> bool:
-    """Whether it holds tensors and is neither a model nor a function."""
-    if isinstance(value, torch.nn.Module) or callable(value):
+    """Whether it holds tensors and is neither a model, a function nor a whole data set."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, _IS_NO_DATA) or callable(value):
+        return False
+    if isinstance(value, list | tuple | dict) and len(value) > _MANY:
         return False
     return first_tensor_in(value) is not None

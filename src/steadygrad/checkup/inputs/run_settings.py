@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -223,6 +224,7 @@ def uses_peft(script: Script) -> bool:
     )
 
 
+@functools.lru_cache(4096)
 def plain_key(key: str) -> str:
     """A key as the spellings have it: `gradClipNorm` and `grad-clip-norm` are grad_clip_norm."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
@@ -231,10 +233,11 @@ def plain_key(key: str) -> str:
 def keys_of(values: Mapping[tuple[str, ...], Any], name: str) -> Iterator[tuple[str, ...]]:
     """The paths of keys that end in a setting, in any of its spellings, shallow ones first."""
     section = OF_A_SECTION.get(name)
-    for spelling in SPELLINGS.get(name, (name,)):
-        for path in sorted((path for path in values if plain_key(path[-1]) == spelling), key=len):
-            if section is None or len(path) == 1 or any(section.search(part) for part in path):
-                yield path
+    spellings = {spelling: place for place, spelling in enumerate(SPELLINGS.get(name, (name,)))}
+    found = [path for path in values if plain_key(path[-1]) in spellings]
+    for path in sorted(found, key=lambda path: (spellings[plain_key(path[-1])], len(path))):
+        if section is None or len(path) == 1 or any(section.search(part) for part in path):
+            yield path
 
 
 def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:

@@ -104,7 +104,9 @@ def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, Script, ast.AST
 def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
     """`....half()`, `....to(torch.float16)` at the end, or `from_pretrained(..., dtype=torch.float16)` in the chain."""
     node: ast.AST = value
-    while isinstance(node, ast.Call):
+    seen: set[ast.AST] = set()
+    while isinstance(node, ast.Call) and node not in seen:
+        seen.add(node)  # `model = get_peft_model(model, ...)` may lead back to itself
         word = last_word(node.func)
         if word == {"float16": "half", "bfloat16": "bfloat16"}[dtype] and not node.args:
             return True

@@ -77,7 +77,9 @@ def _is_counted(script: Script, node: ast.expr | None, depth: int = 4) -> bool:
 def _plain(script: Script, node: ast.expr) -> ast.expr | None:
     """Behind names and views, and behind a division or product by a constant: `x.abs().max() / 127`."""
     found = bare(script, node)
-    while isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult):
+    for _ in range(8):  # a function may return a part of what it returns
+        if not (isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult)):
+            break
         if not isinstance(script.literal(found.right), int | float):
             break
         found = bare(script, found.left)

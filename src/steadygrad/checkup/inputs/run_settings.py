@@ -80,6 +80,7 @@ BESIDE_OUTPUT_DIR = {
     "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "warmup_steps", "warmup_ratio", "save_steps",
     "save_strategy", "save_total_limit", "eval_strategy", "gradient_checkpointing", "max_steps", "lr_scheduler_type",
 }  # fmt: skip
+NAMES_WEIGHTS = {"model_name_or_path", "base_model", "pretrained_model_name_or_path"}
 NAMES_A_CLASS = {"type", "name", "_target_", "_component_", "class_path"}
 BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
 """Keys of programs that build objects from their configuration: they have their own settings."""
@@ -171,6 +172,8 @@ class Settings:
     @property
     def lora(self) -> bool:
         """An adapter is trained, not the whole model."""
+        if any(path[-1] == "adapter" and not value for path, value in self.values.items()):
+            return False  # the switch is there and names none: what is written about adapters is not used
         if self.word("adapter") in ("lora", "qlora") or self.word("finetuning_type") == "lora" or self.on("use_peft"):
             return True
         if self.script is not None:
@@ -180,8 +183,21 @@ class Settings:
     @property
     def other_adapter(self) -> bool:
         """An adapter is trained that is not LoRA; prompts and scalings live at other learning rates."""
-        words = self.script.words if self.script is not None else set()
-        return self.lora and self.script is not None and not words & {"LoraConfig", "FastLanguageModel"}
+        if self.script is None:
+            return False
+        if self.script.imports("adapters"):
+            return True
+        return self.lora and not self.script.words & {"LoraConfig", "FastLanguageModel"}
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether a pretrained model is named: in a program's own settings `model: transducer` is an architecture, and
+        a reference to another part of the file is no name."""
+        if self.script is not None and "from_pretrained" in self.script.called:
+            return True
+        names = [(path[-1], self.values[path]) for path in self.keys("model")]
+        words = [(key, word) for key, word in names if isinstance(word, str) and not word.startswith(("<", "$"))]
+        return any(self.kind != "own" or key in NAMES_WEIGHTS or "/" in word for key, word in words)
 
     @property
     def adam(self) -> bool:

@@ -41,7 +41,8 @@ HELP = 'padding_side="left" where prompts are padded for generation'
 
 def of_script(script: Script) -> Iterator[Advice]:
     """Needs a generate call, a tokenizer call that pads, and a side that is right and never left."""
-    generates = "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
+    loads = script.imports("transformers") and "from_pretrained" in script.called
+    generates = loads and "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
     pads = any(script.literal(keyword(call, "padding")) in (True, "longest", "max_length") for call in script.calls)
     if not generates or not pads or '"left"' in script.text or "'left'" in script.text:
         return
@@ -75,6 +76,14 @@ model.generate(**batch)
     Data(generates=True, num_right_padded=3),
 ]
 NEAR_MISSES = [
+    """
+import torch
+class Runner:
+    def load(self):
+        self.tokenizer.padding_side = "right"
+    def run(self, prompts):
+        return self.engine.generate(self.tokenizer(prompts, padding=True).input_ids)
+""",
     """
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="left")

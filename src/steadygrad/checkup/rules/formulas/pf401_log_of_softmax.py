@@ -60,6 +60,7 @@ def loss_fn(x, y):
 """,
 ]
 NEAR_MISSES = [
+    "import torch\ndef beam_search(x):\n    p = x.softmax(dim=-1)\n    return p.log().topk(4)\n",
     "import torch\ndef loss_fn(x):\n    return torch.log_softmax(x, dim=-1).mean()\n",
     "import torch\ndef loss_fn(x):\n    p = torch.softmax(x, dim=-1)\n    return torch.log(p + 1e-8).mean()\n",
     "import torch\n@torch.no_grad()\ndef entropy(x):\n    return torch.log(torch.softmax(x, dim=-1)).mean()\n",

@@ -96,6 +96,13 @@ SPECIMENS = [
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+def sinc_kernel(width: int, device: torch.device):
+    t = torch.arange(-width, width, device=device)
+    t *= 3.14
+    return torch.where(t == 0, torch.tensor(1.0), t.sin() / t)
+""",
     "import torch\ndef loss(e, beta):\n    return torch.where(e < beta, 0.5 * e**2 / beta, e - 0.5 * beta).sum()\n",
     "import torch\ndef scale(h, w, n):\n    a, b = 8 / h, 8 / w\n    return torch.where(a > b, b, a)\n",
     "import torch\ndef scale(h, w):\n    a = 8 / h\n    b = 8 / w\n    return torch.where(a > b, b, a)\n",

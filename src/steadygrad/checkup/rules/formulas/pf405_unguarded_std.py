@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loop_calls import innermost_loop
 from ...inputs.loss_expressions import asked_before, bare, names_in
 from ...inputs.script import Script, last_word
@@ -68,6 +69,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             script.untracked_for_looking(node)
             or asked_before(script, node, right)
             or _is_made_once(script, node, op.operand)
+            or (ends(script, node) == {"looked at"} and not _is_reward(left))
         ):
             continue
         yield at(
@@ -133,7 +135,11 @@ def _is_standardised(script: Script, node: ast.expr) -> bool:
     centred = bare(script, node)
     if isinstance(centred, ast.BinOp) and isinstance(centred.op, ast.Sub):
         return True
-    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return", "score"))
+    return _is_reward(node) or "score" in ast.unparse(node).lower()
+
+
+def _is_reward(node: ast.AST) -> bool:
+    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return"))
 
 
 _EPISODE = """
@@ -154,6 +160,7 @@ SPECIMENS = [
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef region(im):\n    mask = ((im - im.mean()) / im.std()) > 1\n    return torch.argwhere(mask)\n",
     """
 import torch
 def main(args):

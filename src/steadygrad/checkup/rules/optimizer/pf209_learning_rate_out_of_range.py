@@ -69,12 +69,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     words = [value for value in settings.values.values() if isinstance(value, str)]
     if any("noam" in text.lower() for text in [*words, *settings.text]):
         return  # there the number is a factor before width ** -0.5 * step ** -0.5
-    model = settings.get("model")  # a reference to another part of the file is no name of a model
-    pretrained = (isinstance(model, str) and not model.startswith(("<", "$"))) or (
-        settings.script is not None and "from_pretrained" in settings.script.called
-    )
     sequences = settings.kind == "own" and settings.sequences
-    if why := wrong(rate, lora=settings.lora, pretrained=pretrained, sequences=sequences):
+    if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
         yield setting(
             RULE,
             Level.WARNING,
@@ -155,6 +151,24 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 NEAR_MISSES = [
+    {"model": "transducer", "optim": "adam", "optim_conf": {"lr": 0.005}, "batch_size": 16, "grad_clip": 5},
+    {
+        "base_model": "x/mpt",
+        "adapter": None,
+        "lora_r": 8,
+        "learning_rate": 2e-7,
+        "num_epochs": 3,
+        "optimizer": "adamw",
+        "output_dir": "x",
+    },
+    """
+import adapters
+from adapters import AdapterTrainer
+from transformers import AutoModel, TrainingArguments
+model = AutoModel.from_pretrained("vit")
+model.train_adapter("plus")
+args = TrainingArguments(output_dir="x", learning_rate=10e-3, warmup_steps=10)
+""",
     """
 import torch
 class Schedule:

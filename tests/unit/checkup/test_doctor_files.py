@@ -337,3 +337,9 @@ def test_a_large_file_of_data_beside_the_scripts_is_passed_over_in_seconds(tmp_p
     start = time.process_time()
     assert read_target(path).kind == "unknown"  # type: ignore[union-attr]
     assert time.process_time() - start < 20
+
+
+def test_a_file_of_metrics_is_not_differentiated(tmp_path: Path) -> None:
+    text = "import torch\ndef loss(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n"
+    assert doctor_files([written(tmp_path, "bias_metrics.py", text)]).advice == ()
+    assert len(doctor_files([written(tmp_path, "terms.py", text)]).advice) == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ LOOKING = (
     "post_process", "postprocess", "check_", "visual",
 )  # fmt: skip
 LOOKING_WORDS = {"metric", "metrics", "accuracy", "search", "inference", "eval", "evaluation", "kmeans", "stats"}
+MEASURING_WORDS = {"metric", "metrics", "evaluation", "evaluate", "eval", "inference"}
 DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform", "Optimizer", "Metric")
 LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
 NUMBERS = re.compile(r"^(Optional\[)?(int|float|str|bool|torch\.device|torch\.dtype|device|dtype)\]?( \| None)?$")
@@ -38,6 +40,11 @@ def is_taken_out(node: ast.AST, above: Sequence[ast.AST]) -> bool:
         if isinstance(each, ast.Call) and _word(each.func) in LEAVES_THE_GRAPH:
             return True
     return False
+
+
+def measures(path: str) -> bool:
+    """Whether a file by its name measures a model: `metrics.py`, `bias_metrics.py`, `evaluation.py`."""
+    return bool(MEASURING_WORDS & set(PurePath(path).stem.lower().split("_")))
 
 
 def only_looks(name: str) -> bool:

@@ -192,12 +192,15 @@ class Settings:
     @property
     def pretrained(self) -> bool:
         """Whether a pretrained model is named: in a program's own settings `model: transducer` is an architecture, and
-        a reference to another part of the file is no name."""
+        what stands in a section of its own (`postencoder: {model_name_or_path: bert}`) is a part."""
         if self.script is not None and "from_pretrained" in self.script.called:
             return True
-        names = [(path[-1], self.values[path]) for path in self.keys("model")]
-        words = [(key, word) for key, word in names if isinstance(word, str) and not word.startswith(("<", "$"))]
-        return any(self.kind != "own" or key in NAMES_WEIGHTS or "/" in word for key, word in words)
+        names = [(path, self.values[path]) for path in self.keys("model")]
+        words = [(path, word) for path, word in names if isinstance(word, str) and not word.startswith(("<", "$"))]
+        if self.kind != "own":
+            return bool(words)
+        whole = [(path[-1], word) for path, word in words if all("model" in plain_key(part) for part in path[:-1])]
+        return any(key in NAMES_WEIGHTS or "/" in word for key, word in whole)
 
     @property
     def adam(self) -> bool:

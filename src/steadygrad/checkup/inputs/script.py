@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...records.errors import UsageError
-from .gradient_paths import is_untracked, only_looks
+from .gradient_paths import is_untracked, measures, only_looks
 
 
 class Unknown:
@@ -167,7 +167,7 @@ class Script:
 
     def untracked(self, node: ast.AST) -> bool:
         """Whether nothing that happens at `node` is differentiated."""
-        return is_untracked(node, self.above(node))
+        return measures(self.path) or is_untracked(node, self.above(node))
 
     def untracked_for_looking(self, node: ast.AST) -> bool:
         """In a function that by its name only evaluates, samples or plots."""

@@ -37,7 +37,7 @@ from ...inputs.loss_expressions import asked_before, bare, is_positive, names_in
 from ...inputs.script import Op, Script, last_word
 
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
-LABELS = re.compile(r"loss|label|target|valid|ignore|action|response|completion|answer|-100")
+LABELS = re.compile(r"loss|label|valid|ignore|action|response|completion|answer|-100")
 PADDING = re.compile(r"pad|attention|attn|len|arange")
 ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
@@ -155,6 +155,7 @@ SPECIMENS = [
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 ONLY_NOTES = [
+    "import torch\ndef f(t, target):\n    mask = target.abs().ne(0)\n    return (t * mask).sum() / mask.sum()\n",
     "import torch\ndef pool(t, attention_mask):\n    return t.sum(1) / attention_mask.sum(1, keepdim=True)\n",
     """
 import torch

@@ -17,7 +17,8 @@ What to do
     `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.
 
 Safety
-    The epsilon shifts advantages by its share of the deviation.
+    The epsilon shifts advantages by its share of the deviation. What is neither a reward, a return or an advantage nor
+    seen to go into a loss is a note.
 
 References
     https://github.com/huseinzol05/Stock-Prediction-Models/issues/43
@@ -69,11 +70,13 @@ def of_script(script: Script) -> Iterator[Advice]:
             script.untracked_for_looking(node)
             or asked_before(script, node, right)
             or _is_made_once(script, node, op.operand)
-            or (ends(script, node) == {"looked at"} and not _is_reward(left))
+            or ((found := ends(script, node)) == {"looked at"} and not _is_reward(left))
         ):
             continue
+        learned = "loss" in found or _is_reward(left) or _is_reward(right)
+        level = Level.WARNING if learned else Level.NOTE
         yield at(
-            RULE, Level.WARNING, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
+            RULE, level, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
             help="add an epsilon to the deviation",
         )  # fmt: skip
 
@@ -158,6 +161,9 @@ SPECIMENS = [
     _EPISODE.format(std="std()", length=""),
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
+]
+ONLY_NOTES = [
+    "import torch\ndef effect(a, b):\n    d = a.mean() - b.mean()\n    return (d - 1) / torch.cat([a, b]).std()\n",
 ]
 NEAR_MISSES = [
     "import torch\ndef region(im):\n    mask = ((im - im.mean()) / im.std()) > 1\n    return torch.argwhere(mask)\n",

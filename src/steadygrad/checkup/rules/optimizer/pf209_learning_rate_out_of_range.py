@@ -151,6 +151,7 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 NEAR_MISSES = [
+    {"optim": "adam", "optim_conf": {"lr": 0.002}, "batch_size": 8, "postencoder": {"model_name_or_path": "bert-base"}},
     {"model": "transducer", "optim": "adam", "optim_conf": {"lr": 0.005}, "batch_size": 16, "grad_clip": 5},
     {
         "base_model": "x/mpt",

@@ -36,7 +36,14 @@ from ...inputs.facts import GroupFacts, Setup
 from ...inputs.loop_calls import loops
 from ...inputs.run_settings import Settings, uses_peft
 from ...inputs.script import Script, last_word
-from ...inputs.script_models import learning_rates, made, trained_expressions, trains_sequences
+from ...inputs.script_models import (
+    RECURRENT_WORDS,
+    SEQUENCE_WORDS,
+    learning_rates,
+    made,
+    trained_expressions,
+    trains_sequences,
+)
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
 
@@ -91,7 +98,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            yield at(RULE, Level.WARNING, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+            # Small recurrent networks do train at 0.01.
+            sure = loaded or rate <= 0 or bool(script.words & (SEQUENCE_WORDS - RECURRENT_WORDS))
+            level = Level.WARNING if sure else Level.NOTE
+            yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
 
 def _is_set_later(script: Script) -> bool:
@@ -149,6 +159,17 @@ def train(loader):
         optimizer.step()
 """,
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
+]
+ONLY_NOTES = [
+    """
+import torch
+rnn = torch.nn.LSTM(28, 64)
+optimizer = torch.optim.Adam(rnn.parameters(), lr=0.01)
+for x in loader:
+    optimizer.zero_grad()
+    rnn(x)[0].sum().backward()
+    optimizer.step()
+""",
 ]
 NEAR_MISSES = [
     {"optim": "adam", "optim_conf": {"lr": 0.002}, "batch_size": 8, "postencoder": {"model_name_or_path": "bert-base"}},

@@ -133,3 +133,41 @@ def test_settings_that_keep_the_checklist_have_no_finding(tmp_path: Path, name: 
     path = tmp_path / name
     path.write_text(text.format(**GOOD_VALUES))
     assert [(each.code, each.detail) for each in doctor_files([path]).advice] == []
+
+
+COMPUTE_LOSS = """
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class Latents(Trainer):
+    def compute_loss(self, model, inputs, **named):
+        latent_pred, loss_mask = model(inputs), inputs["loss_mask"]
+        return (latent_pred * loss_mask).sum() / {divisor} + F.mse_loss({latents})
+"""
+FROM_FILE = """
+import yaml
+config = yaml.safe_load(open("run.yaml"))
+"""
+
+
+@pytest.mark.parametrize("text", [NESTED, FLAT], ids=["nested", "flat"])
+def test_a_configuration_and_the_loop_that_reads_it_show_every_line(tmp_path: Path, text: str) -> None:
+    read = {"lr": 'config["lr"]', "batch": 'config["batch_size"]'}
+    (tmp_path / "train.py").write_text(FROM_FILE + script({**BAD, **read}))
+    (tmp_path / "run.yaml").write_text(text.format(**BAD_VALUES))
+    found = {each.code for each in doctor_files([tmp_path]).advice}
+    assert set(OF_LOOPS.values()) | set(OF_SETTINGS.values()) <= found
+    (tmp_path / "train.py").write_text(FROM_FILE + script({**GOOD, **read}))
+    (tmp_path / "run.yaml").write_text(text.format(**GOOD_VALUES))
+    assert doctor_files([tmp_path]).advice == ()
+
+
+def test_a_trainer_with_its_own_loss_shows_every_line(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    loss = {"divisor": "loss_mask.sum()", "latents": 'latent_pred, inputs["latents"]'}
+    path.write_text(COMPUTE_LOSS.format(**loss) + ARGUMENTS.format(**BAD_VALUES))
+    found = {each.code for each in doctor_files([path]).advice}
+    assert {"PF403", "PF411", *OF_SETTINGS.values()} <= found
+    loss = {"divisor": "loss_mask.sum().clamp(min=1)", "latents": 'F.normalize(latent_pred), F.normalize(inputs["x"])'}
+    path.write_text(COMPUTE_LOSS.format(**loss) + ARGUMENTS.format(**GOOD_VALUES))
+    assert [(each.code, each.detail) for each in doctor_files([path]).advice] == []

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -307,3 +308,38 @@ def test_an_optimizer_that_yaml_names_in_a_tag_is_the_one_that_is_judged(tmp_pat
         path.write_text(text.format(name))
         found = doctor_files([path], select=["PF209"])
         assert {each.code for each in found.advice} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """import torch
+from peft import get_peft_model
+class Runner:
+    def load(self):
+        if self.adapter:
+            self.model = get_peft_model(self.model, self.config)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+""",
+        "import torch\ndef scale(x):\n    return scale(x) / 2\ndef loss(x):\n    return torch.exp(x) / scale(x)\n",
+    ],
+    ids=["an object made from itself", "a function that returns itself"],
+)
+def test_names_that_lead_back_to_themselves_come_to_an_end(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, "train.py", text)
+    program = "import sys; import steadygrad as sg; sg.doctor(sys.argv[1], show=False)"
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+
+
+def test_a_large_file_of_data_beside_the_scripts_is_passed_over_in_seconds(tmp_path: Path) -> None:
+    rows = {f"name{number}": {"id": number, "split": "train"} for number in range(30_000)}
+    path = written(tmp_path, "names.json", json.dumps(rows, indent=1))
+    start = time.process_time()
+    assert read_target(path).kind == "unknown"  # type: ignore[union-attr]
+    assert time.process_time() - start < 20
+
+
+def test_a_file_of_metrics_is_not_differentiated(tmp_path: Path) -> None:
+    text = "import torch\ndef loss(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n"
+    assert doctor_files([written(tmp_path, "bias_metrics.py", text)]).advice == ()
+    assert len(doctor_files([written(tmp_path, "terms.py", text)]).advice) == 1

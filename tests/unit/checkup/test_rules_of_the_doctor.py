@@ -17,7 +17,7 @@ from steadygrad.checkup.inputs.run_settings import Settings, flatten, kind_of
 from steadygrad.checkup.inputs.script import Script
 from steadygrad.checkup.rule_selection import Selection
 from steadygrad.records import rules as pages
-from steadygrad.records.checks.checkup import Advice
+from steadygrad.records.checks.checkup import Advice, Level
 
 JUDGES = rules.judges()
 
@@ -45,7 +45,7 @@ def cases(attribute: str) -> list[Any]:
     return [
         pytest.param(rule, case, id=f"{rule.RULE.code}-{number}")
         for rule in JUDGES
-        for number, case in enumerate(getattr(rule, attribute))
+        for number, case in enumerate(getattr(rule, attribute, ()))
     ]
 
 
@@ -58,6 +58,12 @@ def test_a_specimen_triggers_its_rule(rule: ModuleType, case: Any, tmp_path: Pat
         assert advice.detail
         assert advice.help
         assert advice.line > 0 if isinstance(case, str) else advice.subject or advice.path
+
+
+@pytest.mark.parametrize(("rule", "case"), cases("ONLY_NOTES"))
+def test_what_may_be_meant_so_is_a_note(rule: ModuleType, case: Any, tmp_path: Path) -> None:
+    found = found_by(rule, case, tmp_path)
+    assert {(advice.code, advice.level) for advice in found} == {(rule.RULE.code, Level.NOTE)}
 
 
 @pytest.mark.parametrize(("rule", "case"), cases("NEAR_MISSES"))

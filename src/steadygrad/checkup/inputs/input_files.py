@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 import json
 import pickle
@@ -20,6 +21,8 @@ CONFIGS = {".yaml", ".yml", ".toml", ".json"}
 SCRIPTS = {".py", ".ipynb"}
 SAVED = {".bin", ".pt"}
 LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
+KEY = re.compile(r"""([^\s"'{}\[\],:=.]+)["']?\s*[]:=.]""")
+"""A word as a key is written in JSON and TOML: before a colon, an equals sign, or in a table's head."""
 MOST_BYTES = 20 << 20
 MOST_SAVED_BYTES = 4 << 20
 
@@ -104,16 +107,27 @@ def _notebook(path: Path, text: str) -> str:
 def _settings(path: Path, text: str, data: Any) -> Settings:
     values = flatten(data)
     lines = text.splitlines()
-    places = {keys: _line_of_key(lines, keys) for keys in values}
+    where = _lines_of_words(lines)
+    places = {keys: _line_of_key(where, keys) for keys in values}
     return Settings(path=str(path), values=values, lines=places, kind=kind_of(values), first_line=1, text=tuple(lines))
 
 
-def _line_of_key(lines: list[str], keys: tuple[str, ...]) -> int:
+def _lines_of_words(lines: list[str]) -> dict[str, list[int]]:
+    """The lines on which each word stands as a key, found in one pass: a file of data has many keys."""
+    where: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        for word in KEY.findall(line):
+            where.setdefault(word, []).append(number)
+    return where
+
+
+def _line_of_key(where: dict[str, list[int]], keys: tuple[str, ...]) -> int:
     """Where the last key of a path stands, searched downward key by key."""
     line = 0
     for key in keys:
-        wanted = re.compile(rf"(^|[\s{{,\[.\"'])[\"']?{re.escape(key)}[\"']?\s*[]:=.]")
-        line = next((number for number in range(line, len(lines)) if wanted.search(lines[number])), line)
+        numbers = where.get(key, [])
+        place = bisect.bisect_left(numbers, line)
+        line = numbers[place] if place < len(numbers) else line
     return line + 1
 
 

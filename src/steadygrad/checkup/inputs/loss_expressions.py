@@ -86,9 +86,18 @@ def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
             test = each.test
         elif isinstance(each, ast.Call) and last_word(each.func) == "where" and each.args:
             test = each.args[0]
-        if test is not None and names_in(test) & words:
+        if test is not None and _names_asked(test) & words:
             return True
     return False
+
+
+def _names_asked(test: ast.AST) -> set[str]:
+    """The names whose value a condition looks at: `mask is not None` says nothing about what is in the mask."""
+    if isinstance(test, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops):
+        return set()
+    if isinstance(test, ast.BoolOp):
+        return {name for part in test.values for name in _names_asked(part)}
+    return names_in(test)
 
 
 def names_in(node: ast.AST) -> set[str]:

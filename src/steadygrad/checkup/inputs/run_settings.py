@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -79,6 +80,7 @@ BESIDE_OUTPUT_DIR = {
     "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "warmup_steps", "warmup_ratio", "save_steps",
     "save_strategy", "save_total_limit", "eval_strategy", "gradient_checkpointing", "max_steps", "lr_scheduler_type",
 }  # fmt: skip
+NAMES_WEIGHTS = {"model_name_or_path", "base_model", "pretrained_model_name_or_path"}
 NAMES_A_CLASS = {"type", "name", "_target_", "_component_", "class_path"}
 BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
 """Keys of programs that build objects from their configuration: they have their own settings."""
@@ -170,6 +172,8 @@ class Settings:
     @property
     def lora(self) -> bool:
         """An adapter is trained, not the whole model."""
+        if any(path[-1] == "adapter" and not value for path, value in self.values.items()):
+            return False  # the switch is there and names none: what is written about adapters is not used
         if self.word("adapter") in ("lora", "qlora") or self.word("finetuning_type") == "lora" or self.on("use_peft"):
             return True
         if self.script is not None:
@@ -179,8 +183,24 @@ class Settings:
     @property
     def other_adapter(self) -> bool:
         """An adapter is trained that is not LoRA; prompts and scalings live at other learning rates."""
-        words = self.script.words if self.script is not None else set()
-        return self.lora and self.script is not None and not words & {"LoraConfig", "FastLanguageModel"}
+        if self.script is None:
+            return False
+        if self.script.imports("adapters"):
+            return True
+        return self.lora and not self.script.words & {"LoraConfig", "FastLanguageModel"}
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether a pretrained model is named: in a program's own settings `model: transducer` is an architecture, and
+        what stands in a section of its own (`postencoder: {model_name_or_path: bert}`) is a part."""
+        if self.script is not None and "from_pretrained" in self.script.called:
+            return True
+        names = [(path, self.values[path]) for path in self.keys("model")]
+        words = [(path, word) for path, word in names if isinstance(word, str) and not word.startswith(("<", "$"))]
+        if self.kind != "own":
+            return bool(words)
+        whole = [(path[-1], word) for path, word in words if all("model" in plain_key(part) for part in path[:-1])]
+        return any(key in NAMES_WEIGHTS or "/" in word for key, word in whole)
 
     @property
     def adam(self) -> bool:
@@ -223,6 +243,7 @@ def uses_peft(script: Script) -> bool:
     )
 
 
+@functools.lru_cache(4096)
 def plain_key(key: str) -> str:
     """A key as the spellings have it: `gradClipNorm` and `grad-clip-norm` are grad_clip_norm."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
@@ -231,10 +252,11 @@ def plain_key(key: str) -> str:
 def keys_of(values: Mapping[tuple[str, ...], Any], name: str) -> Iterator[tuple[str, ...]]:
     """The paths of keys that end in a setting, in any of its spellings, shallow ones first."""
     section = OF_A_SECTION.get(name)
-    for spelling in SPELLINGS.get(name, (name,)):
-        for path in sorted((path for path in values if plain_key(path[-1]) == spelling), key=len):
-            if section is None or len(path) == 1 or any(section.search(part) for part in path):
-                yield path
+    spellings = {spelling: place for place, spelling in enumerate(SPELLINGS.get(name, (name,)))}
+    found = [path for path in values if plain_key(path[-1]) in spellings]
+    for path in sorted(found, key=lambda path: (spellings[plain_key(path[-1])], len(path))):
+        if section is None or len(path) == 1 or any(section.search(part) for part in path):
+            yield path
 
 
 def kind_of(values: Mapping[tuple[str, ...], Any]) -> str:

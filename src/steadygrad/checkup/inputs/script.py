@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...records.errors import UsageError
+from .gradient_paths import is_untracked, measures, only_looks
 
 
 class Unknown:
@@ -27,13 +28,6 @@ class Unknown:
 UNKNOWN: Final = Unknown()
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-UNTRACKED = {"no_grad", "inference_mode"}
-LOOKING = (
-    "eval", "valid", "test", "sample", "generate", "plot", "metric", "accuracy", "predict", "infer", "log_",
-    "post_process", "postprocess", "check_", "visual",
-)  # fmt: skip
-DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform", "Optimizer", "Metric")
-LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,42 +166,13 @@ class Script:
         return next((each for each in self.above(node) if isinstance(each, FUNCTIONS)), self.tree)
 
     def untracked(self, node: ast.AST) -> bool:
-        """Inside `no_grad` or `inference_mode`, in code for data, or in a function that only looks, or with the result
-        taken out of the graph at once: nothing there is differentiated."""
-        if self._taken_out(node):
-            return True
-        for each in self.above(node):
-            if isinstance(each, ast.ClassDef):
-                kinds = [each.name, *(last_word(base) for base in each.bases)]
-                if any(kind.endswith(DATA_CLASSES) for kind in kinds):
-                    return True
-            if isinstance(each, ast.With | ast.AsyncWith) and any(
-                self._is_untracking(item.context_expr) for item in each.items
-            ):
-                return True
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                if any(self._is_untracking(decorator) for decorator in each.decorator_list):
-                    return True
-                if each.name.lower().lstrip("_").startswith(LOOKING):
-                    return True
-        return False
-
-    def _taken_out(self, node: ast.AST) -> bool:
-        """`(...).item()`, `(...).detach()` and the like around an expression."""
-        for each in self.above(node):
-            if isinstance(each, ast.stmt):
-                return False
-            if isinstance(each, ast.Call) and last_word(each.func) in LEAVES_THE_GRAPH:
-                return True
-        return False
+        """Whether nothing that happens at `node` is differentiated."""
+        return measures(self.path) or is_untracked(node, self.above(node))
 
     def untracked_for_looking(self, node: ast.AST) -> bool:
         """In a function that by its name only evaluates, samples or plots."""
-        names = [each.name for each in self.above(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-        return any(name.lower().lstrip("_").startswith(LOOKING) for name in names)
-
-    def _is_untracking(self, node: ast.expr) -> bool:
-        return last_word(node.func if isinstance(node, ast.Call) else node) in UNTRACKED
+        around = [each for each in self.above(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return any(only_looks(each.name) for each in around)
 
     # -- values
 

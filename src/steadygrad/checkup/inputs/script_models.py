@@ -15,8 +15,9 @@ BORN_IN_BF16 = re.compile(
     r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|chatglm|(^|[/_\-])glm-?\d", re.IGNORECASE
 )
 BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^(chat)?glm", re.IGNORECASE)
-SEQUENCE_WORDS = {
-    "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
+RECURRENT_WORDS = {"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"}
+SEQUENCE_WORDS = RECURRENT_WORDS | {
+    "Transformer", "TransformerEncoder",
     "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",
     "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "GPT2LMHeadModel", "LlamaForCausalLM",
     "T5ForConditionalGeneration", "BertForMaskedLM",
@@ -104,7 +105,9 @@ def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, Script, ast.AST
 def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
     """`....half()`, `....to(torch.float16)` at the end, or `from_pretrained(..., dtype=torch.float16)` in the chain."""
     node: ast.AST = value
-    while isinstance(node, ast.Call):
+    seen: set[ast.AST] = set()
+    while isinstance(node, ast.Call) and node not in seen:
+        seen.add(node)  # `model = get_peft_model(model, ...)` may lead back to itself
         word = last_word(node.func)
         if word == {"float16": "half", "bfloat16": "bfloat16"}[dtype] and not node.args:
             return True

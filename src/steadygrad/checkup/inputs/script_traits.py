@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 
 from .script import Script, last_word
@@ -12,6 +13,7 @@ _BOUNDS = {"clamp", "clip", "clamp_", "minimum", "saturate"}
 _MEANS = {"mean", "sum"}
 
 
+@functools.lru_cache(1)  # every known bug asks for them
 def traits_of_script(script: Script) -> dict[str, ast.AST]:
     """Every trait that this script has, with the first place that shows it."""
     found = ((name, next(find(script), None)) for name, find in _TRAITS.items())

@@ -41,7 +41,10 @@ HELP = 'padding_side="left" where prompts are padded for generation'
 
 def of_script(script: Script) -> Iterator[Advice]:
     """Needs a generate call, a tokenizer call that pads, and a side that is right and never left."""
-    generates = "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
+    loads = script.imports("transformers") and any(
+        word.endswith(("ForCausalLM", "LMHeadModel")) for word in script.words
+    )
+    generates = loads and "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
     pads = any(script.literal(keyword(call, "padding")) in (True, "longest", "max_length") for call in script.calls)
     if not generates or not pads or '"left"' in script.text or "'left'" in script.text:
         return
@@ -67,7 +70,8 @@ def of_data(data: Data) -> Iterator[Advice]:
 
 SPECIMENS = [
     """
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("gpt2")
 tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="right")
 batch = tokenizer(prompts, padding=True, return_tensors="pt")
 model.generate(**batch)
@@ -75,6 +79,16 @@ model.generate(**batch)
     Data(generates=True, num_right_padded=3),
 ]
 NEAR_MISSES = [
+    """
+import torch
+from transformers import AutoTokenizer
+class Runner:
+    def load(self):
+        self.tokenizer = AutoTokenizer.from_pretrained("gpt2")
+        self.tokenizer.padding_side = "right"
+    def run(self, prompts):
+        return self.engine.generate(self.tokenizer(prompts, padding=True).input_ids)
+""",
     """
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="left")

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
@@ -43,7 +44,7 @@ def of_script(script: Script) -> Iterator[Advice]:
         if op is None or op.name not in ("log", "log2", "log10") or not op.of_torch or script.untracked(call):
             continue
         inner = script.op(bare(script, op.operand))
-        if inner is not None and inner.name == "softmax" and inner.of_torch:
+        if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
             yield at(
                 RULE, Level.WARNING, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
@@ -60,6 +61,8 @@ def loss_fn(x, y):
 """,
 ]
 NEAR_MISSES = [
+    "import torch\ndef f(x):\n    p = torch.softmax(x, dim=-1)\n    a = torch.log(p).max()\n    return a.item()\n",
+    "import torch\ndef beam_search(x):\n    p = x.softmax(dim=-1)\n    return p.log().topk(4)\n",
     "import torch\ndef loss_fn(x):\n    return torch.log_softmax(x, dim=-1).mean()\n",
     "import torch\ndef loss_fn(x):\n    p = torch.softmax(x, dim=-1)\n    return torch.log(p + 1e-8).mean()\n",
     "import torch\n@torch.no_grad()\ndef entropy(x):\n    return torch.log(torch.softmax(x, dim=-1)).mean()\n",

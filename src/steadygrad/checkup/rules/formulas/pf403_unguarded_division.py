@@ -17,7 +17,7 @@ What to do
 
 Safety
     Exact where the divisor was not zero. Divisors that are positive by nature (exp, softmax) are not reported; norms
-    are a note, since zero vectors are rare.
+    and masks that are not named after labels or a loss are notes: a zero vector or a row of padding alone is rare.
 
 References
     https://github.com/OpenRLHF/OpenRLHF/pull/583
@@ -26,15 +26,20 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loss_expressions import asked_before, bare, is_positive
-from ...inputs.script import Op, Script
+from ...inputs.gradient_paths import ends
+from ...inputs.loss_expressions import asked_before, bare, is_positive, names_in
+from ...inputs.script import Op, Script, last_word
 
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
+LABELS = re.compile(r"loss|label|valid|ignore|action|response|completion|answer|-100")
+PADDING = re.compile(r"pad|attention|attn|len|arange")
+ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -45,16 +50,32 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)) or script.untracked(node):
             continue
         divisor = script.op(_plain(script, node.right))
-        if divisor is None or divisor.operand is None or not divisor.of_torch or asked_before(script, node, node.right):
+        if divisor is None or divisor.operand is None or not divisor.of_torch:
+            continue
+        if asked_before(script, node, node.right) or _is_asked(script, node):
             continue
         what = "" if _is_counted(script, node.left) else _kind(script, node.left, divisor)
-        if what:
-            count = what == "count"
+        if what and (what == "norm" or ends(script, node) != {"looked at"}):
+            count = what != "norm"
             yield at(
-                RULE, Level.WARNING if count else Level.NOTE, script, node,
+                RULE, Level.WARNING if what == "labels" else Level.NOTE, script, node,
                 f"divides by {ast.unparse(node.right)}, which may be zero",
                 help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
             )  # fmt: skip
+
+
+def _is_asked(script: Script, node: ast.BinOp) -> bool:
+    """Whether a condition anywhere in the function asks if the count is zero, or if there is anything to count."""
+    count = node.right.id if isinstance(node.right, ast.Name) else ""
+    origin = script.follow(node.right)
+    words = (names_in(node.right) | (names_in(origin) if origin is not None else set())) - {"sum", "torch"}
+    tests = [each.test for each in ast.walk(script.scope(node)) if isinstance(each, ast.If | ast.IfExp | ast.Assert)]
+    for part in (part for test in tests for part in ast.walk(test)):
+        if isinstance(part, ast.Compare) and count and count in names_in(part.left):
+            return True
+        if isinstance(part, ast.Call) and last_word(part.func) in ASKS and names_in(part) & words:
+            return True
+    return False
 
 
 def _is_counted(script: Script, node: ast.expr | None, depth: int = 4) -> bool:
@@ -77,7 +98,9 @@ def _is_counted(script: Script, node: ast.expr | None, depth: int = 4) -> bool:
 def _plain(script: Script, node: ast.expr) -> ast.expr | None:
     """Behind names and views, and behind a division or product by a constant: `x.abs().max() / 127`."""
     found = bare(script, node)
-    while isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult):
+    for _ in range(8):  # a function may return a part of what it returns
+        if not (isinstance(found, ast.BinOp) and isinstance(found.op, ast.Div | ast.Mult)):
+            break
         if not isinstance(script.literal(found.right), int | float):
             break
         found = bare(script, found.left)
@@ -85,7 +108,7 @@ def _plain(script: Script, node: ast.expr) -> ast.expr | None:
 
 
 def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
-    """What the divisor is: a count of what may be empty, the numerator's own sum or norm, or nothing known."""
+    """What the divisor is: a count of labels or of anything else, the numerator's own sum or norm, or nothing."""
     operand = divisor.operand
     assert operand is not None
     if is_positive(script, operand):
@@ -94,12 +117,12 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
     if divisor.name == "sum":
         source = bare(script, operand)
         if isinstance(source, ast.Compare) or (isinstance(operand, ast.Name) and _is_mask(operand.id)):
-            return "count"
+            return _count(operand, source)
         if isinstance(operand, ast.Attribute) and _is_mask(operand.attr):
-            return "count"
+            return _count(operand, source)
         inner = script.op(source)
         if inner is not None and inner.name in ("ne", "eq", "gt", "ge", "lt"):
-            return "count"
+            return _count(operand, source)
     if divisor.name in ("sum", "norm") and ast.unparse(numerator) == text and not isinstance(operand, ast.Constant):
         return "norm"
     if divisor.name in ("max", "amax") and all(isinstance(script.literal(each), int) for each in _dims(divisor)):
@@ -107,6 +130,12 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
         if largest is not None and largest.name == "abs" and largest.operand is not None:
             return "norm" if ast.unparse(largest.operand) == ast.unparse(numerator) else ""
     return ""
+
+
+def _count(operand: ast.expr, source: ast.expr | None) -> str:
+    """A batch without a label happens; a mask of padding is empty only for a row without a token."""
+    text = f"{ast.unparse(operand)} {ast.unparse(source) if source is not None else ''}".lower()
+    return "labels" if LABELS.search(text) and not PADDING.search(text) else "count"
 
 
 def _dims(op: Op) -> list[ast.expr]:
@@ -121,10 +150,38 @@ def _is_mask(name: str) -> bool:
 SPECIMENS = [
     "import torch\ndef quantised(w):\n    scale = w.abs().amax(-1, keepdim=True) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum()\n",
+    "import torch\ndef f(t, loss_mask):\n    return (t * loss_mask).sum() / loss_mask.sum()\n",
     "import torch\ndef loss_fn(t, labels):\n    n = (labels != -100).sum()\n    return t.sum() / n\n",
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
+ONLY_NOTES = [
+    "import torch\ndef f(t, target):\n    mask = target.abs().ne(0)\n    return (t * mask).sum() / mask.sum()\n",
+    "import torch\ndef pool(t, attention_mask):\n    return t.sum(1) / attention_mask.sum(1, keepdim=True)\n",
+    """
+import torch
+def loss_fn(t, lengths):
+    masks = make_non_pad_mask(lengths)
+    return (t * (masks.float() / masks.sum(dim=1, keepdim=True).float())).sum()
+""",
+    "import torch\ndef f(x, n):\n    valid_mask = torch.arange(9) < n\n    return x.sum() / valid_mask.sum()\n",
+]
 NEAR_MISSES = [
+    """
+import torch
+def loss_fn(t, labels):
+    num = (labels != -100).sum(-1)
+    loss = t.sum(-1) / num
+    if (num == 0).any():
+        loss = loss.masked_fill(num == 0, 0.0)
+    return loss
+""",
+    """
+import torch
+def loss_fn(t, valid_mask):
+    if not valid_mask.any():
+        return t.sum() * 0
+    return (t * valid_mask).sum() / valid_mask.sum()
+""",
     "import torch\ndef step(p, target):\n    return p.eq(target).sum().item() / (target != -100).sum()\n",
     "import torch\ndef step(p, y, mask):\n    hit = p == y\n    return torch.sum(hit.float()) / torch.sum(mask)\n",
     "import torch\ndef f(t, mask):\n    n = mask.sum()\n    return 0 if mask.sum() == 0 else (t * mask).sum() / n\n",

@@ -17,7 +17,7 @@ What to do
     Make the argument safe first: `torch.log(torch.where(x > 0, x, 1.0))` inside the outer `where`.
 
 Safety
-    Exact: selected values and their gradients are unchanged.
+    Exact: selected values and their gradients are unchanged. A value that is not seen to go into a loss is a note.
 
 References
     https://github.com/pytorch/pytorch/issues/187297
@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import asks_if_finite, bare, is_guarded, is_positive, names_in
 from ...inputs.script import Script
 
@@ -40,7 +41,7 @@ TRAPS = {"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin", 
 
 
 def of_script(script: Script) -> Iterator[Advice]:
-    """Both branches are looked at, through variables."""
+    """Both branches, through variables. A warning where the file shows that the value goes into a loss."""
     for call in script.calls:
         op = script.op(call)
         if op is None or op.name != "where" or not op.of_torch or op.module == "tensor" or len(call.args) != 3:
@@ -52,9 +53,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             if _is_bound(script, call.args[0], branch):
                 continue
             what = _trap(script, branch, asked, finite=asks_if_finite(call.args[0]))
-            if what:
+            if what and (found := ends(script, call)) != {"looked at"}:
+                level = Level.WARNING if "loss" in found else Level.NOTE
                 yield at(
-                    RULE, Level.WARNING, script, call, f"{what} is discarded here, and its gradient is not",
+                    RULE, level, script, call, f"{what} is discarded here, and its gradient is not",
                     help="replace the argument where it is bad before applying the function (a second where inside)",
                 )  # fmt: skip
                 break
@@ -95,7 +97,18 @@ SPECIMENS = [
     "import torch\ndef loss(x):\n    return torch.where(x > 0, torch.log(x), 0.0).sum()\n",
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
+ONLY_NOTES = [
+    "import torch\ndef laplacian(n):\n    d = degrees(n)\n    return torch.where(d > 0, torch.reciprocal(d), d)\n",
+]
 NEAR_MISSES = [
+    "import torch\ndef f(t, n):\n    val = torch.where(n > 0, t / n, t)\n    return val.detach()\n",
+    """
+import torch
+def sinc_kernel(width: int, device: torch.device):
+    t = torch.arange(-width, width, device=device)
+    t *= 3.14
+    return torch.where(t == 0, torch.tensor(1.0), t.sin() / t)
+""",
     "import torch\ndef loss(e, beta):\n    return torch.where(e < beta, 0.5 * e**2 / beta, e - 0.5 * beta).sum()\n",
     "import torch\ndef scale(h, w, n):\n    a, b = 8 / h, 8 / w\n    return torch.where(a > b, b, a)\n",
     "import torch\ndef scale(h, w):\n    a = 8 / h\n    b = 8 / w\n    return torch.where(a > b, b, a)\n",

@@ -17,7 +17,8 @@ What to do
     `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.
 
 Safety
-    The epsilon shifts advantages by its share of the deviation.
+    The epsilon shifts advantages by its share of the deviation. What is neither a reward, a return or an advantage nor
+    seen to go into a loss is a note.
 
 References
     https://github.com/huseinzol05/Stock-Prediction-Models/issues/43
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loop_calls import innermost_loop
 from ...inputs.loss_expressions import asked_before, bare, names_in
 from ...inputs.script import Script, last_word
@@ -68,10 +70,13 @@ def of_script(script: Script) -> Iterator[Advice]:
             script.untracked_for_looking(node)
             or asked_before(script, node, right)
             or _is_made_once(script, node, op.operand)
+            or ((found := ends(script, node)) == {"looked at"} and not _is_reward(left))
         ):
             continue
+        learned = "loss" in found or _is_reward(left) or _is_reward(right)
+        level = Level.WARNING if learned else Level.NOTE
         yield at(
-            RULE, Level.WARNING, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
+            RULE, level, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
             help="add an epsilon to the deviation",
         )  # fmt: skip
 
@@ -133,7 +138,11 @@ def _is_standardised(script: Script, node: ast.expr) -> bool:
     centred = bare(script, node)
     if isinstance(centred, ast.BinOp) and isinstance(centred.op, ast.Sub):
         return True
-    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return", "score"))
+    return _is_reward(node) or "score" in ast.unparse(node).lower()
+
+
+def _is_reward(node: ast.AST) -> bool:
+    return any(word in ast.unparse(node).lower() for word in ("adv", "reward", "return"))
 
 
 _EPISODE = """
@@ -153,7 +162,11 @@ SPECIMENS = [
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
+ONLY_NOTES = [
+    "import torch\ndef effect(a, b):\n    d = a.mean() - b.mean()\n    return (d - 1) / torch.cat([a, b]).std()\n",
+]
 NEAR_MISSES = [
+    "import torch\ndef region(im):\n    mask = ((im - im.mean()) / im.std()) > 1\n    return torch.argwhere(mask)\n",
     """
 import torch
 def main(args):

@@ -16,7 +16,7 @@ What to do
     `torch.sqrt(x + 1e-8)`, or `torch.linalg.vector_norm(a - b, dim=-1)`, whose gradient at zero is zero.
 
 Safety
-    The epsilon moves a distance of d by about 1e-8 / 2d.
+    The epsilon moves a distance of d by about 1e-8 / 2d. A root that is not seen to go into a loss is a note.
 
 References
     https://github.com/pytorch/pytorch/issues/6394
@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import bare, names_in
 from ...inputs.script import Script, last_word
 
@@ -38,7 +39,8 @@ RULE = Rule("PF406", "sqrt_at_zero", "The root of something that can be exactly 
 
 
 def of_script(script: Script) -> Iterator[Advice]:
-    """Only roots whose argument is plainly a square that may vanish."""
+    """Only roots whose argument is plainly a square that may vanish: a warning where the file shows that the root goes
+    into a loss, and nothing where it is only compared or printed."""
     for call in script.calls:
         op = script.op(call)
         if op is None or op.name != "sqrt" or not op.of_torch or op.operand is None or script.untracked(call):
@@ -46,8 +48,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         if any(word == "grad" or word.startswith("grad_") for word in names_in(op.operand)):
             continue  # an optimizer's arithmetic on gradients is not differentiated
         if _is_square(script, bare(script, op.operand)) and not _is_feature(script, call):
+            found = ends(script, call)
+            if found == {"looked at"}:
+                continue
+            level = Level.WARNING if "loss" in found else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, call, "the gradient of this root is infinite where its argument is zero",
+                RULE, level, script, call, "the gradient of this root is infinite where its argument is zero",
                 help="add a small number inside the root, or use torch.linalg.vector_norm",
             )  # fmt: skip
 
@@ -126,7 +132,27 @@ class Loss(torch.nn.Module):
     "import torch\nimport torch.nn.functional as F\ndef rmse(a, b):\n    return torch.sqrt(F.mse_loss(a, b))\n",
     "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
 ]
+ONLY_NOTES = [
+    "import torch\ndef unit(x):\n    return x / torch.sqrt(torch.sum(x**2, dim=1, keepdim=True))\n",
+]
 NEAR_MISSES = [
+    """
+import torch
+def sequence_loss(flows, target, valid):
+    magnitude = torch.sum(target**2, dim=1).sqrt()
+    error = torch.sum((flows[-1] - target) ** 2, dim=1).sqrt()
+    valid = valid & (magnitude < 400)
+    return (valid * (flows[-1] - target).abs()).mean(), {"epe": error.mean().item(), "1px": (error < 1).sum().item()}
+""",
+    """
+import torch
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def backward(ctx, x_grad):
+        return x_grad / (x_grad**2).mean().sqrt()
+""",
+    "import torch\ndef compute_metrics(a, b):\n    return ((a - b) ** 2).sum(1).sqrt().mean()\n",
+    "import torch\ndef disc(n: int, w: float):\n    f = torch.randn(n, 2)\n    return f.square().sum(1).sqrt() * w\n",
     """
 import torch
 class Points(torch.nn.Module):

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
@@ -50,7 +51,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         if turned and isinstance(inner, ast.BinOp):
             inner = bare(script, inner.right)
         sigmoid = script.op(inner)
-        if sigmoid is not None and sigmoid.name == "sigmoid" and sigmoid.of_torch:
+        if (
+            sigmoid is not None
+            and sigmoid.name == "sigmoid"
+            and sigmoid.of_torch
+            and ends(script, call) != {"looked at"}
+        ):
             yield at(
                 RULE, Level.WARNING, script, call, "log of a sigmoid is -inf where the sigmoid saturates",
                 help="torch.nn.functional.logsigmoid(-x)" if turned else "torch.nn.functional.logsigmoid(x)",
@@ -62,6 +68,7 @@ SPECIMENS = [
     "import torch\ndef loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(1 - p).mean()\n",
 ]
 NEAR_MISSES = [
+    "import torch\ndef f(x):\n    p = torch.sigmoid(x)\n    best = torch.log(p).max()\n    return best.item()\n",
     "import torch.nn.functional as F\ndef loss(x):\n    return -F.logsigmoid(x).mean()\n",
     "import torch\ndef loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(1 - p + 1e-8).mean()\n",
 ]

@@ -56,7 +56,9 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _is_latent(node: ast.expr) -> bool:
-    return any(kind in word.lower() for word in names_in(node) for kind in KINDS)
+    """By a name, or by the key it is read with: `batch["latents"]`."""
+    keys = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return any(kind in word.lower() for word in names_in(node) | keys for kind in KINDS)
 
 
 def _is_scaled(script: Script, node: ast.expr) -> bool:
@@ -66,6 +68,7 @@ def _is_scaled(script: Script, node: ast.expr) -> bool:
 
 
 SPECIMENS = [
+    "import torch.nn.functional as F\ndef loss(latent_pred, x):\n    return F.mse_loss(latent_pred, x['latents'])\n",
     """
 import torch.nn.functional as F
 def loss(latent_pred, latent_target):

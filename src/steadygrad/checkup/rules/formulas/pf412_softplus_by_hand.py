@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loss_expressions import bare
-from ...inputs.script import Script
+from ...inputs.loss_expressions import bare, names_in
+from ...inputs.script import Script, last_word
 
 RULE = Rule("PF412", "softplus_by_hand", "The logarithm of one plus an exponential.")
 BOUNDED = {"clamp", "clamp_max", "clip", "minimum", "abs", "logsigmoid", "log_softmax", "log_sigmoid"}
@@ -47,11 +47,21 @@ def of_script(script: Script) -> Iterator[Advice]:
         if op.name == "log":
             inner = _beside_one(script, inner)
         power = script.op(bare(script, inner))
+        if _is_replaced(script, call):
+            continue
         if power is not None and power.name == "exp" and power.of_torch and not _is_bounded(script, power.operand):
             yield at(
                 RULE, Level.WARNING, script, call, "the exponential overflows where its argument is large",
                 help="torch.nn.functional.softplus(x)",
             )  # fmt: skip
+
+
+def _is_replaced(script: Script, call: ast.Call) -> bool:
+    """`y = torch.where(y == inf, x, y)` further down: what overflowed is replaced."""
+    names = [name for each in script.above(call) if isinstance(each, ast.Assign) for name in names_in(each.targets[0])]
+    choices = [each for each in script.calls if last_word(each.func) in ("where", "masked_fill") and each.args]
+    chosen = [names_in(part) for each in choices for part in each.args[:1] if script.scope(each) is script.scope(call)]
+    return any(name in words for name in names for words in chosen)
 
 
 def _beside_one(script: Script, node: ast.expr | None) -> ast.expr | None:
@@ -78,6 +88,13 @@ SPECIMENS = [
     "import torch\ndef loss(x):\n    e = x.exp()\n    return torch.log(1 + e).mean()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+def swoosh(x):
+    y = (1.0 + x.exp()).log()
+    y = torch.where(y == float("inf"), x, y)
+    return y - 0.08 * x
+""",
     "import torch\ndef loss(x):\n    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))\n",
     "import torch\nimport torch.nn.functional as F\ndef loss(x):\n    return F.softplus(x).mean()\n",
     "import torch\ndef f(a, b):\n    m = torch.maximum(a, b)\n    return m + torch.log1p(torch.exp(-(a - b).abs()))\n",

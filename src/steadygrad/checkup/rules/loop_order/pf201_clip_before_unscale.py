@@ -31,19 +31,19 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loop_calls import LoopCall, is_scaled, loops
+from ...inputs.loop_calls import OPTIMIZER, LoopCall, is_scaled, loops
 from ...inputs.script import Script
 
 RULE = Rule("PF201", "clip_before_unscale", "Gradients are clipped while still multiplied by the loss scale.")
 
 
 def of_script(script: Script) -> Iterator[Advice]:
-    """Judges each function's own order of calls."""
+    """Judges each function's own order of calls. A clip that an optimizer offers itself knows about its scale."""
     for found in loops(script):
         if not any(is_scaled(event.node) for event in found if event.kind == "backward"):
             continue
         for place, event in enumerate(found):
-            if event.kind == "clip" and _still_scaled(found[:place]):
+            if event.kind == "clip" and not OPTIMIZER.search(event.owner) and _still_scaled(found[:place]):
                 yield at(
                     RULE, Level.ERROR, script, event.node, "clips gradients that still carry the loss scale",
                     help="call scaler.unscale_(optimizer) before clipping",
@@ -83,6 +83,14 @@ for x in loader:
 """,
 ]
 NEAR_MISSES = [
+    """
+import torch
+for x in loader:
+    optim.zero_grad()
+    scaler.scale(model(x)).backward()
+    optim.clip_grad_norm(1.0)
+    scaler.step(optim)
+""",
     """
 import torch
 for x in loader:

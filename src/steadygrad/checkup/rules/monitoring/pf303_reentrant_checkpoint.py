@@ -57,8 +57,9 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     reentrant = settings.on("use_reentrant") or (isinstance(kwargs, dict) and kwargs.get("use_reentrant") is True)
     mended = settings.script is not None and bool(settings.script.words & MENDED)
     if settings.on("gradient_checkpointing") and reentrant and settings.lora and not mended:
+        seen = settings.script is not None  # of a file alone it is not known whether its program mends it
         yield setting(
-            RULE, Level.WARNING, settings, "gradient_checkpointing",
+            RULE, Level.WARNING if seen else Level.NOTE, settings, "gradient_checkpointing",
             "re-entrant checkpointing under adapters: checkpointed layers may get no gradient", help=HELP,
         )  # fmt: skip
 
@@ -88,7 +89,10 @@ def forward(x):
         inputs_require_grad=False,
     ),
 ]  # fmt: skip
+ONLY_NOTES = SPECIMENS[:1]
 NEAR_MISSES = [
+    {"output_dir": "x", "adapter": None, "lora_r": 8, "gradient_checkpointing": True,
+     "gradient_checkpointing_kwargs": {"use_reentrant": True}},
     {"output_dir": "x", "adapter": "lora", "gradient_checkpointing": True,
      "gradient_checkpointing_kwargs": {"use_reentrant": False}},
     {"output_dir": "x", "gradient_checkpointing": True,

@@ -36,7 +36,14 @@ from ...inputs.facts import GroupFacts, Setup
 from ...inputs.loop_calls import loops
 from ...inputs.run_settings import Settings, uses_peft
 from ...inputs.script import Script, last_word
-from ...inputs.script_models import learning_rates, made, trained_expressions, trains_sequences
+from ...inputs.script_models import (
+    RECURRENT_WORDS,
+    SEQUENCE_WORDS,
+    learning_rates,
+    made,
+    trained_expressions,
+    trains_sequences,
+)
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
 
@@ -69,12 +76,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     words = [value for value in settings.values.values() if isinstance(value, str)]
     if any("noam" in text.lower() for text in [*words, *settings.text]):
         return  # there the number is a factor before width ** -0.5 * step ** -0.5
-    model = settings.get("model")  # a reference to another part of the file is no name of a model
-    pretrained = (isinstance(model, str) and not model.startswith(("<", "$"))) or (
-        settings.script is not None and "from_pretrained" in settings.script.called
-    )
     sequences = settings.kind == "own" and settings.sequences
-    if why := wrong(rate, lora=settings.lora, pretrained=pretrained, sequences=sequences):
+    if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
         yield setting(
             RULE,
             Level.WARNING,
@@ -95,7 +98,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            yield at(RULE, Level.WARNING, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+            # Small recurrent networks do train at 0.01.
+            sure = loaded or rate <= 0 or bool(script.words & (SEQUENCE_WORDS - RECURRENT_WORDS))
+            level = Level.WARNING if sure else Level.NOTE
+            yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
 
 def _is_set_later(script: Script) -> bool:
@@ -154,7 +160,37 @@ def train(loader):
 """,
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
+ONLY_NOTES = [
+    """
+import torch
+rnn = torch.nn.LSTM(28, 64)
+optimizer = torch.optim.Adam(rnn.parameters(), lr=0.01)
+for x in loader:
+    optimizer.zero_grad()
+    rnn(x)[0].sum().backward()
+    optimizer.step()
+""",
+]
 NEAR_MISSES = [
+    {"optim": "adam", "optim_conf": {"lr": 0.002}, "batch_size": 8, "postencoder": {"model_name_or_path": "bert-base"}},
+    {"model": "transducer", "optim": "adam", "optim_conf": {"lr": 0.005}, "batch_size": 16, "grad_clip": 5},
+    {
+        "base_model": "x/mpt",
+        "adapter": None,
+        "lora_r": 8,
+        "learning_rate": 2e-7,
+        "num_epochs": 3,
+        "optimizer": "adamw",
+        "output_dir": "x",
+    },
+    """
+import adapters
+from adapters import AdapterTrainer
+from transformers import AutoModel, TrainingArguments
+model = AutoModel.from_pretrained("vit")
+model.train_adapter("plus")
+args = TrainingArguments(output_dir="x", learning_rate=10e-3, warmup_steps=10)
+""",
     """
 import torch
 class Schedule:

@@ -51,6 +51,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     """Where adapters are trained the float16 base is frozen, and PEFT keeps the adapters in float32 unless told not to
     or cast afterwards."""
     adapters = _adapters(script)
+    if any("fp16_optim" in word.lower() or "master_p" in word.lower() for word in script.words):
+        return  # such an optimizer keeps the weights in float32 and copies them
     for name, home, node in loaded_as(script, "float16"):
         if not adapters and not uses_peft(script):
             detail = f"{name} is float16 and its own weights are trained"
@@ -129,6 +131,13 @@ args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 """,
 ]
 NEAR_MISSES = [
+    """
+import torch
+from fp16_opt import FP16_Optimizer
+model = torch.nn.Linear(8, 8)
+model = model.half()
+optimizer = FP16_Optimizer(torch.optim.Adam(model.parameters()), dynamic_loss_scale=True)
+""",
     _LOADED.format(model="load(torch.float32)", wrap=""),
     _LOADED.format(model="Base(wide=True).net", wrap=""),
     _LOADED.format(model="load()", wrap=_PEFT + "model = get_peft_model(model, cfg)"),

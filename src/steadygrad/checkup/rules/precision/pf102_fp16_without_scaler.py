@@ -74,7 +74,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     key = "fp16" if settings.on("fp16") else "precision"
     places = [path for path in settings.keys("loss_scale") if "model" not in path]
     scale = settings.number("loss_scale") if places else None  # a model's own is the weight of its loss
-    if scale is not None and scale <= 1.0:
+    if scale is not None and 0 < scale <= 1.0:  # DeepSpeed and its kin write 0 for a dynamic scale
         detail = f"float16 with a loss scale of {scale:g}: small gradients become zero"
         yield setting(RULE, Level.WARNING, settings, key, detail, help=HELP)
     elif not settings.has("loss_scale"):
@@ -106,6 +106,7 @@ def train(model, optimizer, loader):
     {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
 NEAR_MISSES = [
+    {"lr": 1e-4, "warmup_steps": 100, "fp16": True, "loss_scale": 0},
     {"common": {"fp16": False}, "optimizer": {"lr": 1e-4, "betas": [0.9, 0.98]}, "model": {"loss_scale": 1}},
     """
 import torch

@@ -40,6 +40,7 @@ WRITES = re.compile(
 )
 
 
+FILLS = re.compile(r"\binit\.\w+_$|\.(uniform_|normal_|zero_|fill_|ones_|trunc_normal_)$")
 INITIALISES = re.compile(r"_?(init|reset|initialize)_?(weights|parameters|params)?$")
 
 
@@ -53,10 +54,18 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         home = next((each for each in script.above(node) if isinstance(each, ast.ClassDef)), None)
         if home is not None and not _is_written(script, home, node, name):
+            level = Level.WARNING if _initialises(home, node) else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, node, f"{name} holds whatever the memory held, and nothing writes to it",
+                RULE, level, script, node, f"{name} holds whatever the memory held, and nothing writes to it",
                 help=f"torch.nn.init.normal_(self.{name}, std=0.02), or torch.zeros", subject=name,
             )  # fmt: skip
+
+
+def _initialises(home: ast.ClassDef, made: ast.AST) -> bool:
+    """Whether the class writes to other parameters by itself: then no one else is meant to write to this one."""
+    own = {id(each) for each in ast.walk(made)}
+    calls = [each for each in ast.walk(home) if isinstance(each, ast.Call) and id(each) not in own]
+    return any(FILLS.search(ast.unparse(each.func)) for each in calls)
 
 
 def _is_empty_parameter(script: Script, value: ast.expr) -> bool:
@@ -85,6 +94,8 @@ def _is_written(script: Script, home: ast.ClassDef, made: ast.AST, name: str) ->
         if isinstance(node, ast.For) and ("parameters()" in ast.unparse(node.iter) or name in ast.unparse(node.iter)):
             return True
     for node in script.nodes:
+        if isinstance(node, ast.Assign) and node is not made and _gives(script, node, name):
+            return True
         if isinstance(node, ast.FunctionDef) and INITIALISES.match(node.name) and name in names_in(node):
             return True
         if isinstance(node, ast.Call) and WRITES.search(ast.unparse(node.func)) and name in names_in(node):
@@ -92,7 +103,23 @@ def _is_written(script: Script, home: ast.ClassDef, made: ast.AST, name: str) ->
     return False
 
 
+def _gives(script: Script, node: ast.Assign, name: str) -> bool:
+    """Whether an assignment gives the attribute a value that is no empty memory and not None."""
+    target, value = node.targets[0], node.value
+    named = isinstance(target, ast.Attribute) and target.attr == name
+    return named and not _is_empty_parameter(script, value) and script.literal(value) is not None
+
+
 SPECIMENS = [
+    """
+import torch
+from torch import nn
+class Light(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.Tensor(n).uniform_(0, 1))
+        self.bias = nn.Parameter(torch.Tensor(n))
+""",
     """
 import torch
 from torch import nn
@@ -104,7 +131,21 @@ class Scale(nn.Module):
         return x * self.scale
 """,
 ]
+ONLY_NOTES = SPECIMENS[1:]
 NEAR_MISSES = [
+    """
+import torch
+from torch import nn
+class Speaker(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        if n is not None:
+            self.known = nn.Parameter(torch.empty(n))
+        else:
+            self.known = None
+    def overwrite(self, known):
+        self.known = nn.Parameter(known)
+""",
     """
 import torch
 from torch import nn

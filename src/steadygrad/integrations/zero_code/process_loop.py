@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
@@ -29,6 +28,7 @@ from ...records import Action, Decision, Reading
 from ...records.rerun_flag import rerunning
 from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
+from ..optimizer.held_scale import HeldScales
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.backward_losses import BackwardPasses
 from .hooks.call_log import Call, note_loss
@@ -62,7 +62,7 @@ class ProcessLoop:
         self.past = GoodStates(self)
         self.followers = SchedulersAndAverages(self.past.followed)
         self.barrier = FaultBarrier()
-        self.clipping = ClipNorms(self.barrier)
+        self.clipping, self.scales = ClipNorms(self.barrier), HeldScales()
         self.ledger = ProcessReport(settings, self.barrier)
         self.models = ModelHooks(self.barrier, self._is_called_elsewhere, on_enter=self._entered, on_call=self._called)
         self.optimizers, self.separate = ProgramOptimizers(), SeparateTrainings(self)
@@ -354,11 +354,12 @@ class ProcessLoop:
         before = self.step
         result = original()
         self.sampled.scaled(optimizer, dropped=self.step == before)
-        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
+        if self.away or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer) or not scaler.is_enabled():
             return result
         with self.barrier("guard", None):
-            if scaler.is_enabled():
+            if self.step == before:
                 self._dropped(scaler, optimizer)
+            self.scales.stepped(scaler, optimizer, refused=self.followers.refused(optimizer))
         return result
 
     def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
@@ -370,8 +371,7 @@ class ProcessLoop:
         finally:
             self._together = True
         self.events.stepped()
-        bad = loss is not None and not bool(torch.isfinite(loss))
-        self.followers.updated(optimizer, refused=bad)
+        self.followers.updated(optimizer, refused=loop.refused)
         self.models.stepped()
         self.backwards.judged()
 

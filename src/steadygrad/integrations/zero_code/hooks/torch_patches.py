@@ -72,7 +72,11 @@ def _optimizers(watch: ProcessLoop, patches: Patches) -> None:
             watch.backwards.scaled(outputs, result)
         return result
 
+    def update(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        return watch.scales.update(functools.partial(original, self), self, *args, **kwargs)
+
     patches.around(torch.amp.GradScaler, "step", scaler_step)
+    patches.around(torch.amp.GradScaler, "update", update)
     patches.around(torch.amp.GradScaler, "scale", scale)
 
 

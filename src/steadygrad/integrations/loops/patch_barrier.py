@@ -16,7 +16,6 @@ from typing import Any
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
-from ...engine.fault_barrier import UserCodeError
 from ...records.errors import SteadyError
 
 Failed = Callable[[Exception], Any]
@@ -90,7 +89,7 @@ def barred(
     def patch(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return around(original, *args, **kwargs)
-        calls = [call := _Once(original)]
+        calls, errors = [call := _Once(original)], list[BaseException]()
         if listed and args and isinstance(args[0], Iterator) and (items := list(args[0])):
             args = (items, *args[1:])
         if may is not None:
@@ -99,17 +98,17 @@ def barred(
         try:
             return around(call, *args, **kwargs)
         except Exception as fault:
-            raised = fault.original if isinstance(fault, UserCodeError) else fault
-            errors = [each.error for each in calls if each.error is not None]
+            errors += [each.error for each in calls if each.error is not None]
             if isinstance(fault, SteadyError) or any(fault is error for error in errors):
                 raise
-            if not any(raised is error for error in errors):
+            if not any(getattr(fault, "original", fault) is error for error in errors):
                 failed(fault)
             if errors:  # ours failed while theirs was on its way
                 raise errors[0] from errors[0].__cause__
-        finally:
+        finally:  # an error knows this frame: where this frame knows it too, what was called with stays in memory
+            errors.clear()
             for each in calls:
-                each.error = None  # it knows this frame, and this frame knows it
+                each.error = None
         if call.made:
             return call.result
         if may is not None and not may(*args, **kwargs):

@@ -39,6 +39,7 @@ from ...records.errors import SteadyError
 from ..build import report_checkup
 from ..loops.patch_barrier import barred, closure_in, undo_all
 from ..loops.patching import outside_of_compile, wrap_method
+from .held_scale import HeldScales
 from .optimizer_loop import OptimizerLoop, names_of
 from .snapshot_schedule import SnapshotSchedule
 
@@ -47,6 +48,7 @@ _LIMITS = (
     "not diagnosed, batches that the loop skips itself are not seen, and a moving average that the loop updates is not "
     "held back"
 )
+_MAX_LOSSES = 64
 _NO_SELF_CHECK = "self_check: not possible here: sg.attach(optimizer) cannot run a step again"
 _NO_MODEL = "without model= running statistics and random numbers are not restored"
 
@@ -111,6 +113,8 @@ class OptimizerGuard:
         self._entry: Entry | None = None
         self._refused: set[int] = set()
         self._loss: Tensor | None = None
+        self._losses: list[Tensor] = []
+        self._scales = HeldScales()
         self._step = 0
         self._closed = False
         self._final_state = "not checked"
@@ -210,7 +214,8 @@ class OptimizerGuard:
         if scheduler is not None:
             self._undo.append(wrap_method(scheduler, "step", self._hold_schedule, self._failed))
         if scaler is not None:
-            self._undo.append(wrap_method(scaler, "step", self._watch_scaler, self._failed))
+            for name, call in (("scale", self._scaled), ("step", self._watch_scaler), ("update", self._hold_scale)):
+                self._undo.append(wrap_method(scaler, name, call, self._failed))
 
     def _failed(self, fault: Exception) -> None:
         """A fault of ours around a call of the program: what is known of the step under way is forgotten."""
@@ -292,7 +297,10 @@ class OptimizerGuard:
                 return loop.update_with_closure(
                     lambda run: original(run, *rest, **named), closure, number, self._loss_of_closure
                 )
-            return loop.update(lambda: original(*args, **kwargs), number, self._loss, None)
+            loss = self._loss
+            if loss is None and self._losses and isinstance(getattr(loop.optimizer, "found_inf", None), Tensor):
+                loss = torch.stack([each.reshape(()).float() for each in self._losses]).sum()  # of a GradScaler
+            return loop.update(lambda: original(*args, **kwargs), number, loss, None)
         finally:
             self._after_step(loop)
 
@@ -397,19 +405,39 @@ class OptimizerGuard:
         """GradScaler drops a step by not calling the optimizer. An overflow of its scale is counted, and nothing is
         undone, because the plain loop undoes nothing either; a bad batch is refused as any other."""
         before = self._step
-        result = original(optimizer, *args, **kwargs)
         loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
+        self._refused.discard(id(loop))
+        result = original(optimizer, *args, **kwargs)
         if self._checker is not None:
             self._checker.scaled(dropped=self._step == before)
         if loop is not None and self._step == before:
             with self._barrier("guard", None):
-                loss = None if self._loss is None else float(self._loss)
-                if loss is None and bad_state(self._state)["bad_buffers"]:
-                    loss = math.nan  # no overflow of a gradient makes a running statistic bad
+                loss = self._dropped_loss()
+                good = loss is None or math.isfinite(loss)
+                good = good and not bad_state(self._state)["bad_buffers"]  # no overflow of a gradient makes one bad
+                if not self.ranks.all("dropped", good):
+                    loss = math.nan  # on this rank or on another
                 loop.dropped(before, loss, float(self._scaler.get_scale()))
             self._entry = None
             self._step += 1
+        self._scales.stepped(self._scaler, optimizer, refused=id(loop) in self._refused)
         return result
+
+    def _hold_scale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._losses = []
+        return self._scales.update(original, self._scaler, *args, **kwargs)
+
+    def _scaled(self, original: Callable[..., Any], outputs: Any) -> Any:
+        """What a GradScaler scales is a loss. Does not sync."""
+        if isinstance(outputs, Tensor) and outputs.numel() == 1:
+            self._losses = [*self._losses[-_MAX_LOSSES:], outputs.detach()]
+        return original(outputs)
+
+    def _dropped_loss(self) -> float | None:
+        """The loss of a step that a GradScaler drops, if it is known: one that is not finite before others. Reads the
+        device."""
+        losses = [float(loss) for loss in (*self._losses, *([self._loss] if self._loss is not None else []))]
+        return next((loss for loss in losses if not math.isfinite(loss)), losses[-1] if losses else None)
 
 
 def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], None]:

@@ -110,6 +110,13 @@ class OptimizerLoop:
         """The optimizer's parameters by name."""
         return dict(zip(self.names, self.parameters, strict=True))
 
+    def move_to(self, around: SurroundingLoop) -> None:
+        """From now on its optimizer steps in another loop."""
+        self.around = around
+        if self._check is not None:
+            self._check.release()
+        self._check = None
+
     def follow(self, names: dict[int, str]) -> bool:
         """Whether parameters were added to the optimizer since; then they are guarded from now on."""
         parameters = parameters_of(self.optimizer)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
@@ -29,6 +28,7 @@ from ...records import Action, Decision, Reading
 from ...records.rerun_flag import rerunning
 from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
+from ..optimizer.held_scale import HeldScales
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.backward_losses import BackwardPasses
 from .hooks.call_log import Call, note_loss
@@ -42,11 +42,13 @@ from .hooks.torch_patches import listen
 from .launch.run_options import RunOptions
 from .process_report import ProcessReport
 from .process_sampled_checks import SampledChecks
+from .program_optimizers import ProgramOptimizers
 from .rerun.examine_refusal import RefusalExaminer
 from .rerun.explain_error import explain, why_left_out
 from .rerun.good_states import GoodStates, RollbackResult
 from .rerun.loop_lines import LoopLines
 from .rerun.rank_messages import RankMessages, parts_only
+from .separate_trainings import SeparateTrainings
 
 
 class ProcessLoop:
@@ -60,11 +62,10 @@ class ProcessLoop:
         self.past = GoodStates(self)
         self.followers = SchedulersAndAverages(self.past.followed)
         self.barrier = FaultBarrier()
-        self.clipping = ClipNorms(self.barrier)
+        self.clipping, self.scales = ClipNorms(self.barrier), HeldScales()
         self.ledger = ProcessReport(settings, self.barrier)
-        self.models = ModelHooks(
-            self.barrier, away=lambda: self.away or self.looked_into, on_enter=self._entered, on_call=self._called
-        )
+        self.models = ModelHooks(self.barrier, self._is_called_elsewhere, on_enter=self._entered, on_call=self._called)
+        self.optimizers, self.separate = ProgramOptimizers(), SeparateTrainings(self)
         self.slices = LoopLines()
         self.events = LoopEvents(
             self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away,
@@ -74,9 +75,7 @@ class ProcessLoop:
         self.sampled = SampledChecks(self)
         self.busy, self.step, self.inside_trainer = False, 0, 0
         self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
-        self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
         self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
-        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._making: OptimizerLoop | None = None
         self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
         self._good, self._refused_steps = list[int](), list[int]()
@@ -93,6 +92,7 @@ class ProcessLoop:
         self.examiner.let_go()
         if patches is not None:
             patches.undo()
+        self.separate.close()
         self.models.close()
 
     def finish(self) -> dict[str, Any]:
@@ -117,9 +117,18 @@ class ProcessLoop:
 
     @property
     def away(self) -> bool:
-        """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, or
-        this is a forked child."""
-        return self.busy or rerunning() or bool(self.ledger.guards) or os.getpid() != self._process
+        """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, this
+        is a forked child, or another training that runs at the same time."""
+        return self.busy or rerunning() or self._is_off or self.separate.here
+
+    @property
+    def _is_off(self) -> bool:
+        return self._patches is None or bool(self.ledger.guards) or os.getpid() != self._process
+
+    @property
+    def loops(self) -> list[OptimizerLoop]:
+        """The optimizers whose training is at home here."""
+        return [loop for loop in self.ledger.loops if loop.around is self]
 
     @property
     def looked_into(self) -> bool:
@@ -132,9 +141,9 @@ class ProcessLoop:
         """An optimizer was made: its parameters tell which modules are the models. Between two steps a new training may
         begin, and the one before must not be kept in memory by us; not so where trainings take turns."""
         with self.barrier("models", None):
-            if self.step and not self._in_turn and self._making is None and not self.models.heard:
+            if not (self._in_turn or self.models.heard or self.away) and self.step and self._making is None:
                 self._let_go()
-            self._made[optimizer] = self.step
+            self.optimizers.made(optimizer, self.step)
             self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
@@ -149,11 +158,12 @@ class ProcessLoop:
             for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
                 each.let_go()
 
-    def optimizer_of(self, model: Any) -> Optimizer | None:
-        """The optimizer that trains this model, if one has stepped."""
-        first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        loops = ((optimizer, self.known_loop(optimizer)) for optimizer in self._loops)
-        return next((o for o, loop in loops if loop is not None and any(first is p for p in loop.parameters)), None)
+    def _is_called_elsewhere(self, module: nn.Module | None) -> bool:
+        """Whether a model's call is not our business; where another training makes it, that one takes note."""
+        elsewhere = self.separate.begins()
+        if elsewhere and module is not None and not self._is_off:
+            self.separate.model_called(module)
+        return elsewhere or self.away or self.looked_into
 
     def _entered(self) -> bool:
         """A model is called in training: whether the round before was left out by the program."""
@@ -166,7 +176,7 @@ class ProcessLoop:
             self.slices.forget()
             with self.barrier("snapshots", None):
                 self.past.window_begins()
-                for loop in self.ledger.loops:
+                for loop in self.loops:
                     loop.undo_faults(self.step, before_forward=True)
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
@@ -206,7 +216,12 @@ class ProcessLoop:
     def around_step(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Every `optimizer.step(...)` of the program: judged, made or withheld, and looked at. One host read. A
         container's step calls its parts' steps: they are made with the container's, or not at all."""
-        if self._patches is None or self.away or self._making is not None or not self._is_ours(optimizer):
+        if self._is_off or not self._is_ours(optimizer):
+            return original(*args, **kwargs)
+        training = self.separate.training_of(optimizer)
+        if training is not None:
+            return self.separate.update(training, original, args, kwargs)
+        if self.away or self._making is not None:
             return original(*args, **kwargs)
         if self.backwards.depth:
             return self._in_backward(original, optimizer, args, kwargs)
@@ -231,9 +246,10 @@ class ProcessLoop:
     def failed(self, fault: Exception) -> None:
         """A fault of ours around a call of the program."""
         self.barrier.note("guard", fault)
-        self._making = None
-        for loop in self.ledger.loops:
-            loop.end_update()
+        if not self.separate.here:
+            self._making = None
+            for loop in self.loops:
+                loop.end_update()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         return not validate.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)
@@ -269,8 +285,7 @@ class ProcessLoop:
 
     def _skipped_by_program(self, event: Skipped) -> None:
         """A batch or an update that the loop left out by itself: an incident of the optimizer for this model."""
-        modules = [call.module for call in event.calls]
-        optimizer = next((found for module in modules if (found := self.trainer_of(module)) is not None), None)
+        optimizer = self.optimizers.trainer_of(*(call.module for call in event.calls))
         if optimizer is None or validate.is_claimed(optimizer):
             return
         loss = math.nan if event.loss is None else event.loss
@@ -280,21 +295,6 @@ class ProcessLoop:
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
         self.loop_of(optimizer).skipped_by_program(self.step, reading, str(event))
-
-    def other_trainers(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
-        """The optimizers that train this model too; not those that were not stepped since this one was made."""
-        own, made = {id(parameter) for parameter in model.parameters()}, self._made.get(optimizer, 0)
-        loops = [(each, self.known_loop(each)) for each in list(self._made) if each is not optimizer]
-        others = [o for o, loop in loops if loop is None or not loop.log.recent or loop.log.recent[-1].step >= made]
-        return [each for each in others if any(id(p) in own for p in parameters_of(each))]
-
-    def trainer_of(self, model: nn.Module) -> Optimizer | None:
-        """The optimizer that trains this model, whether or not it has stepped yet."""
-        own = {id(parameter) for parameter in model.parameters()}
-        for optimizer in list(self._made):
-            if any(id(parameter) in own for parameter in parameters_of(optimizer)):
-                return optimizer
-        return None
 
     def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Forward and backward happen inside `step(closure)`."""
@@ -332,7 +332,11 @@ class ProcessLoop:
 
     def before_compiled(self, optimizer: Optimizer) -> bool:
         """A compiled `optimizer.step`: whether its update may be made. It is not looked at afterwards."""
-        if self.away or self._making is not None or not self._is_ours(optimizer):
+        if self._is_off or not self._is_ours(optimizer):
+            return True
+        if self.separate.here:
+            return not self.policy.acts or finite(parameters_of(optimizer))
+        if self.away or self._making is not None:
             return True
         unknown: bool | None = None
         with self.barrier("guard", unknown) as answer:
@@ -350,11 +354,12 @@ class ProcessLoop:
         before = self.step
         result = original()
         self.sampled.scaled(optimizer, dropped=self.step == before)
-        if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
+        if self.away or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer) or not scaler.is_enabled():
             return result
         with self.barrier("guard", None):
-            if scaler.is_enabled():
+            if self.step == before:
                 self._dropped(scaler, optimizer)
+            self.scales.stepped(scaler, optimizer, refused=self.followers.refused(optimizer))
         return result
 
     def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
@@ -366,8 +371,7 @@ class ProcessLoop:
         finally:
             self._together = True
         self.events.stepped()
-        bad = loss is not None and not bool(torch.isfinite(loss))
-        self.followers.updated(optimizer, refused=bad)
+        self.followers.updated(optimizer, refused=loop.refused)
         self.models.stepped()
         self.backwards.judged()
 
@@ -436,8 +440,8 @@ class ProcessLoop:
         return loop.log.amend(decision, str(went))
 
     def refused_since(self, step: int) -> int:
-        """How many updates were refused from this step on, before the one at hand."""
-        return sum(refused >= step for refused in self._refused_steps)
+        """How many updates were refused from this step on, before the one at hand, or were of other trainings."""
+        return sum(each >= step for each in (*self._refused_steps, *self.separate.steps))
 
     def _good_states(self, reading: Reading, words: RankMessages | None) -> list[int]:
         """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
@@ -461,21 +465,16 @@ class ProcessLoop:
             parameters=loop.named_parameters(), optimizers=[loop.optimizer], forward=self.models.forward_state()
         )
 
-    def known_loop(self, optimizer: Optimizer) -> OptimizerLoop | None:
-        """The loop of an optimizer that has stepped."""
-        reference = self._loops.get(optimizer)
-        return reference() if reference is not None else None
-
     def loop_of(self, optimizer: Optimizer) -> OptimizerLoop:
         """The loop of an optimizer, made if this is its first step."""
-        loop = self.known_loop(optimizer)
+        loop = self.optimizers.loop_of(optimizer)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if loop is not None and len(loop.parameters) == count:
             return loop
         parameters = parameters_of(optimizer)
         self.models.adopt(parameters)
         named = self.models.names()
-        number = len(self._loops)
+        number = self.optimizers.num_stepped
         names = {id(p): named.get(id(p), f"optimizer{number}.{place}") for place, p in enumerate(parameters)}
         if loop is not None:
             loop.follow(names)
@@ -484,7 +483,7 @@ class ProcessLoop:
         made = OptimizerLoop(
             optimizer, names, self.policy, self.ledger.journal(list(names.values()), optimizer), self.barrier, self
         )
-        self._loops[optimizer] = weakref.ref(made)
+        self.optimizers.stepped(made)
         self.ledger.enter(made, first_step=self.step)
         return made
 

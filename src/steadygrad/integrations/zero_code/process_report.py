@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -39,6 +40,7 @@ class ProcessReport:
         self._settings = settings
         self._barrier = barrier
         self._journal: Journal | None = None
+        self._opening = threading.RLock()
         self._notifier: Notifier | None = None
         self.log: list[RunLog] = []
         """One for each optimizer that stepped, in order. They hold no tensor: an optimizer is not kept alive."""
@@ -79,16 +81,19 @@ class ProcessReport:
 
     def journal(self, names: list[str], optimizer: Optimizer | None) -> Journal:
         """The journal of this process, made for its first optimizer."""
-        if self._journal is None:
-            config = validate.run_config(
-                self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
-            ) | {"entry_point": "steady run"}
-            self._journal = self._open(names, config)
-            self._barrier.report_to(self._journal.event)
-            for kind, sentence in self.notices.items():
-                self._journal.event("notice", kind=kind, sentence=sentence)
-            self._notifier = Notifier(self._settings.notify or None, run=str(self._journal.path or ""))
-        return self._journal
+        with self._opening:  # several threads may begin to train at once
+            return self._journal or self._begin(names, optimizer)
+
+    def _begin(self, names: list[str], optimizer: Optimizer | None) -> Journal:
+        config = validate.run_config(
+            self._settings.policy, "the program's own", 1, [optimizer] if optimizer is not None else []
+        ) | {"entry_point": "steady run"}
+        self._journal = journal = self._open(names, config)
+        self._barrier.report_to(journal.event)
+        for kind, sentence in self.notices.items():
+            journal.event("notice", kind=kind, sentence=sentence)
+        self._notifier = Notifier(self._settings.notify or None, run=str(journal.path or ""))
+        return journal
 
     def _open(self, names: list[str], config: dict[str, Any]) -> Journal:
         rank = rank_of(os.environ)
@@ -198,7 +203,7 @@ class ProcessReport:
     def _final_state(self, watch: ProcessLoop) -> str:
         """Whether what the optimizers and trainers leave behind is finite. One host read each."""
         with self._barrier("final_state", "not checked") as answer:
-            states = [bad_state(watch.state_of(loop)) for loop in self.loops]
+            states = [bad_state(loop.around.state_of(loop)) for loop in self.loops]
             bad = [str(name) for state in states for found in state.values() for name in found]
             bad += [name for names in self._ends for name in names]
             guards = [str(summary.get("final_state", "not checked")) for _, summary in self.summaries]

@@ -45,10 +45,10 @@ class SampledChecks:
         for optimizer, checker in list(self._checkers.items()):
             model = checker.model() if checker is not None else None
             if model is not None and any(id(p) in new for p in model.parameters()):
-                self._leave(optimizer)
+                self.leave(optimizer)
                 del self._checkers[optimizer]
 
-    def _leave(self, optimizer: Optimizer) -> None:
+    def leave(self, optimizer: Optimizer) -> None:
         """Sample this one no more."""
         if (checker := self._checkers.get(optimizer)) is not None:
             checker.after_refusal()  # takes its hooks off
@@ -58,7 +58,7 @@ class SampledChecks:
     def called(self, call: Call) -> None:
         """A model is called: what measures activations is attached on a step that is due."""
         for optimizer, checker in list(self._checkers.items()):
-            loop = self._watch.known_loop(optimizer)
+            loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and checker.model() is call.module:
                 checker.before_forward(loop.log.ledger.steps)
 
@@ -112,7 +112,7 @@ class SampledChecks:
     def finish(self) -> None:
         """The program ends: tell what was waiting for more steps."""
         for optimizer, checker in list(self._checkers.items()):
-            loop = self._watch.known_loop(optimizer)
+            loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and loop.log.recent:
                 checker.decide_provisional()
                 checker.close()
@@ -134,9 +134,9 @@ class SampledChecks:
             roots = [root for root in roots if id(root) in called]
         if len(roots) != 1:
             return None
-        others = self._watch.other_trainers(roots[0], loop.optimizer)
+        others = self._watch.optimizers.other_trainers(roots[0], loop.optimizer)
         for other in others:
-            self._leave(other)
+            self.leave(other)
         if others:  # what another optimizer moves, and when, is not seen at this one's updates
             return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer], sampled=False)
         return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -137,3 +140,25 @@ def test_a_step_of_undoing_that_fails_does_not_keep_the_others_from_being_taken(
     undo_all([lambda: taken.append(1), lambda: 1 // 0, lambda: taken.append(2)], faults.append)
     assert taken == [2, 1]
     assert len(faults) == 1
+
+
+@pytest.mark.parametrize("error", [StopIteration, KeyError])
+def test_an_error_that_passes_through_keeps_nothing_in_memory(error: type[Exception]) -> None:
+    """A loader's iterator ends every epoch with StopIteration: its workers end when the program drops it, not later."""
+
+    class Loader:
+        def give(self) -> None:
+            raise error
+
+    loader = Loader()
+    gone = weakref.ref(loader)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with contextlib.suppress(error):
+            barred(lambda original, *args: original(*args))(Loader.give, loader)
+        del loader
+        assert gone() is None
+    finally:
+        if collecting:
+            gc.enable()

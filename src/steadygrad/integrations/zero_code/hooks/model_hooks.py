@@ -33,14 +33,15 @@ class ModelHooks:
     def __init__(
         self,
         barrier: FaultBarrier,
+        away: Callable[[nn.Module | None], bool],
         *,
-        away: Callable[[], bool],
         on_enter: Callable[[], bool],
         on_call: Callable[[Call], None],
     ) -> None:
         self._barrier = barrier
         self.away = away
-        """Whether we run the program's model ourselves just now, or are a forked child."""
+        """Whether we run the program's model ourselves just now, are a forked child, or it is another training that
+        calls this model."""
         self._on_enter, self._on_call = on_enter, on_call
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
@@ -127,6 +128,11 @@ class ModelHooks:
         # What is gone leaves its places in memory to others.
         self._owned = {id(parameter) for module in self.modules() for parameter in module.parameters()}
 
+    def leave(self, roots: Sequence[nn.Module]) -> None:
+        """Listen to these no more: something else does."""
+        for key in {id(part) for root in roots for part in root.modules()} & set(self._undo):
+            self._leave(key)
+
     def _leave(self, key: int) -> None:
         for remove in self._undo.pop(key, ()):
             remove()
@@ -136,9 +142,7 @@ class ModelHooks:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Does not sync, but for an audit of a model's first calls."""
-        if self.away():
-            return
-        if not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()) or self.away(module):
             return
         self._inside.append(id(module))
         if len(self._inside) > 1:
@@ -158,7 +162,7 @@ class ModelHooks:
         self._on_call(call)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.away() or id(module) not in self._inside:
+        if id(module) not in self._inside or self.away(None):
             return
         # A forward that raised left the calls inside it behind.
         del self._inside[self._inside.index(id(module)) :]

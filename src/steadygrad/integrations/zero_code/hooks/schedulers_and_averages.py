@@ -7,6 +7,7 @@ schedule that is stepped once an epoch goes on whatever its last batch was.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+
+class _Depth(threading.local):
+    """How many followers of this thread are being called, one inside another."""
+
+    calls = 0
 
 
 class SchedulersAndAverages:
@@ -25,7 +32,7 @@ class SchedulersAndAverages:
         self._updates: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._inside = 0
+        self._inside = _Depth()
         self.held = 0
 
     def updated(self, optimizer: Optimizer, *, refused: bool) -> None:
@@ -54,7 +61,7 @@ class SchedulersAndAverages:
 
     def call(self, follower: Any, optimizer: Any, original: Callable[[], Any]) -> Any:
         """Let a follower go on, or not. One that calls others inside (a chain of schedules) is asked once."""
-        if self._inside or not isinstance(optimizer, Optimizer):
+        if self._inside.calls or not isinstance(optimizer, Optimizer):
             return original()
         updates = self._updates.get(optimizer, 0)
         since = updates - self._seen.get(follower, 0)
@@ -65,19 +72,19 @@ class SchedulersAndAverages:
         self.note(follower, optimizer)
         if self._on_call is not None:
             self._on_call(optimizer, weakly_called(original))
-        self._inside += 1
+        self._inside.calls += 1
         try:
             return original()
         finally:
-            self._inside -= 1
+            self._inside.calls -= 1
 
     def again(self, call: Callable[[], Any]) -> Any:
         """What a follower did once is done once more, after a state from before it was restored."""
-        self._inside += 1
+        self._inside.calls += 1
         try:
             return call()
         finally:
-            self._inside -= 1
+            self._inside.calls -= 1
 
 
 def weakly_called(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -72,7 +72,11 @@ def _optimizers(watch: ProcessLoop, patches: Patches) -> None:
             watch.backwards.scaled(outputs, result)
         return result
 
+    def update(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        return watch.scales.update(functools.partial(original, self), self, *args, **kwargs)
+
     patches.around(torch.amp.GradScaler, "step", scaler_step)
+    patches.around(torch.amp.GradScaler, "update", update)
     patches.around(torch.amp.GradScaler, "scale", scale)
 
 
@@ -96,7 +100,9 @@ def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:
     def backward(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Traced by a compiler, or only counted on the meta device, there is no loss to look at. A tensor subclass goes
         # through here twice for one backward, the second time from inside the first.
-        if is_compiling() or watch.backwards.depth or self.device.type == "meta" or watch.away or watch.looked_into:
+        if is_compiling() or self.device.type == "meta" or watch.separate.begins() or watch.backwards.depth:
+            return original(self, *args, **kwargs)
+        if watch.away or watch.looked_into:
             return original(self, *args, **kwargs)
         watch.backward_begins(self)
         watch.backwards.depth += 1
@@ -158,7 +164,7 @@ def _schedules(watch: ProcessLoop, patches: Patches) -> None:
         if is_compiling():
             return original(self, model, *args, **kwargs)
         call = functools.partial(original, self, model, *args, **kwargs)
-        return follow(self, watch.optimizer_of(model), call)
+        return follow(self, watch.optimizers.that_stepped(model), call)
 
     patches.around(AveragedModel, "update_parameters", average)
 

@@ -185,7 +185,7 @@ class GoodStates:
     def _look_around(self) -> None:
         """One state for all optimizers in use; made anew when that changes or another model was found."""
         watch = self._watch
-        loops = [loop for loop in watch.ledger.loops if self._last.get(loop, -_IN_USE) > watch.step - _IN_USE]
+        loops = [loop for loop in watch.loops if self._last.get(loop, -_IN_USE) > watch.step - _IN_USE]
         forward = watch.models.forward_state()
         key = (id(forward), *map(id, loops))
         if key == self._of:

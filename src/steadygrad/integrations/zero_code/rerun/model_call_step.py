@@ -56,7 +56,7 @@ class ModelCallStep:
             self._state_backup.restore()
             with torch.no_grad():
                 for parameter, before in self._unnamed:
-                    parameter.copy_(before)
+                    parameter.data.copy_(before)
 
     @property
     def loop(self) -> OptimizerLoop:

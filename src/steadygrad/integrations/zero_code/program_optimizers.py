@@ -1,0 +1,64 @@
+"""The optimizers of a program, those that have stepped and those that have not, and which of them trains a model."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...engine.step.trained_parameters import parameters_of
+from ..optimizer.optimizer_loop import OptimizerLoop
+
+
+class ProgramOptimizers:
+    """None of them is kept alive."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
+
+    def made(self, optimizer: Optimizer, step: int) -> None:
+        """An optimizer was made before this step."""
+        self._made[optimizer] = step
+
+    def stepped(self, loop: OptimizerLoop) -> None:
+        """An optimizer steps for the first time."""
+        self._loops[loop.optimizer] = weakref.ref(loop)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._made) > 1
+
+    @property
+    def num_stepped(self) -> int:
+        return len(self._loops)
+
+    def loop_of(self, optimizer: Optimizer) -> OptimizerLoop | None:
+        """The loop of an optimizer that has stepped."""
+        reference = self._loops.get(optimizer)
+        return reference() if reference is not None else None
+
+    def that_stepped(self, model: Any) -> Optimizer | None:
+        """The optimizer that trains this model, if one has stepped."""
+        first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+        loops = ((optimizer, self.loop_of(optimizer)) for optimizer in list(self._loops))
+        return next((o for o, loop in loops if loop is not None and any(first is p for p in loop.parameters)), None)
+
+    def trainer_of(self, *models: nn.Module) -> Optimizer | None:
+        """The optimizer that trains the first of these models that is trained, whether or not it has stepped yet."""
+        for model in models:
+            own = {id(parameter) for parameter in model.parameters()}
+            for optimizer in list(self._made):
+                if any(id(parameter) in own for parameter in parameters_of(optimizer)):
+                    return optimizer
+        return None
+
+    def other_trainers(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
+        """The optimizers that train this model too; not those that were not stepped since this one was made."""
+        own, made = {id(parameter) for parameter in model.parameters()}, self._made.get(optimizer, 0)
+        loops = [(each, self.loop_of(each)) for each in list(self._made) if each is not optimizer]
+        others = [o for o, loop in loops if loop is None or not loop.log.recent or loop.log.recent[-1].step >= made]
+        return [each for each in others if any(id(p) in own for p in parameters_of(each))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import sys
 import weakref
@@ -20,6 +19,7 @@ from ..detect.tensors.quiet_hook import QuietHook, registered
 from ..policy import Policy
 from ..records.errors import UsageError
 from .fault_barrier import FaultBarrier
+from .record.memory_use import free_host_bytes
 from .state.checkpoint_store import NEVER, CheckpointStore
 from .state.forward_state import ForwardState
 from .state.snapshot_ring import SnapshotRing
@@ -156,7 +156,7 @@ def make_ring(where: str, state: TrainingState, device: torch.device, policy: Po
     if where == "off" or (where == "auto" and not policy.acts):
         return None
     size = sum(t.numel() * t.element_size() for _, t in state.floating_tensors())
-    if where == "auto" and 6 * size > _free_host_bytes():  # two states of up to three times the weights
+    if where == "auto" and 6 * size > free_host_bytes():  # two states of up to three times the weights
         logger.warning(
             "no snapshots: two copies of the training state would not fit comfortably in host memory. Bad updates are "
             "still refused; pass snapshots='host' or 'device' to keep a ring for rollbacks anyway."
@@ -173,10 +173,3 @@ def make_store(
         return None
     folder = run_dir / "snapshots" / f"rank{rank}" if rank else run_dir / "snapshots"
     return CheckpointStore(folder, state, every=every or NEVER, keep=keep)
-
-
-def _free_host_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 1 << 33

@@ -1,14 +1,15 @@
 """The batches since the oldest snapshot, so that a rollback can run the good ones again.
 
 Batches on the host are kept by reference; batches on a GPU are copied to pinned host memory beside compute, so the
-tape takes no device memory. The tape has a size limit: past it the oldest batches go, and a rollback across the gap
-says that it could not re-run them.
+tape takes no device memory. The tape has a size limit (see `kept_bytes`): past it the oldest batches go, and a rollback
+across the gap says that it could not re-run them.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...detect.tensors.nested_tensors import tensors_in
+from .kept_bytes import HOST, Piece, allowed_bytes, piece_of, pieces_of
 from .pinned_memory import PinnedPool
 from .rng import RngState
 
@@ -56,15 +58,21 @@ class BufferedBatch:
         return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
 
 
+def most_bytes() -> int:
+    """What is kept of batches at the most: twice as much as anyone else keeps, for a rollback needs all since its
+    snapshot."""
+    return 2 * allowed_bytes(HOST)
+
+
 class BatchBuffer:
     """A bounded queue of taped batches."""
 
-    def __init__(self, *, limit_bytes: int = 1 << 30) -> None:
-        self._limit = limit_bytes
+    def __init__(self) -> None:
         self._bytes = 0
+        self._tables: dict[int, weakref.ref[Tensor]] = {}
         self._batches: deque[BufferedBatch] = deque()
         self.lost_before = 0
-        self._pinned = PinnedPool()
+        self._pinned = PinnedPool(most_bytes)
 
     def put(
         self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
@@ -72,17 +80,36 @@ class BatchBuffer:
         """Keep a batch. `tensors` are those in it, if they are known. On a GPU it starts an asynchronous copy; never
         syncs."""
         tensors = tensors_in(batch) if tensors is None else tensors
-        size = sum(t.numel() * t.element_size() for t in tensors)
         device = next((t.device for t in tensors if t.device.type == "cuda"), None)
         kept, chunks = batch, list[Tensor]()
         if device is not None:
-            kept = _map_tensors(batch, lambda tensor: self._to_pinned(tensor, chunks))
+            if sum(t.numel() * t.element_size() for t in tensors) <= most_bytes():
+                kept = _map_tensors(batch, lambda tensor: self._to_pinned(tensor, chunks))
+            else:
+                kept, tensors = NOT_AGAIN, []  # to copy it to the host would take too much there
         versions = tuple(t._version for t in tensors)
+        size = sum(chunk.numel() for chunk in chunks) + self._size(batch if kept is not NOT_AGAIN else None, tensors)
         buffered = BufferedBatch(step, key, kept, size, versions, device is not None, device, chunks, rng)
         self._batches.append(buffered)
         self._bytes += size
-        while self._bytes > self._limit and self._batches:
+        while self._batches and self._bytes > most_bytes():
             self._pop()
+
+    def _size(self, batch: Any, tensors: Sequence[Tensor]) -> int:
+        """The host memory that a batch keeps alive. A larger tensor that the batch before was cut out of, too, is the
+        program's own and is there anyway: of that only the part counts that the batch is."""
+        pieces, own = pieces_of(batch), dict[Piece, int]()
+        before, self._tables = self._tables, {}
+        for tensor in tensors:
+            table = tensor._base
+            if table is None:
+                continue
+            self._tables[id(table)] = weakref.ref(table)
+            known = before.get(id(table))
+            if known is not None and known() is table:
+                piece, _ = piece_of(tensor)
+                own[piece] = own.get(piece, 0) + tensor.numel() * tensor.element_size()
+        return sum(size for (place, _), size in {**pieces, **own}.items() if place == HOST)
 
     def trim(self, before: int) -> None:
         """Forget batches of steps before this one: no snapshot can use them any more."""

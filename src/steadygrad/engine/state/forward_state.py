@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...detect.tensors.readable_tensors import has_values
-from .rng import RngState, put_rng, rewound, take_rng
+from .rng import RngState, put_rng, rewound, same_rng, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_STRETCHES, _IN_ONE_WINDOW = 512, 4096
+"""Stretches of training code whose random states are kept before a window begins, and while it lasts."""
 # Set by nn.Module itself and never part of the numbers.
-_STRETCHES = 512
 _INTERNAL = frozenset({"training", "call_super_init", "dump_patches", "_is_full_backward_hook"})
 
 
@@ -115,10 +116,7 @@ class ForwardState:
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         rng = take_rng()
-        self._stretches.append((rng, None))
-        if len(self._stretches) > _STRETCHES:
-            del self._stretches[: _STRETCHES // 2]
-        self._num_stretches += 1
+        self._begin_stretch(rng, _STRETCHES)
         return Entry(
             rng,
             [(slot, slot.tensor, copy) for slot, copy in zip(slots, copies, strict=True)],
@@ -130,7 +128,16 @@ class ForwardState:
 
     def took_again(self) -> None:
         """Another forward of the same window begins: what other code draws between two of them is not its own."""
-        self._stretches.append((take_rng(), None))
+        rng, last = take_rng(), self._stretches[-1] if self._stretches else None
+        if last is not None and last[1] is not None and same_rng(last[1], rng):
+            self._stretches[-1] = (last[0], None)  # no one has drawn in between: both are one stretch
+        else:
+            self._begin_stretch(rng, _IN_ONE_WINDOW)
+
+    def _begin_stretch(self, rng: RngState, most: int) -> None:
+        if len(self._stretches) >= most:
+            del self._stretches[: -_STRETCHES // 2]
+        self._stretches.append((rng, None))
         self._num_stretches += 1
 
     def left(self) -> None:

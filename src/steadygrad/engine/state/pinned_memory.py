@@ -6,7 +6,8 @@ slabs that double, cut into chunks of one size, and a chunk given back is used a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +20,14 @@ ALIGNED = 512
 
 
 class PinnedPool:
-    """Chunks of pinned memory by size, each a power of two. Never gives memory back to the driver: what is held is
-    bounded by what was in use at one time."""
+    """Chunks of pinned memory by size, each a power of two. Chunks that are free are kept for the next tensors, as long
+    as all of them take no more than `most` bytes."""
 
-    def __init__(self, *, pin: bool = True) -> None:
+    def __init__(self, most: Callable[[], int] = lambda: sys.maxsize, *, pin: bool = True) -> None:
+        self._most = most
         self._pin = pin
+        self.bytes = 0
+        """What all chunks take, in use or not."""
         self._spare: dict[int, list[Tensor]] = {}
         self._made: dict[int, int] = {}
         self._last: dict[int, tuple[Tensor, Any, Tensor]] = {}
@@ -47,12 +51,26 @@ class PinnedPool:
     def _take(self, size: int) -> Tensor:
         room = max(_SMALLEST, 1 << max(0, size - 1).bit_length())
         waiting = self._spare.setdefault(room, [])
+        if not waiting and self.bytes + room > self._most():
+            if larger := self._spare.get(2 * room):
+                return larger.pop()
+            self._drop_spare()
         if not waiting:
             made = self._made.get(room, 0)
-            count = max(1, min(made, _LARGEST_SLAB // room))
+            count = max(1, min(made, _LARGEST_SLAB // room, (self._most() - self.bytes) // room))
             self._made[room] = made + count
+            self.bytes += count * room
             waiting.extend(torch.empty((count, room), dtype=torch.uint8, pin_memory=self._pin).unbind())
         return waiting.pop()
+
+    def _drop_spare(self) -> None:
+        """Let go of all free chunks: none fits what comes. Torch keeps them for whoever asks for their size."""
+        for room, chunks in self._spare.items():
+            self._made[room] = max(0, self._made.get(room, 0) - len(chunks))
+            self.bytes -= room * len(chunks)
+            for chunk in chunks:
+                self._last.pop(id(chunk), None)
+            chunks.clear()
 
 
 class PinnedArena:

@@ -8,6 +8,8 @@ to the step's forward, and it can be run again. If the loss was computed outside
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ class ModelCalls:
         self._left_out = left_out
         self._before = before
         self._looks_away = looks_away
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+        self._first: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
+        self._num_calls = 0
         self._begun = False
         # First and last among the model's hooks, so that what other hooks move is seen to move.
         entering, left = (QuietHook(listener(call, failed), raise_halt) for call in (self._entering, self._left))
@@ -46,11 +49,12 @@ class ModelCalls:
         """What `run_call` needs to make `loss` again, or None, and what the model was given first; and begins anew.
 
         Call it before backward frees the graph. Host work only."""
-        calls, self._calls, self._begun = self._calls, [], False
-        given = (calls[0][0], calls[0][1]) if calls else None
-        if len(calls) != 1:
+        first, num_calls = self._first, self._num_calls
+        self._begin_anew()
+        given = first[:2] if first is not None else None
+        if first is None or num_calls != 1:
             return None, given
-        args, kwargs, output = calls[0]
+        args, kwargs, output = first
         place, factor = _place_of(loss, output), None
         if place is None:
             place, factor = _scaled_place_of(loss, output)
@@ -70,12 +74,17 @@ class ModelCalls:
     def went_on(self) -> None:
         """The model is called again, or the loop is over, with no backward in between: a loop may need several calls
         for one loss, but what is not finite it has left out. Reads the device."""
-        if len(self._calls) == 1 and self._left_out(self._calls[0][:2], self._calls[0][2]):
-            self._calls, self._begun = [], False
+        if self._first is not None and self._num_calls == 1 and self._left_out(self._first[:2], self._first[2]):
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._first, self._num_calls, self._begun = None, 0, False
 
     def _left(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled() and not self._looks_away():
-            self._calls.append((args, kwargs, output))
+            self._num_calls += 1
+            # Of several calls no output is kept: a loop may make any number of them, each with its graph.
+            self._first = (args, kwargs, output) if self._first is None else (*self._first[:2], None)
 
 
 def run_call(model: nn.Module, call: Mapping[str, Any]) -> Tensor:
@@ -90,7 +99,8 @@ def run_call(model: nn.Module, call: Mapping[str, Any]) -> Tensor:
 def _scaled_place_of(loss: Any, output: Any) -> tuple[list[str] | None, Tensor | None]:
     """Where in a model's output the number is that `loss` was made of by constants alone, and by which factor."""
     for place, value in _numbers_in(output):
-        if isinstance(loss, Tensor) and value.grad_fn is not None and only_through(loss.grad_fn, value.grad_fn):
+        made_by = value.grad_fn
+        if isinstance(loss, Tensor) and made_by is not None and only_through(loss.grad_fn, partial(is_, made_by)):
             (factor,) = torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)
             return (place, factor.detach()) if factor is not None else (None, None)
     return None, None
@@ -107,14 +117,14 @@ def _numbers_in(output: Any) -> list[tuple[list[str], Tensor]]:
     return [(place, value) for place, value in found if isinstance(value, Tensor) and value.numel() == 1]
 
 
-def only_through(start: Any, wanted: Any, most: int = 16) -> bool:
-    """Whether everything that feeds a node of a graph comes through one other node, a few nodes away."""
+def only_through(start: Any, wanted: Callable[[Any], bool], most: int = 16) -> bool:
+    """Whether everything that feeds a node of a graph comes through one that is wanted, a few nodes away."""
     pending, reached = [start], False
     for _ in range(most):
         if not pending:
             return reached
         node = pending.pop()
-        if node is wanted:
+        if node is not None and wanted(node):
             reached = True
             continue
         above = [each for each, _ in node.next_functions if each is not None] if node is not None else []

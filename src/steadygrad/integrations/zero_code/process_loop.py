@@ -155,7 +155,7 @@ class ProcessLoop:
     def _let_go(self) -> None:
         if not self._in_turn:
             self._let_go_at = self.step
-            for each in (self.past, self.slices, self.models, self.examiner, self.backwards):
+            for each in (self.past, self.slices, self.models, self.examiner, self.backwards, self.batches):
                 each.let_go()
 
     def _is_called_elsewhere(self, module: nn.Module | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad.integrations.loops.loop_guard import LoopGuard
+from steadygrad.integrations.loops.repeatable_model_calls import ModelCalls
 
 Batch = tuple[Tensor, Tensor]
 
@@ -233,3 +235,16 @@ def test_an_internal_fault_leaves_a_loop_that_still_refuses_what_is_not_finite(
     summary = loop.guard.summary()
     assert summary["standing_down"]
     assert summary["guard_faults"]
+
+
+def test_the_graphs_of_calls_without_backward_are_freed() -> None:
+    model, failed = nn.Linear(8, 1), list[Exception]()
+    calls = ModelCalls(model, lambda: None, lambda: False, lambda given, output: False, failed.append)
+    outputs = [weakref.ref(model(batch)) for batch, _ in made_batches(10)]
+    assert sum(output() is not None for output in outputs) == 0
+    call, given = calls.taken(model(torch.ones(2, 8)).sum())
+    assert call is None
+    assert given is not None
+    loss = model(torch.ones(2, 8))[0, 0]
+    assert calls.taken(loss)[1] is not None
+    assert failed == []

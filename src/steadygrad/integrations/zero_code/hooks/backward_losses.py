@@ -13,6 +13,8 @@ from ....detect.loop.program_frames import user_line
 from ....detect.tensors.readable_tensors import describable
 
 _READ_EVERY = 64
+_MOST = 1024
+"""Losses that are kept one by one: a loop that updates its weights by hand never shows that an update was made."""
 _MAX_NODES = 4096
 _SAVED = tuple(f"_saved_{name}" for name in ("self", "other", "input", "tensor", "mat1", "mat2", "exponent"))
 
@@ -56,6 +58,8 @@ class BackwardPasses:
         # Of a scaled loss people want to see the unscaled one, also where something was done to it in between.
         shown, self._unscaled = self._unscaled, None
         shown = loss.detach() if shown is None else shown
+        if len(self.losses) >= _MOST and (total := self.total()) is not None:
+            self.losses = [total]
         self.losses.append(shown)
         self.where = user_line(2)
         if shown.device.type == "cpu":

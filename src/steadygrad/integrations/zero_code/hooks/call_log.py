@@ -6,9 +6,11 @@ again, and that is said. Of an output only the gradient that came back to it is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from ...loops.repeatable_model_calls import only_through
 MAX_CALLS = 64
 MAX_KEPT_GRADIENT = 1 << 22
 """Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
+_MARK = "steadygrad"
+_marks = itertools.count()
 
 
 @dataclass(slots=True)
@@ -36,8 +40,9 @@ class Call:
     autocast: dict[str, torch.dtype]
     caller: tuple[str, int]
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
-    numbers: dict[int, Any] = field(default_factory=dict)
-    """The autograd node of each output that is a single number: one of them may be the loss."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """The outputs that are a single number, by the mark on their autograd node: one of them may be the loss. The nodes
+    are not kept, for a graph is as large as all activations."""
     loss_place: int | None = None
     """Which output backward was called on, directly or through arithmetic with constants."""
     too_large: bool = False
@@ -80,34 +85,39 @@ def keep_output_gradients(call: Call, output: Any) -> None:
     for place, tensor in enumerate(outputs_in(output)):
         if not tensor.requires_grad:
             continue
-        if tensor.numel() == 1:
-            call.numbers[place] = tensor.grad_fn
+        node: Any = tensor.grad_fn
+        if tensor.numel() == 1 and node is not None:
+            call.numbers.setdefault(node.metadata.setdefault(_MARK, next(_marks)), place)
         if tensor.numel() > MAX_KEPT_GRADIENT:
             call.too_large = True
             continue
-        tensor.register_hook(_Keep(call, place))  # type: ignore[no-untyped-call]
+        tensor.register_hook(_Keep(call.output_gradients, place))  # type: ignore[no-untyped-call]
     call.finished = True
 
 
 def note_loss(calls: Sequence[Call], loss: Tensor) -> None:
     """Backward begins: is what it begins with an output of a model's call? Host work only, a few nodes."""
     for call in reversed(calls):
-        for place, node in call.numbers.items():
-            if call.loss_place is None and only_through(loss.grad_fn, node):
+        for mark, place in call.numbers.items():
+            if call.loss_place is None and only_through(loss.grad_fn, partial(_has, mark)):
                 call.loss_place = place
                 return
+
+
+def _has(mark: int, node: Any) -> bool:
+    return bool(node.metadata.get(_MARK) == mark)
 
 
 class _Keep:
     """A tensor hook that remembers what passes it."""
 
-    __slots__ = ("call", "place")
+    __slots__ = ("kept", "place")
 
-    def __init__(self, call: Call, place: int) -> None:
-        self.call, self.place = call, place
+    def __init__(self, kept: dict[int, Tensor], place: int) -> None:
+        self.kept, self.place = kept, place
 
     def __call__(self, gradient: Tensor) -> None:
-        self.call.output_gradients[self.place] = gradient.detach()
+        self.kept[self.place] = gradient.detach()
 
 
 def inner(module: nn.Module) -> nn.Module:

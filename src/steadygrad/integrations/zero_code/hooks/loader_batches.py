@@ -21,6 +21,7 @@ from torch import Tensor
 from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
+from ....engine.state.kept_bytes import fit, pieces_of
 from ....records import Diagnosis
 from .tensor_batches import SourceTensors, rows_of_view
 
@@ -122,6 +123,8 @@ class LoaderBatches:
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
         if all(tensor.device.type == "cpu" for tensor in every):
             self.recent.append(batch)
+            if not fit(map(pieces_of, self.recent)):
+                self.recent.clear()
         self.ring.append(
             LoaderBatch(
                 indices,
@@ -132,6 +135,10 @@ class LoaderBatches:
                 len(indices),
             )
         )
+
+    def let_go(self) -> None:
+        """Keep no batch alive."""
+        self.recent.clear()
 
     def find(self, arguments: Any) -> FoundSamples | None:
         """The samples behind what a model was given; None where they cannot be told. May read the device."""

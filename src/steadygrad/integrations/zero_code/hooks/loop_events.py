@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -29,6 +30,7 @@ _MAX_FRAMES = 4
 _MAX_NAMES = 256
 _MAX_QUICK_READS = 16
 _MAX_WAITING = 64
+_MAX_LOSSES = 1024
 _MAX_IN_VAIN = 3
 """So many abandoned rounds without a loss in a variable are run again, one after another, and show nothing bad."""
 LOSS, NORM, SCRUBBED = "loss", "norm", "scrubbed"
@@ -86,7 +88,7 @@ class LoopEvents:
         self._slices, self._batches, self._calls, self._on_skipped = slices, batches, calls, on_skipped
         self._handed: int | None = None
         self._last: weakref.ref[Tensor] | None = None
-        self._losses: list[Tensor] = []
+        self._losses: deque[Tensor] = deque(maxlen=_MAX_LOSSES)
         self._norm: Tensor | None = None
         self._scrubbed: list[Tensor] = []
         self._quick_reads = 0
@@ -149,7 +151,8 @@ class LoopEvents:
         scrubbed, self._scrubbed = self._scrubbed, []
         if scrubbed:
             self._tell(torch.stack([good.reshape(()).cpu() for good in scrubbed]).all(), self._event(SCRUBBED))
-        self._losses, self._norm = [], None
+        self._losses.clear()
+        self._norm = None
         self.read()
 
     def finished(self, error: BaseException | None = None) -> None:
@@ -181,7 +184,8 @@ class LoopEvents:
         elif not losses and self._in_vain < _MAX_IN_VAIN and self._slices.handles_errors:
             self._ask_lines()
         self._slices.forget()
-        self._losses, self._norm, self._scrubbed = [], None, []
+        self._losses.clear()
+        self._norm, self._scrubbed = None, []
 
     def _ask_lines(self) -> None:
         """The loss of an abandoned round is in no variable: the program may have raised about it, and gone on.
@@ -195,8 +199,9 @@ class LoopEvents:
 
     def _dropped(self) -> None:
         """Backward came and no update: was the loss or the norm bad?"""
-        norm, losses = self._norm, self._losses
-        self._losses, self._norm, self._scrubbed = [], None, []
+        norm, losses = self._norm, list(self._losses)
+        self._losses.clear()
+        self._norm, self._scrubbed = None, []
         bad = next((loss for loss in losses if self._is_bad(loss)), None)
         if bad is not None or (norm is not None and self._is_bad(norm)):
             loss = _value(bad if bad is not None else losses[-1])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ....detect.tensors.torch_private import tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
+from ....engine.state.kept_bytes import KeptBytes, pieces_of
 from ....engine.state.rng import RngState, put_rng
 from .call_log import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .find_models import find_roots
@@ -55,6 +56,7 @@ class ModelHooks:
         self._inside: list[int] = []
         self._audits = 0
         self._rng: RngState | None = None
+        self._kept = KeptBytes()
         self.calls: list[Call] = []
         self.lost_calls = 0
 
@@ -154,7 +156,8 @@ class ModelHooks:
             rng = self._take().rng  # taken a moment ago: it is this call's too
         elif self._forward is not None:
             self._forward.took_again()
-        if len(self.calls) >= MAX_CALLS:
+        self._kept.add(pieces_of((args, kwargs)))
+        if len(self.calls) >= MAX_CALLS or (self.calls and self._kept.too_many):
             self.lost_calls += 1
             return
         call = note_call(module, args, kwargs, depth=3, rng=rng)
@@ -241,6 +244,7 @@ class ModelHooks:
 
     def forget_calls(self) -> None:
         self.calls.clear()
+        self._kept.clear()
         self.lost_calls = 0
 
     def let_go(self) -> None:

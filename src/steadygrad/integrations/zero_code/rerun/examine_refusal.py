@@ -80,6 +80,7 @@ class RefusalExaminer:
     def update_begins(self) -> None:
         """The window ends; if its update is refused the trace will be asked."""
         self._watch.slices.judged()
+        self._guilty = None
         if self._tracing is not None:
             self._tracing.close()
             self._traced_steps -= 1

@@ -23,6 +23,7 @@ from ....detect.gradient_norms import GradientProbe
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable
 from ....engine import validate
+from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
 from ....engine.state.training_state import TrainingState, Tree
@@ -43,9 +44,6 @@ _IN_USE = 32
 """An optimizer that made no update for so many steps is not part of the training any more."""
 _MOST = 512
 """Updates that are remembered at the most: making more of them again would take too long."""
-_ROOM = {"cpu": 256 << 20}
-_ROOM_ON_DEVICE = 64 << 20
-"""How many bytes of batches are kept for being run again; on a device memory is dearer."""
 
 
 @dataclass(slots=True)
@@ -58,8 +56,6 @@ class AppliedUpdate:
     grad_norm: float
     clip: float | None
     groups: list[dict[str, Any]]
-    size: int
-    storages: frozenset[int]
     followed: list[Callable[[], Any]]
     """What the loop did after it: its schedules' steps, its averages."""
 
@@ -94,7 +90,7 @@ class GoodStates:
         self._ring: SnapshotRing | None = None
         self._snapshot_schedule: SnapshotSchedule | None = None
         self._updates: deque[AppliedUpdate] = deque()
-        self._bytes = 0
+        self._kept = KeptBytes()
         self._why_not = ""
         self._due = True
 
@@ -116,7 +112,7 @@ class GoodStates:
         if (entry := watch.models.entry) is not None:
             ring.all()[-1].place = entry.place  # taken a moment before, with the same random states
         while self._updates and self._updates[0].step < ring.steps[0]:
-            self._bytes -= self._updates.popleft().size
+            self._drop_oldest()
 
     def update_begins(self, loop: OptimizerLoop, step: int) -> None:
         """Before an update: let the device finish copying what is about to change. Does not stop the host."""
@@ -134,11 +130,15 @@ class GoodStates:
             self._forget_updates()
             return
         self._updates.append(found)
-        self._bytes += found.size
-        room = _ROOM.get(next((t.device.type for t in tensors_in(found.loop_passes[0].batch)), "cpu"), _ROOM_ON_DEVICE)
-        while self._bytes > room or len(self._updates) > _MOST:
-            self._bytes -= self._updates.popleft().size
+        for loop_pass in found.loop_passes:
+            self._kept.add(loop_pass.pieces)
+        while self._updates and (self._kept.too_many or len(self._updates) > _MOST):
+            self._drop_oldest()
             self._why_not = "there were too many to keep"
+
+    def _drop_oldest(self) -> None:
+        for loop_pass in self._updates.popleft().loop_passes:
+            self._kept.remove(loop_pass.pieces)
 
     def followed(self, optimizer: Any, call: Callable[[], Any]) -> None:
         """A schedule or an average of the loop went on."""
@@ -166,10 +166,6 @@ class GoodStates:
             return "they read tensors of a kind that is not kept"
         if any(tensor.grad_fn is not None for tensor in tensors):
             return "they read what an earlier step computed"  # and keeping it would keep that step's graph
-        # A loop that cuts its batches out of one tensor reads that one every time: it is there anyway.
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        before = self._updates[-1].storages if self._updates else frozenset()
-        size = sum(num_bytes for place, num_bytes in storages.items() if place not in before)
         # A loss is computed on top of all activations: on a CPU its few bytes would keep the memory below from being
         # freed. As a number it is exact.
         losses = [
@@ -178,8 +174,7 @@ class GoodStates:
         ]
         loop_passes = [loop_pass.without_loss(_NOT_KEPT) for loop_pass in loop_passes]
         return AppliedUpdate(
-            reading.step, loop_passes, losses, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), size,
-            frozenset(storages), [],
+            reading.step, loop_passes, losses, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), []
         )  # fmt: skip
 
     def _look_around(self) -> None:
@@ -226,7 +221,7 @@ class GoodStates:
 
     def _forget_updates(self) -> None:
         self._updates.clear()
-        self._bytes = 0
+        self._kept.clear()
 
     # -- when it is not
 

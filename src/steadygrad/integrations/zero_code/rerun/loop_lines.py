@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import tensors_in
+from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
 from ...loops.batch_names import bind_batch
@@ -57,6 +59,8 @@ class LoopPass:
     """The random numbers after the update before: a line like `model(torch.randn(8))` draws between."""
     inside: tuple[CodeType, str] | None = None
     """A function that these lines call and its variable that is the loss, where the function did not return it."""
+    pieces: Mapping[Piece, int] = field(default_factory=dict)
+    """The memory that it keeps alive, without what the lines read at the time before as well."""
     _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
     def without_loss(self, instead: Tensor) -> LoopPass:
@@ -95,6 +99,10 @@ class LoopPass:
         if self._batch is None:
             self._batch = {name: value for name, value in self.taken.items() if is_data(value)}
         return self._batch
+
+    def kept(self) -> list[Any]:
+        """The values that are kept alive."""
+        return self.taken.kept() if isinstance(self.taken, TakenValues) else list(self.taken.values())
 
     @property
     def state(self) -> UserState:
@@ -151,6 +159,8 @@ class LoopLines:
         self._rng_before: RngState | None = None
         self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
         self._judged = False
+        self._read: dict[int, weakref.ref[Any]] = {}
+        self._window = KeptBytes()
 
     def called(self, call: Call) -> None:
         """A model is called. Only the first call of a micro-batch matters."""
@@ -204,8 +214,28 @@ class LoopLines:
         taken = {**found.take(frame), **early.get(id(frame), {})}
         loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, (), rng_before=before)
         loop_pass.versions = _versions(loop_pass.batch)
-        self.loop_passes.append(loop_pass)
+        self._keep(loop_pass)
+
+    def _keep(self, loop_pass: LoopPass) -> None:
+        """Keep a micro-batch's lines as long as all of its update may be kept."""
+        loop_pass.pieces = self._new_pieces(loop_pass)
+        self._window.add(loop_pass.pieces)
         self.why_not = None
+        if len(self.reached) > 1 and self._window.too_many:
+            self.loop_passes, self.why_not = [], "the micro-batches of one update take too much memory to be kept"
+        else:
+            self.loop_passes.append(loop_pass)
+
+    def _new_pieces(self, loop_pass: LoopPass) -> Mapping[Piece, int]:
+        """What the lines read and did not read the last time: that is the program's own, and there anyway."""
+        before, self._read, new = self._read, {}, []
+        for value in loop_pass.kept():
+            known = before.get(id(value))
+            if known is None or known() is not value:
+                new.append(value)
+            with suppress(TypeError):  # plain lists and the like
+                self._read[id(value)] = weakref.ref(value)
+        return pieces_of(new)
 
     def next_round(self) -> bool:
         """Whether the model's call that is being made belongs to a new round of the loop, although no backward came
@@ -370,13 +400,16 @@ class LoopLines:
     def let_go(self) -> None:
         """Keep nothing of earlier rounds alive."""
         self.forget()
-        self.before = []
+        self.before, self._read = [], {}
 
     def _roll(self) -> None:
         if self.loop_passes:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.loop_passes]
             self.loop_passes = []
+            while self.before and not fit(each.pieces for passes in self.before for each in passes):
+                del self.before[0]
         self.reached, self._judged = [], False
+        self._window.clear()
 
 
 def _tails(reached: ReachedBackward, handed: Any, ended: Sequence[FrameType]) -> Iterator[LoopPass]:

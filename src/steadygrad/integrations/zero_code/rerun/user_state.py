@@ -308,6 +308,10 @@ class TakenValues(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def kept(self) -> list[Any]:
+        """Those that are kept alive."""
+        return [value for value in self._values.values() if type(value) is not weakref.ref]
+
 
 def _weakly(value: Any) -> Any:
     """A model, an optimizer, or an object of the program that holds one of them, by a weak reference."""

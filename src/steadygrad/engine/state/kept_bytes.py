@@ -1,0 +1,140 @@
+"""How much memory batches that are kept for later take, and how much they may take.
+
+A batch that the program has dropped and we keep is memory that the program counts on. So everything that keeps batches
+keeps at most so many bytes: a fixed number, and less where the host or the device has little left. Memory is counted
+by the piece that stays alive: a view keeps all of the tensor that it was cut out of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..record.memory_use import free_device_bytes, free_host_bytes
+
+HOST, DEVICE = "host", "device"
+_MOST = {HOST: 256 << 20, DEVICE: 256 << 20}
+_SHARE = {HOST: 16, DEVICE: 32}
+"""Of what is free, one part in so many at the most."""
+_REFRESH_S = 5.0
+_MAX_DEPTH, _MAX_LIST, _MAX_VALUES = 6, 32, 256
+_NOT_COUNTED = (type(None), int, float, nn.Module, Optimizer, type, type(sys))
+
+Piece = tuple[str, int]
+"""Where a piece of memory is, and what tells it from others there."""
+
+
+def pieces_of(value: Any) -> dict[Piece, int]:
+    """The pieces of memory that a batch keeps alive, with their bytes. Tensors, arrays, and what lists, mappings and
+    objects hold of them; a long list is estimated by its beginning. Host work of a few microseconds."""
+    found: dict[Piece, int] = {}
+    _add(value, found, [_MAX_VALUES], _MAX_DEPTH)
+    return found
+
+
+def _add(value: Any, found: dict[Piece, int], left: list[int], depth: int) -> None:
+    if isinstance(value, Tensor):
+        key, size = piece_of(value)
+        found[key] = size
+        return
+    left[0] -= 1
+    if type(value) in (tuple, list, dict):
+        _add_all(value.values() if type(value) is dict else value, len(value), found, left, depth)
+        return
+    if isinstance(value, _NOT_COUNTED) or left[0] < 0 or depth < 0 or callable(value):
+        return
+    if isinstance(value, str | bytes | bytearray):
+        found[HOST, id(value)] = len(value)
+    elif isinstance(value, Mapping):
+        _add_all(value.values(), len(value), found, left, depth)
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        _add_all(value, len(value), found, left, depth)
+    elif hasattr(type(value), "nbytes"):  # an array of numpy or of a library like it
+        base = getattr(value, "base", None)
+        found[HOST, id(value if base is None else base)] = max(int(value.nbytes), getattr(base, "nbytes", 0))
+    elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+        _add_all(attributes.values(), len(attributes), found, left, depth)
+
+
+def _add_all(values: Iterable[Any], count: int, found: dict[Piece, int], left: list[int], depth: int) -> None:
+    if left[0] < 0 or depth < 0:
+        return
+    before = sum(found.values()) if count > _MAX_LIST else 0
+    for item in itertools.islice(values, _MAX_LIST):
+        _add(item, found, left, depth - 1)
+    if count > _MAX_LIST:
+        seen = max(sum(found.values()) - before, sys.getsizeof(0) * _MAX_LIST)
+        found[HOST, id(values)] = seen * (count - _MAX_LIST) // _MAX_LIST
+
+
+def piece_of(tensor: Tensor) -> tuple[Piece, int]:
+    """The piece of memory that a tensor lies in, and its bytes."""
+    place = HOST if tensor.device.type == "cpu" else DEVICE
+    try:
+        storage = tensor.untyped_storage()
+        return (place, storage.data_ptr()), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # sparse, or of a kind without storage
+        sparse = tensor.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+        number = tensor._nnz() if sparse else tensor.numel()
+        return (place, id(tensor)), number * (tensor.element_size() + 16 * sparse)
+
+
+class KeptBytes:
+    """What a queue of values keeps alive: each piece once, as long as one of them has it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Piece, tuple[int, int]] = {}
+        self.bytes = {HOST: 0, DEVICE: 0}
+
+    def add(self, pieces: Mapping[Piece, int]) -> None:
+        for piece, size in pieces.items():
+            size, times = self._kept.get(piece, (size, 0))
+            self._kept[piece] = (size, times + 1)
+            self.bytes[piece[0]] += 0 if times else size
+
+    def remove(self, pieces: Mapping[Piece, int]) -> None:
+        for piece in pieces:
+            size, times = self._kept.pop(piece)
+            if times > 1:
+                self._kept[piece] = (size, times - 1)
+            else:
+                self.bytes[piece[0]] -= size
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.bytes = {HOST: 0, DEVICE: 0}
+
+    @property
+    def too_many(self) -> bool:
+        """Whether it is more than may be kept now."""
+        return any(used and used > allowed_bytes(place) for place, used in self.bytes.items())
+
+
+def fit(values: Iterable[Mapping[Piece, int]]) -> bool:
+    """Whether values with these pieces may be kept together."""
+    kept = KeptBytes()
+    for pieces in values:
+        kept.add(pieces)
+    return not kept.too_many
+
+
+_allowed: dict[str, tuple[float, int]] = {}
+
+
+def allowed_bytes(place: str) -> int:
+    """How many bytes of batches may be kept on the host or on a device. Looked up every few seconds."""
+    now = time.monotonic()
+    until, known = _allowed.get(place, (0.0, 0))
+    if now >= until:
+        free = free_host_bytes() if place == HOST else free_device_bytes()
+        known = min(_MOST[place], free // _SHARE[place])
+        _allowed[place] = (now + _REFRESH_S, known)
+    return known

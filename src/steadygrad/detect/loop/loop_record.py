@@ -88,6 +88,8 @@ class LoopRecord:
     """Whether that cannot have been wanted."""
     narrowed: tuple[str, str] | None = None
     """The dtypes between which the optimizer's state was cast."""
+    unmoved: tuple[str, ...] = ()
+    """Weights that the optimizer's steps leave as they were, although they have a gradient and a rate."""
     sizes: list[GradientSize] = field(default_factory=list)
     """How the program changed the size of its gradients, at the first updates."""
     same_draws: str = ""

@@ -77,6 +77,8 @@ class LoopRecorder:
         self._values = values
         if not values:
             self._measure_no_sizes()
+            for loop in self._loops:
+                loop.unmoved.done = True
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:

@@ -41,7 +41,7 @@ class LoadedState:
     def __init__(self, optimizer: Optimizer) -> None:
         self._given: dict[str, torch.dtype] = {}
         self.loaded = self.closed = False
-        self.narrowed: tuple[str, str] | None = None
+        self._narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
         self._handles = [
             registered(optimizer.register_load_state_dict_pre_hook, QuietHook(self._before, self._failed)),
             registered(optimizer.register_load_state_dict_post_hook, QuietHook(self._after, self._failed)),
@@ -64,10 +64,16 @@ class LoadedState:
     def _after(self, optimizer: Optimizer) -> None:
         self.loaded = True
         given, self._given = self._given, {}
-        narrower = [(given[key], dtype) for key, dtype in _dtypes(optimizer.state) if key in given]
-        narrower = [(before, after) for before, after in narrower if before.itemsize > after.itemsize]
-        if narrower:
-            self.narrowed = _word(narrower[0][0]), _word(narrower[0][1])
+        both = {key: (given[key], dtype) for key, dtype in _dtypes(optimizer.state) if key in given}
+        self._narrowed = {key: pair for key, pair in both.items() if pair[0].itemsize > pair[1].itemsize}
+
+    def narrowed(self, optimizer: Optimizer) -> tuple[str, str] | None:
+        """The dtypes between which loading cast the state, where the program has not restored them since."""
+        if not self._narrowed:
+            return None
+        now = dict(_dtypes(optimizer.state))
+        still = [pair for key, pair in self._narrowed.items() if now.get(key) == pair[1]]
+        return (_word(still[0][0]), _word(still[0][1])) if still else None
 
 
 _loads: weakref.WeakKeyDictionary[Optimizer, LoadedState] = weakref.WeakKeyDictionary()
@@ -92,11 +98,8 @@ class StateHistory:
         self.lost = ""
         self.surely = False
         """Whether it was lost by mistake; a new optimizer may be wanted, for another task."""
-
-    @property
-    def narrowed(self) -> tuple[str, str] | None:
-        """The dtypes between which loading cast the state."""
-        return self._loads.narrowed
+        self.narrowed: tuple[str, str] | None = None
+        """The dtypes between which loading cast the state that this update used."""
 
     def close(self) -> None:
         """Leave no hook."""
@@ -104,6 +107,7 @@ class StateHistory:
 
     def before_update(self, optimizer: Optimizer) -> None:
         """At the first update: did an optimizer like this one train the same weights before, and is its state gone?"""
+        self.narrowed = self._loads.narrowed(optimizer)
         if not self._first:
             return
         self._first = False

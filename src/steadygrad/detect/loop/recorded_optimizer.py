@@ -16,6 +16,7 @@ from .adapters import Adapter, find_adapters
 from .loop_record import LoopRecord, UpdateSeen
 from .measured.gradient_marks import GradientMarks, Marks, spread
 from .measured.gradient_size import GradientSizes
+from .measured.unmoved_weights import UnmovedWeights
 from .model_calls import CallsSeen
 from .optimizer_state import StateHistory
 from .program_frames import user_line
@@ -63,6 +64,8 @@ class RecordedOptimizer:
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
         self.sizes = GradientSizes(optimizer)
+        self.unmoved = UnmovedWeights(optimizer)
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.record = LoopRecord()
         self._given_zero = [_rate(group) == 0.0 for group in optimizer.param_groups]
         """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
@@ -133,6 +136,7 @@ class RecordedOptimizer:
             window.old_share = _share(window.old, marks.smallest())
             window.kept = window.old_share > _SHARE
             self._shares = self._shares + 1 if window.old_share else _MAX_SHARES
+        self.unmoved.before_update(optimizer, kept=window.kept)
 
     # -- the update
 
@@ -144,6 +148,8 @@ class RecordedOptimizer:
         in_turn = _updates_of_all[0] != self._turn
         _updates_of_all[0] += 1
         self._turn = _updates_of_all[0]
+        self.unmoved.after_update(optimizer)
+        self.record.unmoved = tuple(self._names.get(key, "a parameter") for key in self.unmoved.found)
         sizes = self.sizes.after_update()
         self.record.sizes += sizes
         self.record.state_lost, self.record.surely_lost = self.state.lost, self.state.surely
@@ -228,6 +234,7 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or update.idle_adapters
         or record.state_lost
         or record.narrowed
+        or record.unmoved
         or record.repeated
         or record.same_draws
         or record.same_noise

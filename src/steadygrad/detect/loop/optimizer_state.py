@@ -36,11 +36,13 @@ _trainers: Any = WeakTensorKeyDictionary()
 
 
 class LoadedState:
-    """What was loaded into one optimizer. Listens until `close`."""
+    """What one optimizer was made with, and what was loaded into it. Listens until `close`."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._given: dict[str, torch.dtype] = {}
         self.loaded = self.closed = False
+        self.given_zero = [rate_of(group) == 0.0 for group in optimizer.param_groups]
+        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
         self._narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
         self._handles = [
             registered(optimizer.register_load_state_dict_pre_hook, QuietHook(self._before, self._failed)),
@@ -92,6 +94,7 @@ class StateHistory:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._loads = watch_loads(optimizer)
+        self.given_zero = self._loads.given_zero
         self._first = True
         self._made_anew = 0
         self._updates = 0
@@ -143,6 +146,14 @@ class StateHistory:
             weakref.ref(optimizer), type(optimizer), _options(optimizer), self._updates, parameter._version,
             _has_state(optimizer), self._made_anew,
         )  # fmt: skip
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A rate kept in a tensor on a device is taken for 1.0 rather than waited for."""
+    rate = group.get("lr", 1.0)
+    if isinstance(rate, Tensor):
+        return float(rate) if rate.device.type == "cpu" else 1.0
+    return float(rate) if isinstance(rate, int | float) else 1.0
 
 
 def _first_parameter(optimizer: Optimizer) -> Tensor | None:

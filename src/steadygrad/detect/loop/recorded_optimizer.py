@@ -18,7 +18,7 @@ from .measured.gradient_marks import GradientMarks, Marks, spread
 from .measured.gradient_size import GradientSizes
 from .measured.unmoved_weights import UnmovedWeights
 from .model_calls import CallsSeen
-from .optimizer_state import StateHistory
+from .optimizer_state import StateHistory, rate_of
 from .program_frames import user_line
 from .rules import judge
 
@@ -67,8 +67,6 @@ class RecordedOptimizer:
         self.unmoved = UnmovedWeights(optimizer)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.record = LoopRecord()
-        self._given_zero = [_rate(group) == 0.0 for group in optimizer.param_groups]
-        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
         self._window = _Window()
         self._at_update: Marks | None = None
         self._shares = 0
@@ -167,7 +165,7 @@ class RecordedOptimizer:
             old_share=window.old_share,
             no_gradient=window.no_gradient,
             replaced=window.replaced,
-            rates=tuple(_rate(group) for group in optimizer.param_groups),
+            rates=tuple(rate_of(group) for group in optimizer.param_groups),
             can_rise=self._can_rise(optimizer),
             training=calls.training,
             in_eval=calls.in_eval,
@@ -184,7 +182,7 @@ class RecordedOptimizer:
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
-        given = [*self._given_zero, *([False] * len(optimizer.param_groups))]
+        given = [*self.state.given_zero, *([False] * len(optimizer.param_groups))]
         groups = zip(optimizer.param_groups, given, strict=False)
         return tuple(bool(group.get("initial_lr")) or zero for group, zero in groups)
 
@@ -258,11 +256,3 @@ def _share(old: Tensor, now: Tensor | None) -> float:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor if tensor.is_complex() else tensor.float()))
-
-
-def _rate(group: dict[str, Any]) -> float:
-    """A rate kept in a tensor on a device is taken for 1.0 rather than waited for."""
-    rate = group.get("lr", 1.0)
-    if isinstance(rate, Tensor):
-        return float(rate) if rate.device.type == "cpu" else 1.0
-    return float(rate) if isinstance(rate, int | float) else 1.0

@@ -399,8 +399,8 @@ class OptimizerGuard:
         before = self._step
         result = original(optimizer, *args, **kwargs)
         loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
-        if self._checker is not None:
-            self._checker.scaled(dropped=self._step == before)
+        if self._checker is not None and self._step == before:
+            self._checker.dropped()
         if loop is not None and self._step == before:
             with self._barrier("guard", None):
                 loss = None if self._loss is None else float(self._loss)

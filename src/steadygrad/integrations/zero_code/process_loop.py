@@ -270,7 +270,7 @@ class ProcessLoop:
     def _skipped_by_program(self, event: Skipped) -> None:
         """A batch or an update that the loop left out by itself: an incident of the optimizer for this model."""
         modules = [call.module for call in event.calls]
-        optimizer = next((found for module in modules if (found := self.trainer_of(module)) is not None), None)
+        optimizer = next((found for module in modules for found in self.trainers_of(module)), None)
         if optimizer is None or validate.is_claimed(optimizer):
             return
         loss = math.nan if event.loss is None else event.loss
@@ -288,13 +288,10 @@ class ProcessLoop:
         others = [o for o, loop in loops if loop is None or not loop.log.recent or loop.log.recent[-1].step >= made]
         return [each for each in others if any(id(p) in own for p in parameters_of(each))]
 
-    def trainer_of(self, model: nn.Module) -> Optimizer | None:
-        """The optimizer that trains this model, whether or not it has stepped yet."""
+    def trainers_of(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that train this model, whether or not they have stepped yet."""
         own = {id(parameter) for parameter in model.parameters()}
-        for optimizer in list(self._made):
-            if any(id(parameter) in own for parameter in parameters_of(optimizer)):
-                return optimizer
-        return None
+        return [each for each in list(self._made) if any(id(parameter) in own for parameter in parameters_of(each))]
 
     def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Forward and backward happen inside `step(closure)`."""
@@ -349,7 +346,8 @@ class ProcessLoop:
         loss was bad is an incident that it only hides."""
         before = self.step
         result = original()
-        self.sampled.scaled(optimizer, dropped=self.step == before)
+        if self.step == before:
+            self.sampled.dropped(optimizer)
         if self.away or self.step != before or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer):
             return result
         with self.barrier("guard", None):

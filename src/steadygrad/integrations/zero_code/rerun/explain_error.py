@@ -49,7 +49,7 @@ def _explain(watch: ProcessLoop, error: BaseException, *, known: bool) -> None:
     sentence = _sentence_on(error)
     if sentence is None:
         return
-    optimizer = next((o for call in watch.models.calls if (o := watch.trainer_of(call.module)) is not None), None)
+    optimizer = next((o for call in watch.models.calls for o in watch.trainers_of(call.module)), None)
     if optimizer is not None and watch.alone and not known:
         loop = watch.loop_of(optimizer)
         depth = {"auto": "full", "origin": "origin"}.get(watch.settings.diagnose)
@@ -131,7 +131,7 @@ def _by_lines(
 def why_left_out(watch: ProcessLoop) -> str | None:
     """Why the program left out a round whose loss is in no variable: the name of the error that its lines raise about a
     non-finite value, "" where they give a loss that is not finite, None where nothing of it can be shown."""
-    optimizer = next((o for call in watch.models.calls if (o := watch.trainer_of(call.module)) is not None), None)
+    optimizer = next((o for call in watch.models.calls for o in watch.trainers_of(call.module)), None)
     if optimizer is None or not watch.alone or watch.busy:
         return None
     watch.busy = True

@@ -39,8 +39,8 @@ class SampledChecker:
         graph: LiveGraph | None = None,
     ) -> None:  # fmt: skip
         """With `sampled` False the loop and the first batches are looked at: others train the same model. With
-        `probed` False the loop alone. `copies` are other modules that hold parameters of the model, `graph` is what has looked
-        at the first loss already."""
+        `probed` False the loop alone. `copies` are other modules that hold parameters of the model, `graph` is what has
+        looked at the first loss already."""
         self._log = log
         self._barrier = barrier
         self._vitals: StepSampler | None = None

@@ -96,6 +96,8 @@ class LoopRecord:
     """How the workers of a loader draw the same numbers: a sentence, or nothing."""
     same_noise: str = ""
     """How every batch has the same noise in it: a sentence, or nothing."""
+    same_epochs: str = ""
+    """How batches that are drawn at random came again in the next epoch: a sentence, or nothing."""
     same_rows: str = ""
     """How the same rows are drawn from a list that grows: a sentence, or nothing."""
     repeated: str = ""

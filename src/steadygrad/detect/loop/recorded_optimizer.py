@@ -235,6 +235,7 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.repeated
         or record.same_draws
         or record.same_noise
+        or record.same_epochs
         or record.same_rows
         or len(update.pulls) > 1
         or max(update.rates, default=0.0) < 1e-5 * record.peak_rate

@@ -290,6 +290,7 @@ class LoopRecorder:
             if not self._idle:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=callable(closure))
+                loop.last_layer = self._graph.last_layer
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,8 @@ class RecordedOptimizer:
         self.unmoved = UnmovedWeights(optimizer)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.record = LoopRecord()
+        self.last_layer: int | None = None
+        """The weight matrix nearest to the loss, by identity, where that is known."""
         self._window = _Window()
         self._at_update: Marks | None = None
         self._shares = 0
@@ -183,7 +187,11 @@ class RecordedOptimizer:
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
         given = [*self.state.given_zero, *([False] * len(optimizer.param_groups))]
         groups = zip(optimizer.param_groups, given, strict=False)
-        return tuple(bool(group.get("initial_lr")) or zero for group, zero in groups)
+        return tuple(bool(group.get("initial_lr")) or (zero and not self._answers(group)) for group, zero in groups)
+
+    def _answers(self, group: Mapping[str, Any]) -> bool:
+        """Whether it holds the last layer: layers are unfrozen one by one from there, never it after the others."""
+        return self.last_layer is not None and any(id(weight) == self.last_layer for weight in group["params"])
 
     def settled(self, reading: Reading) -> bool:
         """The loss and the norm of the oldest update that has none yet. Whether a rule found something."""

@@ -194,8 +194,8 @@ def test_a_rate_that_the_loop_sets_to_zero_is_known_from_the_one_that_was_given(
     watch = watching()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-    head = {"params": model[2].parameters(), "lr": made_with}
-    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, head], lr=1e-2)
+    first = {"params": model[0].parameters(), "lr": made_with}
+    optimizer = torch.optim.SGD([{"params": model[2].parameters()}, first], lr=1e-2)
     for _ in range(4):
         optimizer.param_groups[1]["lr"] = 0.0
         optimizer.zero_grad()

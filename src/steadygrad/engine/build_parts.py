@@ -99,7 +99,7 @@ def assemble(
         consensus=consensus,
     )
     if config.scaler is not None:
-        parts.checker.scaled(dropped=False)
+        parts.checker.unscaled_by_guard()
     guarded.tell(lambda: _follow(parts, journal))
     return parts
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.detect.loop.measured.repeated_draws import RepeatedDraws
+from steadygrad.detect.loop.measured.worker_seeds import draws_at_random
 
 ROWS, WIDTH, UPDATES = 16, 8, 30
 
@@ -151,3 +155,53 @@ def test_what_is_added_on_purpose_is_not_noise(kind: str) -> None:
         return F.mse_loss(model(whole), signal) + 0 * fixed.sum()
 
     assert "worker_same_seed" not in told((torch.randn(ROWS, WIDTH) for _ in range(UPDATES)), loss_of)
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Samples with noise from a generator of its own."""
+
+    def __init__(self, noise: float = 1.0) -> None:
+        self.x = torch.arange(96.0).reshape(24, 4)
+        self.noise, self.random = noise, numpy.random.default_rng(5)
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self.x[number] + self.noise * torch.from_numpy(self.random.standard_normal(4)).float()
+
+
+def epochs(dataset: Drawing, *, copied: bool, kept: bool = False) -> str:
+    """What is found in three epochs of six batches."""
+    draws, made = RepeatedDraws(), list[Tensor]()
+    for epoch in range(3):
+        source = copy.deepcopy(dataset) if copied else dataset
+        if not kept or not epoch:
+            made += [torch.stack([source[row] for row in range(place, place + 4)]) for place in range(0, 24, 4)]
+        for batch in made[-6:]:
+            if not draws.done:
+                draws.called(batch)
+    return draws.found
+
+
+def test_epochs_that_draw_the_same_augmentations_are_named() -> None:
+    dataset = Drawing()
+    before = dataset.random.bit_generator.state
+    assert "6 updates ago" in epochs(dataset, copied=True)
+    assert dataset.random.bit_generator.state == before
+
+
+@pytest.mark.parametrize(("noise", "copied", "kept"), [(1.0, False, False), (1.0, False, True), (0.0, True, False)])
+def test_epochs_with_other_draws_and_batches_that_are_kept_or_never_drawn_are_left_alone(
+    noise: float, copied: bool, kept: bool
+) -> None:
+    assert epochs(Drawing(noise), copied=copied, kept=kept) == ""
+
+
+def test_a_data_set_that_is_too_large_to_be_copied_is_not_asked() -> None:
+    dataset = Drawing()
+    dataset.more = torch.zeros(1 << 23)  # type: ignore[attr-defined]
+    assert draws_at_random(dataset, (4,)) == ""
+
+
+def test_batches_of_half_precision_are_compared_too() -> None:
+    draws = RepeatedDraws()
+    draws.called(torch.zeros(4, 4, dtype=torch.bfloat16))
+    assert draws.found == ""

@@ -300,11 +300,15 @@ def test_a_group_that_loses_its_rate_is_named_unless_a_schedule_raises_it(
     assert named(rate_lost, model, optimizer) == causes
 
 
-def test_a_group_that_was_made_with_a_rate_of_zero_is_left_alone() -> None:
+@pytest.mark.parametrize(("place", "causes"), [(0, []), (-1, ["wrong_param_group_lr"])])
+def test_a_group_made_with_a_rate_of_zero_is_left_alone_unless_it_holds_the_last_layer(
+    place: int, causes: list[str]
+) -> None:
     torch.manual_seed(0)
     model = net()
-    groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters(), "lr": 0.0}]
-    assert named(cleared_by_hand, model, torch.optim.SGD(groups, lr=0.1)) == []
+    groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters()}]
+    groups[place]["lr"] = 0.0  # type: ignore[assignment]
+    assert named(cleared_by_hand, model, torch.optim.SGD(groups, lr=0.1)) == causes
 
 
 def weighed(*, sums: bool) -> Loop:

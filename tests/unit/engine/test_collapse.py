@@ -70,7 +70,15 @@ def of_a_pair(model: nn.Module) -> Any:
     return (one - two).pow(2).sum(-1).mean()
 
 
-@pytest.mark.parametrize(("make", "loss"), [(OnSphere, angles), (tower, distances), (Pair, of_a_pair)])
+def of_one_output(model: nn.Module) -> Any:
+    """Both views in one call: the rows of one output are compared."""
+    one, two = model(torch.cat(views())).chunk(2)
+    return (one - two).pow(2).sum(-1).mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"), [(OnSphere, angles), (tower, distances), (Pair, of_a_pair), (tower, of_one_output)]
+)
 def test_a_loss_that_only_pulls_pairs_together_is_seen(make: Callable[[], nn.Module], loss: Any) -> None:
     torch.manual_seed(0)
     assert told(make(), loss)
@@ -93,6 +101,14 @@ def same_logits(model: nn.Module) -> Any:
     first, second = model(one), model(two)
     apart = (first.softmax(-1) - second.softmax(-1)).pow(2).sum(-1).mean()
     return F.cross_entropy(first, labels) + F.cross_entropy(second, labels) + apart
+
+
+def beyond_the_margin(model: nn.Module) -> Any:
+    """Only pairs of one kind act on each other at first: the others are far enough apart."""
+    x = torch.randn(ROWS, WIDTH)
+    kind, partner = x[:, 0] > 0, torch.arange(ROWS).roll(1)
+    apart = (5 * model(x) - 5 * model(x[partner])).norm(dim=-1)
+    return torch.where(kind == kind[partner], apart**2, F.relu(1 - apart) ** 2).mean()
 
 
 def two_kinds(model: nn.Module) -> Any:
@@ -118,6 +134,7 @@ def far_from_zero(model: nn.Module) -> Any:
         (tower, held_by_variance, 1, 3e-3),
         (tower, same_logits, 1, 3e-3),
         (tower, two_kinds, 1, 3e-3),
+        (tower, beyond_the_margin, 1, 3e-3),
         (tower, one_target, 2, 3e-3),
         (tower, far_from_zero, 1, 2e-2),
         (tower, far_from_zero, 2, 2e-2),
@@ -145,3 +162,12 @@ def test_the_direction_of_rows_on_a_sphere_stays_on_it() -> None:
     assert torch.allclose((along * rows).sum(1), torch.zeros(8), atol=1e-6)
     free = torch.randn(8, 16)
     assert torch.equal(representation_collapse.apart(free, free.mean(0, keepdim=True)), free - free.mean(0))
+
+
+def test_rows_that_only_change_their_scale_are_left_alone() -> None:
+    shares, inputs = (2.0,) * 6, (0.9,) * 6
+    shrinking = (1.0, 0.9, 0.8, 0.4, 0.2, 0.1)
+    judge = representation_collapse.judge
+    assert judge("m", (0.9, 0.9, 0.8, 0.6, 0.4, 0.3), inputs, shares, shrinking) is not None
+    assert judge("m", (0.9,) * 6, inputs, shares, shrinking) is None
+    assert judge("m", (0.9, 0.9, 0.8, 0.6, 0.4, 0.3), inputs, (1.0, *shares[1:]), shrinking) is None

@@ -31,6 +31,7 @@ from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
 from .batch_facts import BatchFacts, PaddingFacts, SequenceFacts, UsedOutput, padded_positions
 from .batch_rules import (
+    detached_graph,
     label_shift,
     labels_mostly_masked,
     padding_in_loss,
@@ -49,6 +50,7 @@ ALL = (
     padding_in_loss,
     representation_collapse,
     labels_mostly_masked,
+    detached_graph,
 )
 OF_A_BATCH = (target_leak, label_shift, rows_influence_each_other, padding_in_loss, labels_mostly_masked)
 MIN_ROWS, MIN_POSITIONS = 3, 4

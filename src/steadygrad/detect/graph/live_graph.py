@@ -31,6 +31,8 @@ class LiveGraph:
         self._failed = failed
         self._confirmed = Confirmed()
         self._layers: list[str] = []
+        self.last_layer: int | None = None
+        """The weight matrix nearest to the loss, by identity."""
         self._looked_at = -1
         self.looks = LOOKS if num_ranks() > 1 else 0  # sharded parameters are others in the graph
         self.found: list[Finding] = []
@@ -66,6 +68,7 @@ class LiveGraph:
         findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
         self.found += self._confirmed.new(findings, updated=update > 0)
         self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
+        self.last_layer = id(named[self._layers[0]]) if self._layers else None
 
     def before_update(self, update: int) -> None:
         """The gradients of an update that was looked at. Reads the device once."""

@@ -88,12 +88,16 @@ class LoopRecord:
     """Whether that cannot have been wanted."""
     narrowed: tuple[str, str] | None = None
     """The dtypes between which the optimizer's state was cast."""
+    unmoved: tuple[str, ...] = ()
+    """Weights that the optimizer's steps leave as they were, although they have a gradient and a rate."""
     sizes: list[GradientSize] = field(default_factory=list)
     """How the program changed the size of its gradients, at the first updates."""
     same_draws: str = ""
     """How the workers of a loader draw the same numbers: a sentence, or nothing."""
     same_noise: str = ""
     """How every batch has the same noise in it: a sentence, or nothing."""
+    same_epochs: str = ""
+    """How batches that are drawn at random came again in the next epoch: a sentence, or nothing."""
     same_rows: str = ""
     """How the same rows are drawn from a list that grows: a sentence, or nothing."""
     repeated: str = ""

@@ -53,10 +53,14 @@ class LoopRecorder:
         failed: Callable[[Exception], None],
         on_news: Callable[[], None] = lambda: None,
         values: bool = True,
+        copies: Sequence[nn.Module] = (),
+        graph: LiveGraph | None = None,
     ) -> None:
-        """With `values` False no tensor is read: only what can be known on the host is recorded."""
+        """With `values` False no tensor is read: only what can be known on the host is recorded. `copies` are other
+        modules that hold parameters of the model, `graph` is what has looked at the first loss already."""
         self._failed_outside, self._on_news = failed, on_news
         self._model = weakref.ref(model)
+        self._copies = [weakref.ref(copy) for copy in copies]
         self._modes: ModeModules | None = None
         self.calls = CallsSeen()
         self._backward_task = -1
@@ -64,7 +68,7 @@ class LoopRecorder:
         self._left = _EVERY_ONE
         """Updates that are still to be recorded without a pause."""
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
-        self._graph = LiveGraph(model, optimizers, failed)
+        self._graph = graph or LiveGraph(model, optimizers, failed)
         self._content: SameContent | None = SameContent() if values else None
         self._decay: HandDecay | None = HandDecay() if values else None
         self._others: list[ModuleCall] = []
@@ -76,7 +80,8 @@ class LoopRecorder:
         self._closed = False
         self._values = values
         if not values:
-            self._measure_no_sizes()
+            for loop in self._loops:
+                loop.sizes.off = loop.unmoved.done = True
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:
@@ -92,6 +97,9 @@ class LoopRecorder:
             model.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove,
             model.register_forward_hook(hook(self._returned)).remove,
         ]
+        for copy in self._copies:
+            if (module := copy()) is not None:
+                self._undo.append(module.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove)
         for loop, reference in zip(self._loops, self._optimizers, strict=True):
             if (optimizer := reference()) is not None:
                 self._undo.append(registered(optimizer.register_step_pre_hook, hook(self._before_update(loop))).remove)
@@ -150,11 +158,8 @@ class LoopRecorder:
         for loop in self._loops:
             loop.record.repeated, loop.record.same_draws = repeated, same_draws
 
-    def scaled(self) -> None:
-        """The loop scales its loss: the size of a gradient before the update says nothing."""
-        self._measure_no_sizes()
-
-    def _measure_no_sizes(self) -> None:
+    def measure_no_sizes(self) -> None:
+        """The size of a gradient before the update says nothing."""
         for loop in self._loops:
             loop.sizes.off = True
 
@@ -231,6 +236,7 @@ class LoopRecorder:
         content.called(arguments)
         for loop in self._loops:
             loop.record.same_rows, loop.record.same_noise = content.rows.found, content.noise.found
+            loop.record.same_epochs = content.draws.found
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""
@@ -284,6 +290,7 @@ class LoopRecorder:
             if not self._idle:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=callable(closure))
+                loop.last_layer = self._graph.last_layer
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:

@@ -36,12 +36,14 @@ _trainers: Any = WeakTensorKeyDictionary()
 
 
 class LoadedState:
-    """What was loaded into one optimizer. Listens until `close`."""
+    """What one optimizer was made with, and what was loaded into it. Listens until `close`."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._given: dict[str, torch.dtype] = {}
         self.loaded = self.closed = False
-        self.narrowed: tuple[str, str] | None = None
+        self.given_zero = [rate_of(group) == 0.0 for group in optimizer.param_groups]
+        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
+        self._narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
         self._handles = [
             registered(optimizer.register_load_state_dict_pre_hook, QuietHook(self._before, self._failed)),
             registered(optimizer.register_load_state_dict_post_hook, QuietHook(self._after, self._failed)),
@@ -64,10 +66,16 @@ class LoadedState:
     def _after(self, optimizer: Optimizer) -> None:
         self.loaded = True
         given, self._given = self._given, {}
-        narrower = [(given[key], dtype) for key, dtype in _dtypes(optimizer.state) if key in given]
-        narrower = [(before, after) for before, after in narrower if before.itemsize > after.itemsize]
-        if narrower:
-            self.narrowed = _word(narrower[0][0]), _word(narrower[0][1])
+        both = {key: (given[key], dtype) for key, dtype in _dtypes(optimizer.state) if key in given}
+        self._narrowed = {key: pair for key, pair in both.items() if pair[0].itemsize > pair[1].itemsize}
+
+    def narrowed(self, optimizer: Optimizer) -> tuple[str, str] | None:
+        """The dtypes between which loading cast the state, where the program has not restored them since."""
+        if not self._narrowed:
+            return None
+        now = dict(_dtypes(optimizer.state))
+        still = [pair for key, pair in self._narrowed.items() if now.get(key) == pair[1]]
+        return (_word(still[0][0]), _word(still[0][1])) if still else None
 
 
 _loads: weakref.WeakKeyDictionary[Optimizer, LoadedState] = weakref.WeakKeyDictionary()
@@ -86,17 +94,15 @@ class StateHistory:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._loads = watch_loads(optimizer)
+        self.given_zero = self._loads.given_zero
         self._first = True
         self._made_anew = 0
         self._updates = 0
         self.lost = ""
         self.surely = False
         """Whether it was lost by mistake; a new optimizer may be wanted, for another task."""
-
-    @property
-    def narrowed(self) -> tuple[str, str] | None:
-        """The dtypes between which loading cast the state."""
-        return self._loads.narrowed
+        self.narrowed: tuple[str, str] | None = None
+        """The dtypes between which loading cast the state that this update used."""
 
     def close(self) -> None:
         """Leave no hook."""
@@ -104,6 +110,7 @@ class StateHistory:
 
     def before_update(self, optimizer: Optimizer) -> None:
         """At the first update: did an optimizer like this one train the same weights before, and is its state gone?"""
+        self.narrowed = self._loads.narrowed(optimizer)
         if not self._first:
             return
         self._first = False
@@ -139,6 +146,14 @@ class StateHistory:
             weakref.ref(optimizer), type(optimizer), _options(optimizer), self._updates, parameter._version,
             _has_state(optimizer), self._made_anew,
         )  # fmt: skip
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A rate kept in a tensor on a device is taken for 1.0 rather than waited for."""
+    rate = group.get("lr", 1.0)
+    if isinstance(rate, Tensor):
+        return float(rate) if rate.device.type == "cpu" else 1.0
+    return float(rate) if isinstance(rate, int | float) else 1.0
 
 
 def _first_parameter(optimizer: Optimizer) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +17,9 @@ from .adapters import Adapter, find_adapters
 from .loop_record import LoopRecord, UpdateSeen
 from .measured.gradient_marks import GradientMarks, Marks, spread
 from .measured.gradient_size import GradientSizes
+from .measured.unmoved_weights import UnmovedWeights
 from .model_calls import CallsSeen
-from .optimizer_state import StateHistory
+from .optimizer_state import StateHistory, rate_of
 from .program_frames import user_line
 from .rules import judge
 
@@ -63,9 +65,11 @@ class RecordedOptimizer:
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
         self.sizes = GradientSizes(optimizer)
+        self.unmoved = UnmovedWeights(optimizer)
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.record = LoopRecord()
-        self._given_zero = [_rate(group) == 0.0 for group in optimizer.param_groups]
-        """Groups whose rate was zero when they were first seen: whoever gave it may raise it by hand."""
+        self.last_layer: int | None = None
+        """The weight matrix nearest to the loss, by identity, where that is known."""
         self._window = _Window()
         self._at_update: Marks | None = None
         self._shares = 0
@@ -133,6 +137,7 @@ class RecordedOptimizer:
             window.old_share = _share(window.old, marks.smallest())
             window.kept = window.old_share > _SHARE
             self._shares = self._shares + 1 if window.old_share else _MAX_SHARES
+        self.unmoved.before_update(optimizer, kept=window.kept)
 
     # -- the update
 
@@ -144,6 +149,8 @@ class RecordedOptimizer:
         in_turn = _updates_of_all[0] != self._turn
         _updates_of_all[0] += 1
         self._turn = _updates_of_all[0]
+        self.unmoved.after_update(optimizer)
+        self.record.unmoved = tuple(self._names.get(key, "a parameter") for key in self.unmoved.found)
         sizes = self.sizes.after_update()
         self.record.sizes += sizes
         self.record.state_lost, self.record.surely_lost = self.state.lost, self.state.surely
@@ -161,7 +168,7 @@ class RecordedOptimizer:
             old_share=window.old_share,
             no_gradient=window.no_gradient,
             replaced=window.replaced,
-            rates=tuple(_rate(group) for group in optimizer.param_groups),
+            rates=tuple(rate_of(group) for group in optimizer.param_groups),
             can_rise=self._can_rise(optimizer),
             training=calls.training,
             in_eval=calls.in_eval,
@@ -178,9 +185,13 @@ class RecordedOptimizer:
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
-        given = [*self._given_zero, *([False] * len(optimizer.param_groups))]
+        given = [*self.state.given_zero, *([False] * len(optimizer.param_groups))]
         groups = zip(optimizer.param_groups, given, strict=False)
-        return tuple(bool(group.get("initial_lr")) or zero for group, zero in groups)
+        return tuple(bool(group.get("initial_lr")) or (zero and not self._answers(group)) for group, zero in groups)
+
+    def _answers(self, group: Mapping[str, Any]) -> bool:
+        """Whether it holds the last layer: layers are unfrozen one by one from there, never it after the others."""
+        return self.last_layer is not None and any(id(weight) == self.last_layer for weight in group["params"])
 
     def settled(self, reading: Reading) -> bool:
         """The loss and the norm of the oldest update that has none yet. Whether a rule found something."""
@@ -228,9 +239,11 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or update.idle_adapters
         or record.state_lost
         or record.narrowed
+        or record.unmoved
         or record.repeated
         or record.same_draws
         or record.same_noise
+        or record.same_epochs
         or record.same_rows
         or len(update.pulls) > 1
         or max(update.rates, default=0.0) < 1e-5 * record.peak_rate
@@ -251,11 +264,3 @@ def _share(old: Tensor, now: Tensor | None) -> float:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor if tensor.is_complex() else tensor.float()))
-
-
-def _rate(group: dict[str, Any]) -> float:
-    """A rate kept in a tensor on a device is taken for 1.0 rather than waited for."""
-    rate = group.get("lr", 1.0)
-    if isinstance(rate, Tensor):
-        return float(rate) if rate.device.type == "cpu" else 1.0
-    return float(rate) if isinstance(rate, int | float) else 1.0

@@ -21,12 +21,13 @@ from .rules import (
 )
 from .sample_helpers import StepObservation
 
-OF_THE_SETUP: tuple[ModuleType, ...] = (ineffective_epsilon, parameter_not_in_optimizer)
+OF_THE_SETUP: tuple[ModuleType, ...] = (ineffective_epsilon,)
 """Known before the first step."""
 
 OF_SAMPLED_STEPS: tuple[ModuleType, ...] = (
     gradient_underflow,
     lost_update,
+    parameter_not_in_optimizer,
     parameter_without_gradient,
     parameter_never_changes,
     update_ratio_out_of_range,

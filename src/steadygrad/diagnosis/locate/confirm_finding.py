@@ -11,14 +11,17 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import torch
+
+from ...checkup.trials.batch_rules import detached_graph
 from ...detect.observations.observed_run import PATIENCE, NotAsked, ObservedRun, Suspicion
 from ...detect.patterns.loss_jumps_and_stays import RISEN, strides_too_long
 from ...detect.sampled.rules.parameter_never_changes import standing_apart, standing_still
 from ...records import Diagnosis, Finding
 from ..diagnose import diagnose
 from ..replay.replay_observation import ReplayObservation, complete
-from ..replay.replay_step import replay
-from ..replay.replayable import FollowedReplayable
+from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
+from ..replay.replayable import FollowedReplayable, Replayable
 from ..trace.parameters_used import parameters_read
 from .lost_gradient import lost_moments
 
@@ -48,13 +51,44 @@ def look_into(replayable: FollowedReplayable, findings: Sequence[Finding], *, de
         return None
     with replayable.examining():
         suspicion = confirm(replayable, codes)
+        cut = _cut_off(replayable, suspicion) if suspicion is not None and suspicion.kind == "zero_gradient" else None
     explained = EXPLAINS.get(suspicion.kind, frozenset()) if suspicion is not None else frozenset()
     told = tuple(found for found in findings if found.code in explained)
     if suspicion is None or not told:
         return None
     if suspicion.kind == "spike" and not _rising(replayable):
         depth = "origin"  # it has risen and stays: from here any change looks like a remedy
+    if cut is not None:
+        told = (*told, replace(cut, step=told[0].step))
     return diagnose(replayable, depth=depth, suspicion=replace(suspicion, step=replayable.facts.step)), told
+
+
+class _Moved(ReplayChange):
+    """These parameters are moved before the step, by about a tenth of their size."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def prepared(self, replayable: Replayable) -> None:
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in replayable.model.named_parameters():
+                if name in self._names:
+                    noise = torch.randn(parameter.shape, generator=random).to(parameter)
+                    parameter.add_(noise * (0.1 * parameter.abs().mean() + 0.01))
+
+
+def _cut_off(replayable: Replayable, suspicion: Suspicion) -> Finding | None:
+    """Whether the loss depends on parameters that get no gradient. Only inside an examination."""
+    names = suspicion.names
+    try:
+        plain, again = (replay(replayable, until="forward").loss for _ in range(2))
+        moved = replay(replayable, change=_Moved(names), until="forward").loss
+    except CANNOT_RUN:
+        return None
+    finally:
+        replayable.restore()
+    return detached_graph.judge(names, plain, again, moved)
 
 
 def _learning(replayable: FollowedReplayable) -> bool:

@@ -25,6 +25,9 @@ from ...records.rerun_flag import rerunning
 
 _FIRST = 3
 _EVERY, _UNTIL = 8, 400
+_OFTEN = 2
+"""The same while the loss is nothing but distances between rows, which is rare."""
+_BALANCED = 1e-4
 _MAX_NUMEL, _MAX_OUTPUTS = 1 << 20, 8
 """Elements of an output that is measured, and outputs of an update: copies of them are kept until it is made."""
 
@@ -48,12 +51,15 @@ class _Pass:
     centres: dict[tuple[Any, ...], Tensor]
     shapes: list[torch.Size] = field(default_factory=list)
     pulled: float = 0.0
+    balanced: bool = True
+    """The gradients of all rows add up to zero: the loss knows differences between rows alone, and no targets."""
 
     @property
     def share(self) -> float:
         """The part of the loss that is the difference between rows, where it compares outputs with each other."""
         pairs = len(self.shapes) - len(set(self.shapes))
-        return self.pulled / abs(self.loss) if pairs and self.loss else 0.0
+        compares = pairs > 0 or (len(self.shapes) == 1 and self.balanced)
+        return self.pulled / abs(self.loss) if compares and self.loss else 0.0
 
 
 class CollapseWatch:
@@ -67,19 +73,26 @@ class CollapseWatch:
         self._passes: dict[int, _Pass] = {}
         self._input: Tensor | None = None
         self._spreads: list[float] = []
+        self._distances: list[float] = []
         self._inputs: list[float] = []
         self._shares: list[float] = []
         self.done = False
 
     def before_forward(self, step: int) -> None:
         """Measure the forward that comes, where it is time. A comparison on other steps."""
-        if step >= _FIRST and step % _EVERY:
+        if step >= _FIRST and step % (_OFTEN if self._drawn else _EVERY):
             return
         model = self._model()
         if model is None or step > _UNTIL or is_compiled(model):
             self.close()
         elif self._handle is None and not self.done:
             self._handle = model.register_forward_hook(QuietHook(self._returned, self._failed), with_kwargs=True)
+
+    @property
+    def _drawn(self) -> bool:
+        from ...checkup.trials.batch_rules.representation_collapse import ALONE
+
+        return len(self._shares) >= _FIRST and min(self._shares) >= ALONE
 
     def _failed(self, fault: Exception) -> None:
         self.done = True
@@ -130,6 +143,7 @@ class CollapseWatch:
             output.used = True
             found.shapes.append(output.rows.shape)
             gradient = gradient.detach().reshape(output.rows.shape).float()
+            found.balanced &= float(gradient.sum(0).abs().max()) <= _BALANCED * float(gradient.abs().sum(0).max())
             found.pulled += float((gradient * apart(output.rows, found.centres[output.key])).sum())
 
         return came_back
@@ -145,9 +159,10 @@ class CollapseWatch:
         if not spreads or of_input is None:
             return ()
         self._spreads.append(max(spreads))
+        self._distances.append(max(representation_collapse.distance(rows) for rows in together))
         self._inputs.append(float(of_input))
         self._shares.append(min((each.share for each in passes.values()), default=0.0))
-        judged = representation_collapse.judge("the model", self._spreads, self._inputs, self._shares)
+        judged = representation_collapse.judge("the model", self._spreads, self._inputs, self._shares, self._distances)
         if judged is None:
             return ()
         self.done = True

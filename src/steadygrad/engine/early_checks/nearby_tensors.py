@@ -1,10 +1,11 @@
-"""Masks and labels that belong to a model's call and were not given to it: the program has them in its variables."""
+"""Masks, lengths and labels of a model's call that were not given to it: the program has them in its variables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...detect.loop.program_frames import frames_of_program, variables_of
@@ -14,7 +15,8 @@ _ENTRIES, _MAX_NUMEL = 64, 1 << 20
 
 
 def nearby_tensors(rows: int) -> dict[str, Tensor]:
-    """Tables of (rows, positions) in variables of the running functions, by name. Nothing is read or copied."""
+    """Tables of (rows, positions), and a whole number for each row, in variables of the running functions, by name.
+    Nothing is read or copied."""
     found: dict[str, Tensor] = {}
     for frame in frames_of_program():
         for name, value in list(variables_of(frame).items())[:_ENTRIES]:
@@ -38,4 +40,6 @@ def _is_table(tensor: Tensor, rows: int) -> bool:
     if why_not_read(tensor) is not None or tensor.device.type != "cpu" or tensor.requires_grad:
         return False
     shape = tensor.shape
-    return tensor.dim() == 2 and shape[0] == rows and shape[1] > 1 and tensor.numel() <= _MAX_NUMEL
+    lengths = tensor.dim() == 1 and not tensor.is_floating_point() and tensor.dtype is not torch.bool
+    table = tensor.dim() == 2 and shape[1] > 1
+    return (table or lengths) and shape[0] == rows and tensor.numel() <= _MAX_NUMEL

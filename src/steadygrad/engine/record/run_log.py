@@ -251,6 +251,9 @@ class RunLog:
         )
         self.incidents.append(incident)
         self.enter_diagnosis(diagnosis)
+        for found in findings:
+            if not any(found.code == known.code and found.subject == known.subject for known in self.vitals):
+                self.tell_vital(found)
 
     def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
         """Remember micro-batches that were taken out of a window before it was full, because someone looked."""

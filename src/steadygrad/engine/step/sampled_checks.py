@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...detect.graph.graph_findings import num_ranks
+from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
 from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
@@ -33,12 +35,16 @@ class SampledChecker:
 
     def __init__(
         self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer], *,
-        sampled: bool = True,
+        sampled: bool = True, probed: bool = True, copies: Sequence[nn.Module] = (),
+        graph: LiveGraph | None = None,
     ) -> None:  # fmt: skip
-        """With `sampled` False only the loop is recorded: others train the same model."""
+        """With `sampled` False the loop and the first batches are looked at: others train the same model. With
+        `probed` False the loop alone. `copies` are other modules that hold parameters of the model, `graph` is what has
+        looked at the first loss already."""
         self._log = log
         self._barrier = barrier
         self._vitals: StepSampler | None = None
+        self._model = weakref.ref(model)
         self.sampling: int | None = None
         """The step under way, where it is sampled."""
         self.forwards = 0
@@ -59,7 +65,7 @@ class SampledChecker:
         self._collapse = CollapseWatch(model, lambda fault: barrier.note("collapse", fault))
         # A device is neither waited for nor asked for memory: there `sg.selftest` looks at a batch, before training.
         on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        if not sampled or not on_host:
+        if not probed or not on_host:
             self._first_batch.close()
             self._collapse.close()
         with barrier("loop_record", None):
@@ -69,11 +75,18 @@ class SampledChecker:
                 failed=lambda fault: barrier.note("loop_record", fault),
                 on_news=self._expect,
                 values=on_host,
+                copies=copies,
+                graph=graph,
             )
 
     def model(self) -> nn.Module | None:
-        """The model that is sampled, as long as it is there."""
-        return self._vitals.model() if self._vitals is not None else None
+        """The model, as long as it is there."""
+        return self._model()
+
+    @property
+    def samples(self) -> bool:
+        """Whether the weights are sampled."""
+        return self._vitals is not None
 
     def inspect_setup(self) -> None:
         """Look once at model and optimizers before the first step."""
@@ -161,12 +174,15 @@ class SampledChecker:
         if findings:
             self._log.announce()
 
-    def scaled(self, *, dropped: bool) -> None:
-        """The loop scales its loss; the update that was due was made, or dropped by its GradScaler."""
+    def unscaled_by_guard(self) -> None:
+        """The guard unscales the gradients itself: their size before the update says nothing."""
         if self.recorder is not None:
-            self.recorder.scaled()
-            if dropped:
-                self.recorder.skipped()
+            self.recorder.measure_no_sizes()
+
+    def dropped(self) -> None:
+        """The update that was due was dropped by the loop's GradScaler."""
+        if self.recorder is not None:
+            self.recorder.skipped()
 
     def _expect(self) -> None:
         self.expects = True

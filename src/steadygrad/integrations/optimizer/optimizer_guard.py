@@ -408,8 +408,8 @@ class OptimizerGuard:
         loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
         self._refused.discard(id(loop))
         result = original(optimizer, *args, **kwargs)
-        if self._checker is not None:
-            self._checker.scaled(dropped=self._step == before)
+        if self._checker is not None and self._step == before:
+            self._checker.dropped()
         if loop is not None and self._step == before:
             with self._barrier("guard", None):
                 loss = self._dropped_loss()

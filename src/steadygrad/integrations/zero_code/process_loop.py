@@ -353,7 +353,8 @@ class ProcessLoop:
         loss was bad is an incident that it only hides."""
         before = self.step
         result = original()
-        self.sampled.scaled(optimizer, dropped=self.step == before)
+        if self.step == before:
+            self.sampled.dropped(optimizer)
         if self.away or not isinstance(optimizer, Optimizer) or not self._is_ours(optimizer) or not scaler.is_enabled():
             return result
         with self.barrier("guard", None):

@@ -10,10 +10,13 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.optimizer_state import watch_loads
+from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.nested_tensors import tensors_in
 from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
 from ...engine.recovery.diagnosis_requests import MOST
 from ...engine.step.sampled_checks import SampledChecker
@@ -21,6 +24,7 @@ from ...engine.step.trained_parameters import parameters_of
 from ...records import Reading
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.call_log import Call
+from .hooks.find_models import find_roots
 from .rerun.loop_step import LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
 from .rerun.side_effects import HasEffect, supervised
@@ -35,12 +39,16 @@ class SampledChecks:
     def __init__(self, watch: ProcessLoop) -> None:
         self._watch = watch
         self._checkers: weakref.WeakKeyDictionary[Optimizer, SampledChecker | None] = weakref.WeakKeyDictionary()
+        self._first_look: tuple[weakref.ref[nn.Module], LiveGraph] | None = None
+        """What the graph of the first loss of a model showed, before its optimizer was stepped."""
+        self._new_optimizer = False
         self._sampled: int | None = None
         self._asked = 0
 
     def optimizer_made(self, made: Optimizer) -> None:
         """Another optimizer: a model that it trains too is not sampled any more."""
         watch_loads(made)
+        self._new_optimizer = True
         new = {id(parameter) for parameter in parameters_of(made)}
         for optimizer, checker in list(self._checkers.items()):
             model = checker.model() if checker is not None else None
@@ -67,6 +75,23 @@ class SampledChecks:
         for checker in list(self._checkers.values()):
             if checker is not None and checker.recorder is not None:
                 checker.recorder.before_backward(loss)
+        calls = self._watch.models.calls
+        if self._new_optimizer and calls and self._watch.alone:
+            self._new_optimizer = False
+            if len({id(call.module) for call in calls}) == 1:
+                self._look_at_first(calls[0], loss)
+
+    def _look_at_first(self, call: Call, loss: Tensor) -> None:
+        """The first loss comes before the first update, and so before there is a checker."""
+        model, made = call.module, self._watch.optimizers.trainers_of(call.module)
+        if not made or any(optimizer in self._checkers for optimizer in made):
+            return
+        if any(parameter.device.type != "cpu" for parameter in model.parameters()) or is_compiled(model):
+            return
+        graph = LiveGraph(model, made, lambda fault: self._watch.barrier.note("loop_record", fault))
+        self._first_look = weakref.ref(model), graph
+        rows = {tensor.shape[0] for tensor in tensors_in((call.args, call.kwargs)) if tensor.dim()}
+        graph.loss(loss, 0, rows.pop() if len(rows) == 1 else None)
 
     def around(self, loop: OptimizerLoop, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""
@@ -103,11 +128,11 @@ class SampledChecks:
         if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
             self._look_into(loop, checker, loop.last)
 
-    def scaled(self, optimizer: Any, *, dropped: bool) -> None:
-        """A GradScaler made an update, or dropped it."""
+    def dropped(self, optimizer: Any) -> None:
+        """A GradScaler dropped an update."""
         checker = self._checkers.get(optimizer) if isinstance(optimizer, Optimizer) else None
         if checker is not None:
-            checker.scaled(dropped=dropped)
+            checker.dropped()
 
     def finish(self) -> None:
         """The program ends: tell what was waiting for more steps."""
@@ -134,12 +159,21 @@ class SampledChecks:
             roots = [root for root in roots if id(root) in called]
         if len(roots) != 1:
             return None
-        others = self._watch.optimizers.other_trainers(roots[0], loop.optimizer)
-        for other in others:
-            self.leave(other)
-        if others:  # what another optimizer moves, and when, is not seen at this one's updates
-            return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer], sampled=False)
-        return SampledChecker(loop.log, self._watch.barrier, roots[0], [loop.optimizer])
+        model, optimizer = roots[0], loop.optimizer
+        others = self._watch.optimizers.other_trainers(model, optimizer)
+        known = [(other, checker) for other in others if (checker := self._checkers.get(other)) is not None]
+        for other, checker in known:
+            if checker.samples:  # what another optimizer moves, and when, is not seen at this one's updates
+                self.leave(other)
+                del self._checkers[other]
+        probed = not any(not checker.samples for _, checker in known)
+        copies = [root for root in find_roots(loop.parameters) if root is not model]
+        first, self._first_look = self._first_look, None
+        graph = first[1] if first is not None and first[0]() is model else None
+        return SampledChecker(
+            loop.log, self._watch.barrier, model, [optimizer], sampled=not others, probed=probed, copies=copies,
+            graph=graph,
+        )  # fmt: skip
 
     def _look_into(self, loop: OptimizerLoop, checker: SampledChecker, reading: Reading) -> None:
         """Ask about what was warned of, once, and as if nothing had happened."""

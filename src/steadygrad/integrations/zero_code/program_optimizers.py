@@ -49,12 +49,12 @@ class ProgramOptimizers:
 
     def trainer_of(self, *models: nn.Module) -> Optimizer | None:
         """The optimizer that trains the first of these models that is trained, whether or not it has stepped yet."""
-        for model in models:
-            own = {id(parameter) for parameter in model.parameters()}
-            for optimizer in list(self._made):
-                if any(id(parameter) in own for parameter in parameters_of(optimizer)):
-                    return optimizer
-        return None
+        return next((found for model in models for found in self.trainers_of(model)), None)
+
+    def trainers_of(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that train this model, whether or not they have stepped yet."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return [each for each in list(self._made) if any(id(parameter) in own for parameter in parameters_of(each))]
 
     def other_trainers(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
         """The optimizers that train this model too; not those that were not stepped since this one was made."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -133,3 +135,87 @@ def test_a_model_that_is_copied_or_pickled_while_it_is_sampled_carries_no_hook_t
         assert seen is not None
         assert seen.ran == set()
     probe.detach()
+
+
+def causes(watch: Any) -> list[tuple[int, str]]:
+    found = [incident for log in watch.ledger.loops for incident in log.log.incidents]
+    return [(incident.first_step, incident.diagnosis.cause.slug) for incident in found]
+
+
+def test_the_graph_of_the_first_loss_is_looked_at_too(watching: Any) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4)) - torch.randn(8)).pow(2).mean().backward()
+        optimizer.step()
+    assert causes(watch) == [(0, "broadcasting_loss_shape")]
+
+
+@pytest.mark.parametrize("cleared", ["first", "last", "both"])
+def test_each_of_two_optimizers_of_a_model_has_a_record(watching: Any, cleared: str) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizers = {"first": torch.optim.Adam(model[0].parameters()), "last": torch.optim.Adam(model[2].parameters())}
+    for _ in range(6):
+        for name, optimizer in optimizers.items():
+            if cleared in (name, "both"):
+                optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+    assert {cause for _, cause in causes(watch)} == (set() if cleared == "both" else {"missing_zero_grad"})
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_shallow_copy_that_is_the_reference_is_named(watching: Any, deep: bool) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+    reference = (copy.deepcopy if deep else copy.copy)(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(4):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            wanted = reference(x)
+        optimizer.zero_grad()
+        ((model(x) - wanted).pow(2).mean() + model(x).pow(2).mean()).backward()
+        optimizer.step()
+    assert {cause for _, cause in causes(watch)} == (set() if deep else {"reference_aliased"})
+
+
+@pytest.mark.parametrize("made_with", [0.0, 1e-2])
+def test_a_rate_that_the_loop_sets_to_zero_is_known_from_the_one_that_was_given(
+    watching: Any, made_with: float
+) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    first = {"params": model[0].parameters(), "lr": made_with}
+    optimizer = torch.optim.SGD([{"params": model[2].parameters()}, first], lr=1e-2)
+    for _ in range(4):
+        optimizer.param_groups[1]["lr"] = 0.0
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    assert {cause for _, cause in causes(watch)} == ({"wrong_param_group_lr"} if made_with else set())
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_clipping_of_gradients_that_carry_the_loss_scale_is_named(watching: Any, unscaled: bool) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-2), torch.amp.GradScaler("cpu")
+    for _ in range(10):
+        optimizer.zero_grad()
+        scaler.scale((model(torch.randn(8, 4)) - 9).pow(2).mean()).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert {cause for _, cause in causes(watch)} == (set() if unscaled else {"clip_throttles"})

@@ -4,7 +4,8 @@ What it sees
     The loss compares outputs of a module with each other, and its gradients draw all rows together. The outputs, or
     their directions, differ between rows by less than 2 % of their size, at several steps in a row, although the inputs
     differ and the outputs differed more at the first steps. 10 % is enough where the gradients show that the loss would
-    vanish if all rows were the same.
+    vanish if all rows were the same. Where they show this at every step from the first on, and nothing else, it is
+    enough that the distances between rows are a quarter of what they were.
 
 Why it hurts
     The representation says nothing about its input. In self-supervised training the loss looks perfect: predicting a
@@ -45,6 +46,9 @@ DRAWN = 0.1
 """What they differ by where the loss is seen to draw all rows together: a cosine of 0.99."""
 _VANISHES = 1.0
 """A squared distance between outputs gives 2; a loss that tells rows apart, or compares them with targets, less."""
+ALONE = 1.95
+"""The loss is made of squared distances between outputs and of nothing else."""
+SHRUNK, _NEARER = 0.25, 0.6
 STEPS = 3
 MIN_WIDTH, MIN_ROWS = 8, 4
 
@@ -66,6 +70,12 @@ def _relative(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0, keepdim=True)).pow(2).mean().sqrt() / size
 
 
+def distance(output: Tensor) -> float:
+    """How much the rows of an output differ. Reads the device."""
+    rows = output.detach().reshape(len(output), -1).float()
+    return float((rows - rows.mean(0, keepdim=True)).pow(2).mean().sqrt())
+
+
 def apart(rows: Tensor, centre: Tensor) -> Tensor:
     """The direction in which rows move away from their centre; along the sphere where all have one length."""
     away, lengths = rows - centre, rows.norm(dim=1, keepdim=True)
@@ -75,13 +85,19 @@ def apart(rows: Tensor, centre: Tensor) -> Tensor:
     return away - units * (units * away).sum(1, keepdim=True)
 
 
-def judge(module: str, spreads: Sequence[float], inputs: Sequence[float], shares: Sequence[float]) -> Finding | None:
+def judge(
+    module: str,
+    spreads: Sequence[float],
+    inputs: Sequence[float],
+    shares: Sequence[float],
+    distances: Sequence[float] = (),
+) -> Finding | None:
     """Pure. The spread of a module's outputs, and of the inputs of the model, at steps one after another, and the part
-    of the loss that goes away, to first order, as the rows become the same: 0 where no outputs are compared."""
-    if len(spreads) < 2 * STEPS or min(shares[-2 * STEPS :]) <= 0:
+    of the loss that goes away, to first order, as the rows become the same: 0 where no outputs are compared.
+    `distances` are the spreads as they are, not relative to the size of the outputs."""
+    if not spreads or max(spreads[:STEPS]) < SPREAD or min(inputs[-STEPS:]) < COLLAPSED:
         return None
-    most = min(DRAWN, 0.25 * min(inputs[-STEPS:])) if min(shares) >= _VANISHES else COLLAPSED
-    if max(spreads[:STEPS]) < SPREAD or max(spreads[-STEPS:]) > most or min(inputs[-STEPS:]) < COLLAPSED:
+    if not _shrinks(spreads, shares, distances) and not _is_one_point(spreads, inputs, shares):
         return None
     return seen(
         RULE,
@@ -91,6 +107,24 @@ def judge(module: str, spreads: Sequence[float], inputs: Sequence[float], shares
         spread=spreads[-1],
         at_first=max(spreads[:STEPS]),
     )
+
+
+def _is_one_point(spreads: Sequence[float], inputs: Sequence[float], shares: Sequence[float]) -> bool:
+    last = shares[-2 * STEPS :]
+    if len(spreads) < 2 * STEPS or min(last) <= 0:
+        return False
+    drawn = min(shares) > 0 and min(last) >= _VANISHES
+    most = min(DRAWN, 0.25 * min(inputs[-STEPS:])) if drawn else COLLAPSED
+    return max(spreads[-STEPS:]) <= most
+
+
+def _shrinks(spreads: Sequence[float], shares: Sequence[float], distances: Sequence[float]) -> bool:
+    """Whether nothing but distances between rows was ever in the loss, and they go to zero: rows come nearer to each
+    other than to zero, too, so it is no change of scale."""
+    if len(distances) <= STEPS or min(shares) < ALONE:
+        return False
+    near = max(distances[-2:]) <= SHRUNK * max(distances[:STEPS])
+    return near and max(spreads[-2:]) <= _NEARER * max(spreads[:STEPS])
 
 
 _DRAWN = (0.9, 0.5, 0.1, 0.01, 0.004, 0.003, 0.002)

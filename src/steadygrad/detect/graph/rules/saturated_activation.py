@@ -1,7 +1,7 @@
 """Nearly all units of a hidden tanh or sigmoid sit on its flat ends.
 
 What it sees
-    At least 95 % of the outputs of a hidden tanh or sigmoid are within 0.001 of an end of its range, in the batch.
+    At least 90 % of the outputs of a hidden tanh or sigmoid are within 0.001 of an end of its range, in the batch.
 
 Why it hurts
     The slope there is below 0.002: hardly any gradient passes, and the layers before it do not learn. The usual causes
@@ -38,7 +38,7 @@ from ..autograd_graph import VIEWS, GraphNode, LossGraph, walk
 from ..graph_findings import NAMED, Held, optimizer_of, read, seen
 
 RULE = Rule("SY443", "saturated_activation", "Nearly all units of a hidden tanh or sigmoid sit on its flat ends.")
-SATURATED = 0.95
+SATURATED, _GATES = 0.9, 0.95
 NEAR = 1e-3
 MIN_UNITS, MIN_ROWS = 8, 8
 _SOME = 4096
@@ -83,7 +83,7 @@ def share_of_gates(module: nn.RNNBase, inputs: Any) -> float:
 def judge_gates(shares: Mapping[str, float]) -> Finding | None:
     """Pure. The shares of recurrent layers by their names."""
     name, share = max(shares.items(), key=lambda item: item[1], default=("", 0.0))
-    if share < SATURATED:
+    if share < _GATES:
         return None
     return seen(
         RULE,

@@ -6,15 +6,29 @@ Measured in host memory, at the first updates only, and only where the program c
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...tensors.living_objects import living
 from ..loop_record import GradientSize
 
 _MEASURED = 16
+_SUSPICIOUS = 0.01
+
+
+def _no_scaler() -> None:
+    return None
+
+
+def _scaler_of(optimizer: Optimizer) -> Any:
+    """The GradScaler whose step makes the update of this optimizer that is under way, if any. Walks all living objects:
+    asked once."""
+    known = (s for s in living(torch.amp.GradScaler) if s.is_enabled() and id(optimizer) in s._per_optimizer_states)
+    return next(known, None)
 
 
 class GradientSizes:
@@ -23,11 +37,12 @@ class GradientSizes:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.off = False
-        """The loss is scaled, so the sizes say nothing, or nothing may be read."""
+        """Nothing may be read."""
         self._changes = False
         self._after_backward: Tensor | None = None
         self._at_update: Tensor | None = None
         self._moved: tuple[Tensor, Tensor, float] | None = None
+        self._scaler: Callable[[], Any] | None = None
 
     def after_backward(self, update: int) -> None:
         self._after_backward = self._norm() if self._changes and update < _MEASURED and not self.off else None
@@ -38,6 +53,8 @@ class GradientSizes:
         if self._after_backward is None or not changed or self.off:
             return
         self._at_update = self._norm()
+        if self._at_update is not None and self._at_update < _SUSPICIOUS * self._after_backward:
+            self._after_backward = self._after_backward / self._loss_scale()
         found = [
             (parameter, float(group["lr"]))
             for parameter, group in self._parameters()
@@ -59,6 +76,15 @@ class GradientSizes:
         length = (parameter.detach() - weights).float().norm()
         sizes = torch.stack([before, now, length / (rate * parameter.numel() ** 0.5)])
         return [GradientSize(*sizes.tolist())]
+
+    def _loss_scale(self) -> float:
+        """What the loss of this update was multiplied with, where a GradScaler steps the optimizer."""
+        if self._scaler is None:
+            optimizer = self._optimizer()
+            scaler = None if optimizer is None else _scaler_of(optimizer)
+            self._scaler = _no_scaler if scaler is None else weakref.ref(scaler)
+        scaler = self._scaler()
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
         optimizer = self._optimizer()

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from ...tensors.nested_tensors import tensors_in
 from ...tensors.readable_tensors import describable
 from ..program_frames import frames_of_program, variables_of
+from .repeated_draws import RepeatedDraws
 
-UPDATES = 24
+UPDATES, _UNTIL = 24, 200
 _MAX_NUMEL, _MAX_ENTRIES, _MAX_OBJECTS = 1 << 18, 4096, 256
 _SAME = 4
 """Updates with the same rows after which the program's lists are looked at."""
@@ -36,22 +37,25 @@ class SameContent:
     """Called once for each of the first updates, with what the model is given."""
 
     def __init__(self) -> None:
-        self.rows, self.noise = SameRows(), SameNoise()
+        self.rows, self.noise, self.draws = SameRows(), SameNoise(), RepeatedDraws()
         self._updates = 0
 
     @property
     def done(self) -> bool:
-        return self._updates >= UPDATES
+        return self._updates >= (UPDATES if self.draws.done else _UNTIL)
 
     def called(self, arguments: Any) -> None:
         self._updates += 1
         given = next((t for t in tensors_in(arguments) if t.dim() > 1 and t.is_floating_point()), None)
         if given is None or not describable(given) or given.device.type != "cpu" or not 0 < given.numel() <= _MAX_NUMEL:
-            self._updates = UPDATES
+            self._updates = _UNTIL
             return
-        self.rows.called(given.detach())
+        if self._updates <= UPDATES:
+            self.rows.called(given.detach())
         if not self.noise.done:
             self.noise.called(given.detach())
+        if not self.draws.done:
+            self.draws.called(given.detach())
 
 
 class SameRows:

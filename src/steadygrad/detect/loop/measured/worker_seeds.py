@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
     """
     if num_workers < 2 or has_worker_init:
         return ""
-    names = [name for name, value in _attributes(dataset, _DEPTH) if _is_generator(value)]
+    names = _own_generators(dataset)
     if not names:
         return ""
     state = random.getstate(), torch.get_rng_state(), _numpy_state()
@@ -42,13 +42,47 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
     except Exception:  # a data set that cannot be copied or asked here
         return ""
     finally:
-        random.setstate(state[0])
-        torch.set_rng_state(state[1])
-        if state[2] is not None:
-            sys.modules["numpy"].random.set_state(state[2])
+        _restore(state)
     if drawn_alike:
         return f"each of {num_workers} workers has a copy of the generator {names[0]} in the same state"
     return ""
+
+
+def draws_at_random(dataset: Any, shape: Sequence[int]) -> str:
+    """The generator of its own with which this data set changes samples of such a shape; nothing where it has none."""
+    names = _own_generators(dataset)
+    if not names:
+        return ""
+    state = random.getstate(), torch.get_rng_state(), _numpy_state()
+    try:
+        copied = pickle.dumps(dataset)
+        if len(copied) > _MAX_BYTES:
+            return ""
+        copy = pickle.loads(copied)
+        first, again = copy[0], copy[0]
+        alike = any(tuple(tensor.shape) == tuple(shape) for tensor in tensors_in(first))
+        return names[0] if alike and not _same(first, again) else ""
+    except Exception:  # a data set that cannot be copied or asked here
+        return ""
+    finally:
+        _restore(state)
+
+
+def _own_generators(dataset: Any) -> list[str]:
+    """The names of the generators that a data set keeps; none of one that is too large to be copied."""
+    names, size = [], 0
+    for name, value in _attributes(dataset, _DEPTH):
+        if _is_generator(value):
+            names.append(name)
+        size += getattr(value, "nbytes", 0) if not isinstance(value, list | tuple | dict | str | bytes) else len(value)
+    return names if size <= _MAX_BYTES else []
+
+
+def _restore(state: tuple[Any, Any, Any]) -> None:
+    random.setstate(state[0])
+    torch.set_rng_state(state[1])
+    if state[2] is not None:
+        sys.modules["numpy"].random.set_state(state[2])
 
 
 def _attributes(thing: Any, depth: int, path: str = "dataset") -> Iterator[tuple[str, Any]]:

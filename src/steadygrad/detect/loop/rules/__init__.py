@@ -19,7 +19,13 @@ from .gradients import (
 )
 from .modes import eval_mode_in_training, train_mode_in_eval
 from .rates import clip_throttles, lr_zero, wrong_param_group_lr
-from .state import dtype_downcast_of_moments, lora_inactive, loss_never_changes, momentum_not_restored
+from .state import (
+    dtype_downcast_of_moments,
+    lora_inactive,
+    loss_never_changes,
+    momentum_not_restored,
+    update_lost_in_copy,
+)
 
 ALL: tuple[ModuleType, ...] = (
     missing_zero_grad,
@@ -35,6 +41,7 @@ ALL: tuple[ModuleType, ...] = (
     dtype_downcast_of_moments,
     lora_inactive,
     loss_never_changes,
+    update_lost_in_copy,
     repeated_batch,
     worker_same_seed,
     accumulation_weighting,

@@ -1,8 +1,8 @@
 """A trainable parameter is in no optimizer.
 
 What it sees
-    It requires a gradient, but no optimizer the guard was given holds it. Parameters of a criterion outside of the
-    model are seen where the graph of a loss leads to them.
+    It gets a gradient in two samplings in a row and stays the same, and no optimizer holds it. Parameters of a
+    criterion outside of the model are seen where the graph of a loss leads to them.
 
 Why it hurts
     Backward computes its gradient every step and nothing uses it. The usual cause is a layer added or replaced after
@@ -18,7 +18,8 @@ What to do
     it: that saves its gradient, too. If another optimizer trains it, give the guard both.
 
 Safety
-    It changes nothing; it is known before the first step.
+    It changes nothing. A parameter that the loss does not depend on, and one that is written between the steps (a
+    copy of weights that are trained in higher precision), are not reported.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#constructing-it
@@ -27,20 +28,24 @@ References
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ....policy import Policy
 from ....records import Finding, Severity
 from ....records.rules import Rule
 from ...observations.observed_run import ObservedRun, Suspicion
-from ..sample_helpers import StepObservation, TensorNumbers, about
+from ..sample_helpers import StepObservation, TensorNumbers, about, in_all
 
 RULE = Rule("SY405", "parameter_not_in_optimizer", "A trainable parameter is in no optimizer.")
+_SAMPLINGS = 2
 
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
-    """Pure; looks at the last sampling only, measured or not."""
-    orphans = _orphans(samplings[-1])
+    """Pure."""
+    orphans = in_all(samplings, _SAMPLINGS, _is_orphan)
+    before = {tensor.name: tensor.weight_norm for tensor in samplings[-2].tensors} if orphans else {}
+    orphans = [tensor for tensor in orphans if tensor.weight_norm == before.get(tensor.name)]
     if not orphans:
         return None
     return about(
@@ -48,7 +53,7 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
         samplings[-1],
         Severity.WARNING,
         [tensor.name for tensor in orphans],
-        f"require a gradient but are in no optimizer ({len(orphans)} of {len(samplings[-1].tensors)} tensors)",
+        f"get a gradient but are in no optimizer ({len(orphans)} of {len(samplings[-1].tensors)} tensors)",
         num_elements=sum(tensor.numel for tensor in orphans),
     )
 
@@ -86,22 +91,23 @@ def suspect(run: ObservedRun) -> Suspicion | None:
     )
 
 
-def _orphans(sampling: StepObservation) -> list[TensorNumbers]:
-    """Before the first step all of them; later those that backward gives a gradient: others may not be used now."""
-    outside = [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
-    return [tensor for tensor in outside if tensor.has_gradient or not sampling.measured]
+def _is_orphan(tensor: TensorNumbers, _sampling: StepObservation) -> bool:
+    return tensor.trainable and not tensor.in_optimizer and tensor.has_gradient and tensor.grad_absmax > 0
 
 
-def _setup(trainable: bool) -> list[StepObservation]:
+def _run(*weight_norms: float) -> list[StepObservation]:
     head = TensorNumbers(name="head")
-    backbone = TensorNumbers(name="backbone", trainable=trainable, in_optimizer=False)
-    return [StepObservation(step=0, tensors=(head, backbone), measured=False)]
+    outside = TensorNumbers(name="backbone", in_optimizer=False, has_gradient=True, grad_absmax=0.1)
+    return [
+        StepObservation(step=step, tensors=(head, replace(outside, weight_norm=norm)))
+        for step, norm in enumerate(weight_norms)
+    ]
 
 
 def SPECIMEN() -> list[StepObservation]:
-    return _setup(trainable=True)
+    return _run(1.0, 1.0)
 
 
 def NEAR_MISS() -> list[StepObservation]:
-    """Frozen, and left out of the optimizer, as it should be."""
-    return _setup(trainable=False)
+    """Something else moves it: the program copies weights of higher precision into it."""
+    return _run(1.0, 1.1)

@@ -4,7 +4,8 @@ What it sees
     The data set, or a transform of it, holds a random generator, the loader has several workers and no
     `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not. Or
     what the model is given is a sum of two tensors of the batch, of which one looks drawn and is the same, row for row,
-    at four updates in a row, and the other does not and is not.
+    at four updates in a row, and the other does not and is not. Or batches come again in another epoch, bit for bit and
+    in other memory, although a data set with a generator of its own gives other samples when it is asked twice.
 
 Why it hurts
     Every worker, and every epoch, repeats the same draws: there is far less variety in the data than it seems.
@@ -44,6 +45,9 @@ def judge(record: LoopRecord) -> Finding | None:
     if record.same_draws:
         detail = f"the workers of a data loader draw the same random numbers: {record.same_draws}"
         fix = "seed the generator in worker_init_fn from torch.initial_seed()"
+    elif record.same_epochs:
+        detail = f"every epoch has the same augmentations: {record.same_epochs}"
+        fix = "seed the generator anew in every epoch and worker, in worker_init_fn from torch.initial_seed()"
     elif record.same_noise:
         detail, fix = (
             f"all batches have the same noise: {record.same_noise}",

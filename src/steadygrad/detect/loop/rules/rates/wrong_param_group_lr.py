@@ -2,7 +2,7 @@
 
 What it sees
     At the first three updates one group had a rate of zero while another had not, its base rate is zero too, and it
-    had a rate above zero when it was first seen.
+    had a rate above zero when it was first seen, or holds the last layer of the model.
 
 Why it hurts
     The parameters of that group are in the optimizer, get gradients, and never learn.
@@ -18,7 +18,7 @@ What to do
 
 Safety
     It changes nothing. It is reported once in a run. A group that waits for its schedule is not reported, nor is
-    one that was made with a rate of zero: layers are unfrozen one by one that way.
+    one that was made with a rate of zero and does not hold the last layer: layers are unfrozen one by one that way.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options

@@ -1,0 +1,54 @@
+"""Whether batches that are drawn at random come again, bit for bit: every epoch draws the same augmentations.
+
+Looks at what the model is given, in host memory, at the first updates. That the data set draws at all is asked of a
+copy of it, once, when batches have come again that were made anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .worker_seeds import draws_at_random
+
+_IN_A_ROW = 2
+_MAX_DATASETS = 8
+
+
+class RepeatedDraws:
+    """Called once for each of the first updates."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._number = self._row = self._period = 0
+        self.done = False
+        self.found = ""
+        """How, as a sentence; or nothing."""
+
+    def called(self, given: Tensor) -> None:
+        number, self._number = self._number, self._number + 1
+        key = (given.shape, given.dtype, hash(given.flatten().view(torch.uint8).numpy().tobytes()))
+        before, place = self._seen.get(key, (number, 0))
+        self._seen[key] = number, given.data_ptr()
+        period = number - before
+        # The same memory again is a batch that is kept on purpose; one after another is for another rule.
+        again = period > 1 and place != given.data_ptr()
+        self._row = self._row + 1 if again and period == self._period else int(again)
+        self._period = period if again else 0
+        if self._row >= _IN_A_ROW:
+            self.done = True
+            self._ask(given)
+
+    def _ask(self, given: Tensor) -> None:
+        datasets = [thing for thing in gc.get_objects() if issubclass(type(thing), Dataset)][:_MAX_DATASETS]
+        for dataset in datasets:
+            if generator := draws_at_random(dataset, given.shape[1:]):
+                self.found = (
+                    f"the batch of {self._period} updates ago came again, bit for bit, though {generator} draws other "
+                    "numbers each time: every epoch begins with a copy of it in the same state"
+                )
+                return

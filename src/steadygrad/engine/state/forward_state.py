@@ -87,7 +87,7 @@ class ForwardState:
         self._marks = {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
         self._told: set[str] = set()
         self._stretches: list[tuple[RngState, RngState | None]] = []
-        self._num_stretches = 0
+        self._num_stretches = self._window_began = 0
         self._find_slots()
         self._remember_counters()
         self._cold_list: list[tuple[tuple[int, str], dict[str, Any], str, Any]] = []
@@ -116,6 +116,7 @@ class ForwardState:
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         rng = take_rng()
+        self._window_began = self._num_stretches
         self._begin_stretch(rng, _STRETCHES)
         return Entry(
             rng,
@@ -128,7 +129,7 @@ class ForwardState:
 
     def took_again(self) -> None:
         """Another forward of the same window begins: what other code draws between two of them is not its own."""
-        rng, last = take_rng(), self._stretches[-1] if self._stretches else None
+        rng, last = take_rng(), self._stretches[-1] if self._num_stretches > self._window_began else None
         if last is not None and last[1] is not None and same_rng(last[1], rng):
             self._stretches[-1] = (last[0], None)  # no one has drawn in between: both are one stretch
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad.engine.record import memory_use
-from steadygrad.engine.state import kept_bytes
+from steadygrad.engine.state import batch_buffer, kept_bytes
 from steadygrad.engine.state.batch_buffer import BatchBuffer
 from steadygrad.engine.state.forward_state import ForwardState
 from steadygrad.engine.state.kept_bytes import KeptBytes, fit, pieces_of
@@ -27,6 +27,7 @@ MIB = 1 << 20
 @pytest.fixture
 def allow_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets so many bytes be kept."""
+    monkeypatch.setattr(batch_buffer, "_ALWAYS", 0)
 
     def allow(num_bytes: int) -> None:
         monkeypatch.setattr(kept_bytes, "_allowed", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
+from steadygrad.engine.state import rng
 from steadygrad.engine.state.rng import put_rng, take_rng
 
 MOVES: dict[str, Callable[[], Any]] = {
@@ -50,3 +53,49 @@ def test_what_is_taken_is_the_state_as_it_is(move: str) -> None:
 
 def test_an_unmoved_state_is_not_taken_twice() -> None:
     assert take_rng().python is take_rng().python
+
+
+def test_states_that_are_kept_lie_together_and_apart_from_the_heap() -> None:
+    kept = [take_rng() for _ in range(1000)]
+    assert len({state.cpu.untyped_storage().data_ptr() for state in kept}) <= 10
+
+
+def test_memory_of_states_that_are_gone_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = rng._Pages()
+    monkeypatch.setattr(rng, "_pages", pages)
+    kept = [take_rng()]
+    for number in range(2000):
+        torch.rand(1)
+        kept = [*kept[-200:], take_rng()] if number % 3 else [kept[0], *kept[-100:]]
+    gc.collect()
+    assert len(pages._all) <= 6
+
+
+def test_every_state_that_is_kept_stays_as_it_was() -> None:
+    before = torch.get_rng_state()
+    try:
+        kept, drawn = [], []
+        for number in range(700):
+            kept.append(take_rng())
+            drawn.append(torch.rand(2))
+            if number % 2:
+                del kept[number // 2 : number // 2 + 1], drawn[number // 2 : number // 2 + 1]
+        for state, numbers in zip(kept, drawn, strict=True):
+            put_rng(state)
+            assert torch.equal(torch.rand(2), numbers)
+    finally:
+        torch.set_rng_state(before)
+
+
+def test_threads_do_not_share_a_state() -> None:
+    taken: list[Any] = []
+
+    def take() -> None:
+        taken.extend(take_rng() for _ in range(300))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({state.cpu.data_ptr() for state in taken}) == len(taken) == 1200

@@ -58,6 +58,10 @@ class BufferedBatch:
         return not self.offloaded and self.versions != tuple(t._version for t in tensors_in(self.batch))
 
 
+_ALWAYS = 8 << 20
+"""Bytes that may be kept however little is left."""
+
+
 def most_bytes() -> int:
     """What is kept of batches at the most: twice as much as anyone else keeps, for a rollback needs all since its
     snapshot."""
@@ -92,12 +96,15 @@ class BatchBuffer:
         buffered = BufferedBatch(step, key, kept, size, versions, device is not None, device, chunks, rng)
         self._batches.append(buffered)
         self._bytes += size
-        while self._batches and self._bytes > most_bytes():
+        while self._batches and self._bytes > _ALWAYS and self._bytes > most_bytes():
             self._pop()
 
     def _size(self, batch: Any, tensors: Sequence[Tensor]) -> int:
         """The host memory that a batch keeps alive. A larger tensor that the batch before was cut out of, too, is the
         program's own and is there anyway: of that only the part counts that the batch is."""
+        plain = type(batch) in (tuple, list, dict) and len(batch) == len(tensors)  # and nothing else is in it
+        if plain and all(type(t) is Tensor and t.layout is torch.strided and t._base is None for t in tensors):
+            return sum(t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu")
         pieces, own = pieces_of(batch), dict[Piece, int]()
         before, self._tables = self._tables, {}
         for tensor in tensors:

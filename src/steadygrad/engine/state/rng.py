@@ -6,10 +6,13 @@ user made is registered with the guard as extra state.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import random
 import struct
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +111,56 @@ _numpy = _NumpyRng()
 _python = _PythonRng()
 
 
+class _Page:
+    """A piece of memory for many states of torch's CPU generator. Threads may share it."""
+
+    NUMBER = 128
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.free = iter(range(self.NUMBER))
+        self.kept: list[weakref.ref[torch.Tensor]] = []
+
+    @property
+    def unused(self) -> bool:
+        return len(self.kept) == self.NUMBER and all(reference() is None for reference in self.kept)
+
+
+class _Pages:
+    """Where the states of torch's CPU generator are kept: many in one page of their own, apart from the heap.
+
+    They are kept for hundreds of steps. Each in a block of the heap, between the blocks of large batches, would keep
+    what those leave from being used again for the next batch: the program would grow by a batch now and then."""
+
+    def __init__(self) -> None:
+        self._all: list[_Page] = []
+        self._page: _Page | None = None
+
+    def keep(self, state: torch.Tensor) -> torch.Tensor:
+        """A copy of a state. A page is used again when no state in it is needed any more."""
+        page, number = self._page, None
+        while page is None or page.memory.shape[1] != state.numel() or (number := next(page.free, None)) is None:
+            page = self._page = self._next_page(state.numel())
+        place = page.memory[number].copy_(state)
+        page.kept.append(weakref.ref(place))
+        return place
+
+    def _next_page(self, size: int) -> _Page:
+        page: _Page | None = None
+        for unused in [each for each in self._all if each.unused]:
+            with contextlib.suppress(ValueError):  # another thread has it
+                self._all.remove(unused)
+                page = _Page(unused.memory) if unused.memory.shape[1] == size else page
+        if page is None:
+            # Of this process alone: a forked child writes its own states.
+            flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+            memory = mmap.mmap(-1, _Page.NUMBER * size, **flags)
+            page = _Page(torch.frombuffer(memory, dtype=torch.uint8).view(_Page.NUMBER, size))
+        self._all.append(page)
+        return page
+
+
+_pages = _Pages()
 _cuda: dict[int, tuple[tuple[int, int], torch.Tensor]] = {}
 
 
@@ -125,12 +178,12 @@ def take_rng() -> RngState:
     cuda: tuple[torch.Tensor, ...] = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = tuple(map(_cuda_state, torch.cuda.default_generators))
-    return RngState(torch.default_generator.get_state(), cuda, _python.take(), _numpy.take())
+    return RngState(_pages.keep(torch.default_generator.get_state()), cuda, _python.take(), _numpy.take())
 
 
 def put_rng(state: RngState) -> None:
     """Put all global random states back."""
-    torch.set_rng_state(state.cpu)
+    torch.set_rng_state(state.cpu.clone())  # torch reads elsewhere if it is given a part of a larger tensor
     for generator, value in zip(torch.cuda.default_generators, state.cuda, strict=False):
         generator.set_state(value)
     random.setstate(state.python)
@@ -190,7 +243,7 @@ def rng_to_plain(state: RngState) -> dict[str, Any]:
     numpy_state = None
     if state.numpy is not None:
         numpy_state = {**state.numpy, "state": {k: _listed(v) for k, v in state.numpy["state"].items()}}
-    return {"cpu": state.cpu, "cuda": list(state.cuda), "python": _listed(state.python), "numpy": numpy_state}
+    return {"cpu": state.cpu.clone(), "cuda": list(state.cuda), "python": _listed(state.python), "numpy": numpy_state}
 
 
 def rng_from_plain(data: dict[str, Any]) -> RngState:

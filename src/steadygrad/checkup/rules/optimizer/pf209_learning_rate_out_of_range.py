@@ -78,9 +78,11 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return  # there the number is a factor before width ** -0.5 * step ** -0.5
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
+        # Of a program's own settings that name no optimizer it is a guess that it is Adam's rate.
+        sure = rate <= 0 or settings.lora or settings.pretrained or settings.has("optimizer") or settings.has_moments
         yield setting(
             RULE,
-            Level.WARNING,
+            Level.WARNING if sure else Level.NOTE,
             settings,
             "learning_rate",
             why,
@@ -161,6 +163,7 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 ONLY_NOTES = [
+    {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},
     """
 import torch
 rnn = torch.nn.LSTM(28, 64)

@@ -32,7 +32,7 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
 from ...inputs.loss_expressions import names_in
-from ...inputs.script import Script, keyword
+from ...inputs.script import Script, keyword, last_word
 
 RULE = Rule("PF408", "empty_parameter", "A parameter is made of uninitialised memory.")
 WRITES = re.compile(
@@ -54,11 +54,17 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         home = next((each for each in script.above(node) if isinstance(each, ast.ClassDef)), None)
         if home is not None and not _is_written(script, home, node, name):
-            level = Level.WARNING if _initialises(home, node) else Level.NOTE
+            level = Level.WARNING if _initialises(home, node) and not _inherits(script, home) else Level.NOTE
             yield at(
                 RULE, level, script, node, f"{name} holds whatever the memory held, and nothing writes to it",
                 help=f"torch.nn.init.normal_(self.{name}, std=0.02), or torch.zeros", subject=name,
             )  # fmt: skip
+
+
+def _inherits(script: Script, home: ast.ClassDef) -> bool:
+    """From a class of another file, which may write to it."""
+    bases = [last_word(base) for base in home.bases]
+    return any(base not in ("Module", "LightningModule") and base not in script.classes for base in bases)
 
 
 def _initialises(home: ast.ClassDef, made: ast.AST) -> bool:
@@ -131,7 +137,7 @@ class Scale(nn.Module):
         return x * self.scale
 """,
 ]
-ONLY_NOTES = SPECIMENS[1:]
+ONLY_NOTES = [SPECIMENS[1], SPECIMENS[0].replace("(nn.Module)", "(Detector)")]
 NEAR_MISSES = [
     """
 import torch

@@ -36,14 +36,7 @@ from ...inputs.facts import GroupFacts, Setup
 from ...inputs.loop_calls import loops
 from ...inputs.run_settings import Settings, uses_peft
 from ...inputs.script import Script, last_word
-from ...inputs.script_models import (
-    RECURRENT_WORDS,
-    SEQUENCE_WORDS,
-    learning_rates,
-    made,
-    trained_expressions,
-    trains_sequences,
-)
+from ...inputs.script_models import learning_rates, made, trained_expressions, trains_sequences
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
 
@@ -100,8 +93,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            # Small recurrent networks do train at 0.01.
-            sure = loaded or rate <= 0 or bool(script.words & (SEQUENCE_WORDS - RECURRENT_WORDS))
+            sure = loaded or rate <= 0  # a small network that is made here may train at 0.01
             level = Level.WARNING if sure else Level.NOTE
             yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 

@@ -71,7 +71,9 @@ def _initialises(home: ast.ClassDef, made: ast.AST) -> bool:
     """Whether the class writes to other parameters by itself: then no one else is meant to write to this one."""
     own = {id(each) for each in ast.walk(made)}
     calls = [each for each in ast.walk(home) if isinstance(each, ast.Call) and id(each) not in own]
-    return any(FILLS.search(ast.unparse(each.func)) for each in calls)
+    parameters = {id(part) for each in calls if last_word(each.func) == "Parameter" for part in ast.walk(each)}
+    fills = [each for each in calls if FILLS.search(ast.unparse(each.func))]
+    return any(id(each) in parameters or "self." in ast.unparse(each) for each in fills)
 
 
 def _is_empty_parameter(script: Script, value: ast.expr) -> bool:
@@ -137,7 +139,19 @@ class Scale(nn.Module):
         return x * self.scale
 """,
 ]
-ONLY_NOTES = [SPECIMENS[1], SPECIMENS[0].replace("(nn.Module)", "(Detector)")]
+_MASKED = """
+import torch
+from torch import nn
+class Clip(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.projection = nn.Parameter(torch.empty(n))
+    def causal(self, n):
+        mask = torch.empty(n, n)
+        mask.fill_(float("-inf"))
+        return mask
+"""
+ONLY_NOTES = [_MASKED, SPECIMENS[1], SPECIMENS[0].replace("(nn.Module)", "(Detector)")]
 NEAR_MISSES = [
     """
 import torch

@@ -343,3 +343,9 @@ def test_a_file_of_metrics_is_not_differentiated(tmp_path: Path) -> None:
     text = "import torch\ndef loss(a, b):\n    return torch.sqrt(((a - b) ** 2).mean())\n"
     assert doctor_files([written(tmp_path, "bias_metrics.py", text)]).advice == ()
     assert len(doctor_files([written(tmp_path, "terms.py", text)]).advice) == 1
+
+
+def test_a_benchmark_does_not_learn(tmp_path: Path) -> None:
+    text = "import torch\nwith torch.autocast('cuda'):\n    loss = model(x).sum()\n    loss.backward()\n"
+    assert doctor_files([written(tmp_path, "benchmark.py", text)]).advice == ()
+    assert [each.code for each in doctor_files([written(tmp_path, "train.py", text)]).advice] == ["PF107"]

@@ -18,11 +18,12 @@ LOOKING = (
     "post_process", "postprocess", "check_", "visual",
 )  # fmt: skip
 LOOKING_WORDS = {"metric", "metrics", "accuracy", "search", "inference", "eval", "evaluation", "kmeans", "stats"}
-MEASURING_WORDS = {"metric", "metrics", "evaluation", "evaluate", "eval", "inference"}
+MEASURING_WORDS = {"metric", "metrics", "evaluation", "evaluate", "eval", "inference", "benchmark"}
 DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform", "Optimizer", "Metric")
 LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
 NUMBERS = re.compile(r"^(Optional\[)?(int|float|str|bool|torch\.device|torch\.dtype|device|dtype)\]?( \| None)?$")
 LOSS = re.compile(r"loss|criterion|objective|penalty|regulari[sz]|elbo|(^|_)nll?l?(_|$)|(^|_)kld?(_|$)", re.IGNORECASE)
+MODEL = re.compile(r"^forward|^__call__$|log_?p|log_?abs|likelihood|entropy|step$")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,7 +44,7 @@ def is_taken_out(node: ast.AST, above: Sequence[ast.AST]) -> bool:
 
 
 def measures(path: str) -> bool:
-    """Whether a file by its name measures a model: `metrics.py`, `bias_metrics.py`, `evaluation.py`."""
+    """Whether a file by its name measures a model: `bias_metrics.py`, `evaluation.py`, `benchmark.py`."""
     return bool(MEASURING_WORDS & set(PurePath(path).stem.lower().split("_")))
 
 
@@ -101,6 +102,14 @@ def ends(script: Script, node: ast.AST) -> set[str]:
                 seen.add((scope, name))
                 stack += [(load, calls_left) for load in _loads(script, scope, name)]
     return found
+
+
+def is_trained_through(script: Script, node: ast.AST) -> bool:
+    """Whether a value goes into a loss, or is what a model or a density returns, which others put into one."""
+    found = ends(script, node)
+    scope = script.scope(node)
+    named = scope.name if isinstance(scope, ast.FunctionDef) else ""
+    return "loss" in found or ("returned" in found and bool(MODEL.search(named)))
 
 
 def _way(script: Script, node: ast.AST) -> tuple[str, list[str]]:

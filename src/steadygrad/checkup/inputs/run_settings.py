@@ -218,8 +218,13 @@ class Settings:
         if self.kind != "own":
             return named or (not words and self.kind == "transformers")
         # An epsilon, or a second decay rate, is what the optimizers of Adam's family have and plain SGD has not.
-        has_moments = {plain_key(path[-1]) for path in self.values} & {"betas", "beta2", "adam_beta2"}
-        return named or (not words and (bool(has_moments) or self.has("epsilon") or self.sequences))
+        return named or (not words and (self.has_moments or self.sequences))
+
+    @property
+    def has_moments(self) -> bool:
+        """Settings that only optimizers of Adam's family have."""
+        keys = {plain_key(path[-1]) for path in self.values}
+        return bool(keys & {"betas", "beta2", "adam_beta2"}) or self.has("epsilon")
 
     @property
     def sequences(self) -> bool:

@@ -15,9 +15,8 @@ BORN_IN_BF16 = re.compile(
     r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|chatglm|(^|[/_\-])glm-?\d", re.IGNORECASE
 )
 BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^(chat)?glm", re.IGNORECASE)
-RECURRENT_WORDS = {"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"}
-SEQUENCE_WORDS = RECURRENT_WORDS | {
-    "Transformer", "TransformerEncoder",
+SEQUENCE_WORDS = {
+    "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
     "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",
     "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "GPT2LMHeadModel", "LlamaForCausalLM",
     "T5ForConditionalGeneration", "BertForMaskedLM",

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends
+from ...inputs.gradient_paths import ends, is_trained_through
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
@@ -45,8 +45,9 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, op.operand))
         if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
+            level = Level.WARNING if is_trained_through(script, call) else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, call, "log of softmax is -inf where the softmax underflows",
+                RULE, level, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
             )  # fmt: skip
 
@@ -59,6 +60,9 @@ def loss_fn(x, y):
     p = F.softmax(x, dim=-1)
     return -p.gather(1, y).log().mean()
 """,
+]
+ONLY_NOTES = [
+    "import torch\ndef match(x):\n    return torch.log(torch.softmax(x, dim=-1))\n",
 ]
 NEAR_MISSES = [
     "import torch\ndef f(x):\n    p = torch.softmax(x, dim=-1)\n    a = torch.log(p).max()\n    return a.item()\n",

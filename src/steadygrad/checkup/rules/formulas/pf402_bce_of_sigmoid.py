@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.loop_calls import innermost_loop
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script, last_word
 
@@ -45,7 +46,15 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, call.args[0]))
         if inner is not None and inner.name == "sigmoid" and inner.of_torch:
-            yield at(RULE, Level.WARNING, script, call, "a saturated sigmoid gives a wrong or no gradient", help=HELP)
+            once = script.scope(call) is script.tree and innermost_loop(script, call) is None  # shown, not trained
+            yield at(
+                RULE,
+                Level.NOTE if once else Level.WARNING,
+                script,
+                call,
+                "a saturated sigmoid gives a wrong or no gradient",
+                help=HELP,
+            )
 
 
 def _is_bce(script: Script, call: ast.Call) -> bool:
@@ -64,6 +73,9 @@ criterion = nn.BCELoss()
 p = torch.sigmoid(model(x))
 loss = criterion(p, y)
 """,
+]
+ONLY_NOTES = [
+    "import torch, torch.nn.functional as F\na = torch.sigmoid(x * w)\nloss = F.binary_cross_entropy(a, y)\n",
 ]
 NEAR_MISSES = [
     "import torch, torch.nn.functional as F\ndef loss(x, y):\n    return F.binary_cross_entropy_with_logits(x, y)\n",

@@ -37,7 +37,7 @@ from ...inputs.loss_expressions import asked_before, bare, is_positive, names_in
 from ...inputs.script import Op, Script, last_word
 
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
-LABELS = re.compile(r"loss|label|valid|ignore|action|response|completion|answer|-100")
+LABELS = re.compile(r"loss|label|ignore|action|response|completion|answer|-100")
 PADDING = re.compile(r"pad|attention|attn|len|arange")
 ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
@@ -55,8 +55,10 @@ def of_script(script: Script) -> Iterator[Advice]:
         if asked_before(script, node, node.right) or _is_asked(script, node):
             continue
         what = "" if _is_counted(script, node.left) else _kind(script, node.left, divisor)
-        if what and (what == "norm" or ends(script, node) != {"looked at"}):
+        found = ends(script, node) if what else set()
+        if what and (what == "norm" or found != {"looked at"}):
             count = what != "norm"
+            what = "labels" if what == "valid" and "loss" in found else what
             yield at(
                 RULE, Level.WARNING if what == "labels" else Level.NOTE, script, node,
                 f"divides by {ast.unparse(node.right)}, which may be zero",
@@ -133,9 +135,12 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
 
 
 def _count(operand: ast.expr, source: ast.expr | None) -> str:
-    """A batch without a label happens; a mask of padding is empty only for a row without a token."""
+    """A batch without a label happens; a mask of padding is empty only for a row without a token. What is valid matters
+    where it goes into a loss."""
     text = f"{ast.unparse(operand)} {ast.unparse(source) if source is not None else ''}".lower()
-    return "labels" if LABELS.search(text) and not PADDING.search(text) else "count"
+    if PADDING.search(text):
+        return "count"
+    return "labels" if LABELS.search(text) else "valid" if "valid" in text else "count"
 
 
 def _dims(op: Op) -> list[ast.expr]:
@@ -155,6 +160,12 @@ SPECIMENS = [
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 ONLY_NOTES = [
+    """
+import torch
+def match_lines(scores):
+    valid = scores != -1
+    return torch.argsort((scores * valid).sum(2) / valid.sum(2))
+""",
     "import torch\ndef f(t, target):\n    mask = target.abs().ne(0)\n    return (t * mask).sum() / mask.sum()\n",
     "import torch\ndef pool(t, attention_mask):\n    return t.sum(1) / attention_mask.sum(1, keepdim=True)\n",
     """

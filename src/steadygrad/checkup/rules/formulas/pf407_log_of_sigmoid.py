@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends
+from ...inputs.gradient_paths import ends, is_trained_through
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
@@ -57,8 +57,9 @@ def of_script(script: Script) -> Iterator[Advice]:
             and sigmoid.of_torch
             and ends(script, call) != {"looked at"}
         ):
+            level = Level.WARNING if is_trained_through(script, call) else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, call, "log of a sigmoid is -inf where the sigmoid saturates",
+                RULE, level, script, call, "log of a sigmoid is -inf where the sigmoid saturates",
                 help="torch.nn.functional.logsigmoid(-x)" if turned else "torch.nn.functional.logsigmoid(x)",
             )  # fmt: skip
 
@@ -66,6 +67,9 @@ def of_script(script: Script) -> Iterator[Advice]:
 SPECIMENS = [
     "import torch\ndef loss(x):\n    return -torch.log(torch.sigmoid(x)).mean()\n",
     "import torch\ndef loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(1 - p).mean()\n",
+]
+ONLY_NOTES = [
+    "import torch\ndef match(x):\n    return torch.log(torch.sigmoid(x))\n",
 ]
 NEAR_MISSES = [
     "import torch\ndef f(x):\n    p = torch.sigmoid(x)\n    best = torch.log(p).max()\n    return best.item()\n",

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import is_trained_through
 from ...inputs.loss_expressions import bare, names_in
 from ...inputs.script import Script, last_word
 
@@ -50,8 +51,9 @@ def of_script(script: Script) -> Iterator[Advice]:
         if _is_replaced(script, call):
             continue
         if power is not None and power.name == "exp" and power.of_torch and not _is_bounded(script, power.operand):
+            level = Level.WARNING if is_trained_through(script, call) else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, call, "the exponential overflows where its argument is large",
+                RULE, level, script, call, "the exponential overflows where its argument is large",
                 help="torch.nn.functional.softplus(x)",
             )  # fmt: skip
 
@@ -86,6 +88,9 @@ def _is_bounded(script: Script, node: ast.expr | None) -> bool:
 SPECIMENS = [
     "import torch\ndef loss(x):\n    return torch.log1p(torch.exp(x)).mean()\n",
     "import torch\ndef loss(x):\n    e = x.exp()\n    return torch.log(1 + e).mean()\n",
+]
+ONLY_NOTES = [
+    "import torch\ndef match(x):\n    return torch.log1p(torch.exp(x))\n",
 ]
 NEAR_MISSES = [
     """

@@ -90,7 +90,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         detail = f"a limit of {limit:g} clips nothing"
         yield setting(RULE, Level.WARNING, settings, "max_grad_norm", detail, help="set it to 1.0")
     elif settings.off("max_grad_norm") and settings.kind in ("transformers", "deepspeed", "own"):
-        level = Level.WARNING if settings.kind != "own" or _needs_a_clip(settings) else Level.NOTE
+        level = Level.WARNING if settings.kind == "transformers" or _needs_a_clip(settings) else Level.NOTE
         yield setting(RULE, level, settings, "max_grad_norm", "gradient clipping is switched off", help="set it to 1.0")
     elif settings.kind == "deepspeed" and not settings.has("max_grad_norm"):
         yield setting(
@@ -138,6 +138,7 @@ for x in loader:
     {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}},
 ]
 ONLY_NOTES = [
+    {"zero_optimization": {"stage": 0}, "train_batch_size": 256, "fp16": {"enabled": True}, "gradient_clipping": 0},
     {
         "optim": "adamw",
         "lr": 2e-4,

@@ -36,14 +36,7 @@ from ...inputs.facts import GroupFacts, Setup
 from ...inputs.loop_calls import loops
 from ...inputs.run_settings import Settings, uses_peft
 from ...inputs.script import Script, last_word
-from ...inputs.script_models import (
-    RECURRENT_WORDS,
-    SEQUENCE_WORDS,
-    learning_rates,
-    made,
-    trained_expressions,
-    trains_sequences,
-)
+from ...inputs.script_models import learning_rates, made, trained_expressions, trains_sequences
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
 
@@ -78,9 +71,11 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return  # there the number is a factor before width ** -0.5 * step ** -0.5
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
+        # Of a program's own settings that name no optimizer it is a guess that it is Adam's rate.
+        sure = rate <= 0 or settings.lora or settings.pretrained or settings.has("optimizer") or settings.has_moments
         yield setting(
             RULE,
-            Level.WARNING,
+            Level.WARNING if sure else Level.NOTE,
             settings,
             "learning_rate",
             why,
@@ -98,8 +93,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            # Small recurrent networks do train at 0.01.
-            sure = loaded or rate <= 0 or bool(script.words & (SEQUENCE_WORDS - RECURRENT_WORDS))
+            sure = loaded or rate <= 0  # a small network that is made here may train at 0.01
             level = Level.WARNING if sure else Level.NOTE
             yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
@@ -161,6 +155,7 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 ONLY_NOTES = [
+    {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},
     """
 import torch
 rnn = torch.nn.LSTM(28, 64)

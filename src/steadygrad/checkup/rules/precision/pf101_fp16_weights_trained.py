@@ -37,6 +37,7 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import about, at, listed
 from ...inputs.facts import ParameterFacts, Setup
+from ...inputs.loop_calls import owner_of
 from ...inputs.run_settings import from_script, uses_peft
 from ...inputs.script import Script, last_word
 from ...inputs.script_models import loaded_as
@@ -54,6 +55,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     if any("fp16_optim" in word.lower() or "master_p" in word.lower() for word in script.words):
         return  # such an optimizer keeps the weights in float32 and copies them
     for name, home, node in loaded_as(script, "float16"):
+        if _a_part_stays_wide(script, name):
+            continue
         if not adapters and not uses_peft(script):
             detail = f"{name} is float16 and its own weights are trained"
             yield at(RULE, Level.ERROR, home, node, detail, help=HELP)
@@ -63,6 +66,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         elif any(settings.half for settings in from_script(script)):
             detail = f"the frozen base of {name} is float16 and the training runs in fp16 too"
             yield at(RULE, Level.NOTE, home, node, detail, help="load the base in bfloat16 or float32, and set bf16")
+
+
+def _a_part_stays_wide(script: Script, name: str) -> bool:
+    """`model.prefix.float()`: what is trained is turned back, and the rest of the model is usually frozen."""
+    floats = [call for call in script.calls if last_word(call.func) == "float" and isinstance(call.func, ast.Attribute)]
+    return any(owner_of(call).startswith(f"{name}.") for call in floats)
 
 
 def _adapters(script: Script) -> list[ast.Call]:
@@ -131,6 +140,14 @@ args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 """,
 ]
 NEAR_MISSES = [
+    """
+import torch
+from transformers import AutoModel, Trainer
+model = AutoModel.from_pretrained("glm")
+model = model.half()
+model.transformer.prefix_encoder.float()
+Trainer(model=model).train()
+""",
     """
 import torch
 from fp16_opt import FP16_Optimizer

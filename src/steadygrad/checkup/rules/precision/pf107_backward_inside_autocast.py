@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
+from ...inputs.gradient_paths import measures
 from ...inputs.loop_calls import kind_of
 from ...inputs.script import FUNCTIONS, Script, keyword
 
@@ -41,7 +42,7 @@ RULE = Rule("PF107", "backward_inside_autocast", "backward() is called inside au
 def of_script(script: Script) -> Iterator[Advice]:
     """A `with` around a function's call does not count: only what is in the same function."""
     for call in script.calls:
-        if kind_of(call) == "backward" and _inside_autocast(script, call):
+        if kind_of(call) == "backward" and not measures(script.path) and _inside_autocast(script, call):
             yield at(
                 RULE, Level.WARNING, script, call, "backward runs inside autocast",
                 help="end the autocast block after the loss is computed",

@@ -163,3 +163,15 @@ def test_an_optimizer_that_finds_its_rate_itself_is_no_fault() -> None:
             optimizer.step()
     assert guard.summary()["guard_faults"] == {}
     assert guard.vitals == []
+
+
+def test_a_model_whose_parts_alone_are_called_is_sampled() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(6, 4), "head": nn.Linear(4, 2)})
+    optimizer = torch.optim.SGD(model["body"].parameters(), lr=0.1)
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model["head"](model["body"](torch.randn(8, 6))).pow(2).mean().backward()
+            optimizer.step()
+    assert [found.slug for found in guard.vitals] == ["parameter_not_in_optimizer"]
+    assert guard.summary()["guard_faults"] == {}

@@ -140,3 +140,38 @@ def test_state_whose_dtype_the_program_restores_after_loading_is_left_alone(rest
             (model(torch.randn(8, 6).bfloat16()) - 3).pow(2).mean().backward()
             optimizer.step()
     assert ("dtype_downcast_of_moments" in [found.slug for found in guard.vitals]) != restored
+
+
+def test_an_optimizer_that_finds_its_rate_itself_is_no_fault() -> None:
+    model = nn.Linear(6, 2)
+
+    def write(weight: Tensor, update: Tensor, _state: dict[str, Any]) -> None:
+        weight.sub_(update)
+
+    class Own(ByHand):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for weight in self.param_groups[0]["params"]:
+                weight.sub_(0.1 * weight.grad)
+
+    optimizer = Own(model.parameters(), write)
+    optimizer.param_groups[0]["lr"] = None
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).pow(2).mean().backward()
+            optimizer.step()
+    assert guard.summary()["guard_faults"] == {}
+    assert guard.vitals == []
+
+
+def test_a_model_whose_parts_alone_are_called_is_sampled() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(6, 4), "head": nn.Linear(4, 2)})
+    optimizer = torch.optim.SGD(model["body"].parameters(), lr=0.1)
+    with sg.attach(optimizer, model=model) as guard:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model["head"](model["body"](torch.randn(8, 6))).pow(2).mean().backward()
+            optimizer.step()
+    assert [found.slug for found in guard.vitals] == ["parameter_not_in_optimizer"]
+    assert guard.summary()["guard_faults"] == {}

@@ -98,7 +98,9 @@ class LoopRecorder:
             model.register_forward_hook(hook(self._returned)).remove,
         ]
         for copy in self._copies:
-            if (module := copy()) is not None:
+            module = copy()
+            # A shallow copy may have the very dictionary of the model's hooks.
+            if module is not None and module._forward_pre_hooks is not model._forward_pre_hooks:
                 self._undo.append(module.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove)
         for loop, reference in zip(self._loops, self._optimizers, strict=True):
             if (optimizer := reference()) is not None:

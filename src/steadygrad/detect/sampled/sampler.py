@@ -256,9 +256,9 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _lr(options: dict[str, Any]) -> float:
-    """A learning rate kept in a tensor on a device is taken for 1.0 rather than waited for: it is only asked whether
-    there is one."""
+    """A learning rate kept in a tensor on a device is taken for 1.0 rather than waited for, and so is one that the
+    optimizer finds itself: it is only asked whether there is one."""
     lr = options.get("lr", 0.0)
     if isinstance(lr, Tensor):
         return float(lr) if lr.device.type == "cpu" else 1.0
-    return float(lr)
+    return 1.0 if lr is None else float(lr)

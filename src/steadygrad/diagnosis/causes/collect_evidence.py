@@ -209,7 +209,7 @@ def risen(replayable: Replayable, seen: ReplayObservation) -> bool:
 
 
 def _rate(replayable: Replayable) -> float:
-    return max((float(g["lr"]) for o in replayable.optimizers for g in o.param_groups), default=0.0)
+    return max((float(g["lr"] or 0.0) for o in replayable.optimizers for g in o.param_groups), default=0.0)
 
 
 def collect_silent_evidence(replayable: Replayable, suspicion: Suspicion) -> tuple[Evidence, Origin]:

@@ -100,7 +100,7 @@ def set_rate(replayable: GuardStep, step: int) -> None:
     """Put the recorded learning rate of a step in force: the user's own code may have set it between the steps."""
     recorded = next((record.lr for record in replayable.facts.history if record.step == step), 0.0)
     groups = [group for optimizer in replayable.optimizers for group in optimizer.param_groups]
-    now = max((float(group["lr"]) for group in groups), default=0.0)
+    now = max((float(group["lr"] or 0.0) for group in groups), default=0.0)
     if recorded > 0 and now > 0 and not math.isclose(recorded, now, rel_tol=1e-6):
         for group in groups:
             group["lr"] = group["lr"] * (recorded / now)

@@ -48,7 +48,7 @@ def complete(
     entries = [(k, v) for batch in replayable.batches for k, v in walk_batch(batch) if isinstance(v, Tensor)]
     strays = [(name, p.grad) for name, p in stray_parameters(replayable.model) if id(p) not in held]
     seen.step = step
-    seen.rate = max((float(group["lr"]) for group in groups), default=0.0)
+    seen.rate = max((float(group["lr"] or 0.0) for group in groups), default=0.0)
     seen.rated = frozenset(names.get(id(p), "?") for group in groups if group["lr"] > 0 for p in group["params"])
     seen.dynamic_scale, seen.accumulation = replayable.facts.dynamic_scale, replayable.facts.accumulation
     seen.max_grad_norm = replayable.facts.max_grad_norm

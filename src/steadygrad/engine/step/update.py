@@ -143,9 +143,10 @@ def _scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
 
 
 def current_rate(optimizer: Optimizer) -> float:
-    """The first group's learning rate. A tensor rate on a GPU is not read (that would sync): NaN stands for it."""
+    """The first group's learning rate. A tensor rate on a GPU is not read (that would sync): NaN stands for it, and for
+    one that the optimizer finds itself, as Adafactor does."""
     # A container of optimizers has no rate of its own.
     rate = optimizer.param_groups[0].get("lr", 0.0)
     if isinstance(rate, Tensor):
         return float(rate) if rate.device.type == "cpu" else float("nan")
-    return float(rate)
+    return float("nan") if rate is None else float(rate)

@@ -290,6 +290,8 @@ class OptimizerGuard:
                 self._ring.wait_for_copies()  # of what this update is about to change
         except Exception as fault:
             self._barrier.note("snapshots", fault)
+        if self._checker is not None and self._entry is None and len(self._loops) == 1:
+            self._checker.before_forward(number)  # the program calls parts of the model: no forward was heard
         if self._checker is not None and self._checker.sampling is not None:
             self._checker.before_update()
         try:

@@ -46,10 +46,10 @@ class UnmovedWeights:
         self._keeps |= kept
         self._marks = _marks(optimizer)
         weights = [
-            (weight, float(group.get("lr", 0.0)))
+            (weight, float(group["lr"]))
             for group in optimizer.param_groups
             for weight in group["params"]
-            if not isinstance(group.get("lr"), Tensor)
+            if isinstance(group.get("lr"), int | float)
         ]
         self._before = [(weight, weight.detach().clone()) for weight, rate in weights if self._judged(weight, rate)]
 

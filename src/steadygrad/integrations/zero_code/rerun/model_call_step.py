@@ -62,6 +62,10 @@ class ModelCallStep:
     def loop(self) -> OptimizerLoop:
         return self._loop
 
+    def live(self) -> Tree:
+        """Everything an update of this optimizer can change, as it is now. No copies."""
+        return self._state.live()
+
     def restore_other(self, parts: Tree) -> None:
         """Another moment's parameters, moments and buffers; the rest as it was before the first call. Only inside an
         examination."""

@@ -96,6 +96,8 @@ class DiagnosisCase:
 
     def answer(self, depth: str) -> Diagnosis:
         evidence, origin = self._look()
+        if (spoiled := self._spoiled_before()) is not None:
+            return self._as_of(spoiled, depth)
         if self.exam is not None and self.exam.bad_origin is not None and self.exam.bad_origin.unseen:
             self.notes.append(
                 "written by a kernel that torch does not see (Triton, CUDA, numpy), which cannot be traced"
@@ -144,6 +146,27 @@ class DiagnosisCase:
         if untried:
             self.notes.append(f"remedies: {limits().stopped(untried)}")
         return replace(diagnosis, trials=trials, notes=tuple(self.notes))
+
+    def _spoiled_before(self) -> Replayable | None:
+        """The step before, where it was finite and its forward left bad the buffer that this step reads; None where it
+        did not, or is not kept."""
+        bad_origin = self.exam.bad_origin if self.exam is not None else None
+        leaf, earlier = bad_origin.leaf if bad_origin is not None else None, self.replayable.facts.earlier
+        if leaf is None or leaf[0] != "buffer" or earlier is None:
+            return None
+        try:
+            before: Replayable | None = earlier(1)
+            seen = replay(before) if before is not None else None
+        except CANNOT_RUN as error:
+            forget(error)
+            return None
+        return before if seen is not None and leaf in seen.bad_after and leaf not in seen.bad_before else None
+
+    def _as_of(self, before: Replayable, depth: str) -> Diagnosis:
+        """The answer for the step that made a buffer bad. Its rows are those of another batch than the refused one."""
+        found = DiagnosisCase(before, None).answer(depth)
+        note = f"the loss of step {before.facts.step} was finite, and it left the buffer bad that this step failed by"
+        return replace(found, rows=None, rows_coupled=False, sample_ids=(), notes=(*found.notes, note))
 
     def _rows_in_time(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
         """The rows, or a note that says why they are not known."""

@@ -59,6 +59,16 @@ def test_a_backward_has_a_number_and_a_node() -> None:
     assert private.autograd_sequence() > before, HERE
 
 
+def test_a_tensor_that_got_its_bits_back_can_be_kept_at_its_version() -> None:
+    weight, x = torch.ones(2, requires_grad=True), torch.ones(2)
+    made = (weight * x).square().sum()
+    with private.versions_kept((x,)):
+        x.mul_(2).div_(2)
+    assert x._version == 0, HERE
+    made.backward()
+    assert weight.grad is not None
+
+
 def test_modes_are_counted() -> None:
     class Counts(private.TorchDispatchMode):
         calls = 0

@@ -13,6 +13,22 @@ import steadygrad as sg
 from steadygrad.records import Diagnosis
 
 
+class Cells(nn.Module):
+    """Keeps the mean of what fell into each of its cells: of an empty one that is 0 / 0, and no loss shows it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.net(x) + self.mean.sum()
+        cells = torch.stack([x[:, 0] > 0, x[:, 0] <= 0]).float()
+        with torch.no_grad():
+            self.mean.copy_((cells @ x[:, 1]) / cells.sum(1))
+        return out
+
+
 def net() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -156,3 +172,18 @@ def test_a_weight_that_the_step_itself_wrote_is_traced_to_the_line_that_wrote_it
     assert found.origin is not None
     assert "x.std(0" in (found.origin.code_line or "")
     guard.close()
+
+
+def test_a_buffer_that_the_step_before_left_bad_is_located_in_that_step() -> None:
+    torch.manual_seed(0)
+    model = Cells()
+    guard = sg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), squared)
+    for index, (x, y) in enumerate(data()):
+        guard.step((x.abs() if index == 4 else x, y))
+        if guard.incidents:
+            break
+    found = diagnosed(guard)
+    assert (index, found.cause.slug, found.origin.op, found.origin.phase) == (5, "zero_division", "div", "forward")
+    assert found.origin.code_line == "self.mean.copy_((cells @ x[:, 1]) / cells.sum(1))"
+    assert "eps" in {trial.remedy.slug for trial in found.trials if trial.verified}
+    assert found.rows is None  # they would be rows of another batch

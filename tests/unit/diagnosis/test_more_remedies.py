@@ -20,6 +20,7 @@ from steadygrad.diagnosis.interventions.custom_functions import PlainBackward, f
 from steadygrad.diagnosis.interventions.optimizer_changes import WithoutZeroGradients
 from steadygrad.diagnosis.interventions.rejoin_graph import Rejoin
 from steadygrad.diagnosis.locate.op_capture import CapturedOp
+from steadygrad.diagnosis.remedies.arithmetic.rx130_eps import _repair
 from steadygrad.diagnosis.replay.replay_step import ReplayChange
 from steadygrad.diagnosis.trace.tracer import op_name
 
@@ -159,3 +160,12 @@ def test_an_op_over_lists_is_shown_as_the_one_that_went_wrong() -> None:
     assert [d.shape for d in captured_op.inputs] == [(3,), (3,), (3,)]
     assert captured_op.inputs[0].num_nan == 0  # as it was before the op wrote over it
     assert (captured_op.outputs[0].dtype, captured_op.outputs[0].num_nan) == ("float32", 3)
+
+
+def test_a_number_of_zero_that_a_function_divides_by_inside_gets_a_floor() -> None:
+    logits = torch.randn(2, 3)
+    assert torch.nn.functional.gumbel_softmax(logits, tau=0.0).isnan().any()
+    for given in ({"tau": 0.0}, {"tau": 0}):
+        made = _repair("gumbel_softmax")(torch.nn.functional.gumbel_softmax, (logits,), {**given, "dim": 0})
+        assert isinstance(made, Tensor)
+        assert torch.allclose(made.sum(0), torch.ones(3))  # the dimension is no number to divide by

@@ -50,6 +50,7 @@ __all__ = [
     "tree_flatten",
     "tree_leaves",
     "tree_map",
+    "versions_kept",
     "without_dispatch_modes",
     "without_torch_function",
 ]
@@ -71,6 +72,8 @@ num_function_modes = _C._len_torch_function_stack
 without_torch_function = _C.DisableTorchFunction
 set_grad_enabled = _C._set_grad_enabled
 OpOverload = torch._ops.OpOverload
+versions_kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+"""Hides from autograd that a tuple of tensors was written to: for those that get their bits back."""
 
 # Process-wide switches.
 get_mkldnn, set_mkldnn = _C._get_mkldnn_enabled, _C._set_mkldnn_enabled

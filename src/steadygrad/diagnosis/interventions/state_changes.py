@@ -31,26 +31,15 @@ class Reverted(ReplayChange):
                     tensor.data.copy_(old)
 
 
-class AsEarlier(ReplayChange):
-    """Parameters take the values that they had some steps before: once, before the step."""
+class AsEarlier(Reverted):
+    """Weights or buffers take the values that they had some steps before: once, before the step."""
 
-    def __init__(self, replayable: Replayable, names: Collection[str], back: int) -> None:
+    def __init__(self, replayable: Replayable, wanted: Collection[tuple[str, str]], back: int) -> None:
         earlier = replayable.facts.earlier(back) if replayable.facts.earlier is not None else None
         if earlier is None:
             raise ValueError(f"the state of {back} steps before is not kept")
-        earlier.restore()
-        self._old = {n: p.detach().clone() for n, p in replayable.model.named_parameters() if n in names}
+        super().__init__(earlier, wanted)
         replayable.restore()
-        self._done = False
-
-    def prepared(self, replayable: Replayable) -> None:
-        if self._done:
-            return
-        self._done = True
-        with torch.no_grad():
-            for name, parameter in replayable.model.named_parameters():
-                if name in self._old:
-                    parameter.data.copy_(self._old[name])
 
 
 class ResetBadState(ReplayChange):

@@ -220,11 +220,13 @@ class _OriginSearch:
 
     def _innocent_here(self, bad_origin: BadOrigin, consumer: OpRecord, touch: Touch) -> bool:
         if bad_origin.intended:
+            # No one masks features: in a batch, or by plus infinities in a buffer, an infinity among them is an error.
             from_batch = bad_origin.leaf is not None and bad_origin.leaf[0] == "batch"
+            data = from_batch or bad_origin.leaf in self.trace.overflowed
             # Reckoned with, a buffer of nothing but infinities was no mask: it waits to be written for the first time.
             unwritten = bad_origin.leaf in self.trace.unwritten | self.trace.overflowed and consumer.op in _RECKONING
             features = consumer.op in _FEATURE_ARITHMETIC or passed_through(self.trace, touch, _FEATURE_ARITHMETIC)
-            return not unwritten and not (from_batch and features)
+            return not unwritten and not (data and features)
         if bad_origin.record is None or bad_origin.bits:
             return False
         if consumer.backward and not bad_origin.record.backward and self.forward_is_clean:

@@ -59,6 +59,12 @@ class RemedyContext:
             return frozenset()
         return only_of_parameters(exam.trace, exam.named)
 
+    def steps_back(self) -> list[int]:
+        """How many steps before a bad state may have been good: one, to the newest copy, and some more."""
+        facts = self.replayable.facts
+        kept = [facts.step - at for at in facts.kept_steps if at < facts.step][-1:]
+        return list(dict.fromkeys((1, *kept, min(8, facts.step))))
+
     def can_operate(self) -> bool:
         """Whether the origin is a call that can be changed where it stands: of the forward pass, or of the user's own
         optimizer or backward."""

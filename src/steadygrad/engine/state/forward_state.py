@@ -310,6 +310,15 @@ class ForwardState:
         """Every registered tensor by name, live."""
         return {name: now for name, slot in self._slots.items() if isinstance(now := slot.get(), Tensor)}
 
+    def tree_at(self, entry: Entry) -> dict[str, Any]:
+        """The parts of a training state that a forward may change, as they were when `entry` was taken. No copies."""
+        taken = {id(slot): copy for slot, _, copy in entry.hot}
+        first = {id(slot): slot.cold for slot in self._slots.values() if slot.cold is not None}
+        values = {**first, **taken}
+        tensors = {name: values.get(id(slot), slot.tensor) for name, slot in self._slots.items()}
+        counters = {self._counter_names[key]: value for key, value in entry.counters.items()}
+        return {"buffers": tensors, "counters": counters, "extras": entry.extras, "rng": entry.rng}
+
     @torch.no_grad()
     def put_tensors(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():

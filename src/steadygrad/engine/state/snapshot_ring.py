@@ -75,13 +75,15 @@ class SnapshotRing:
     def steps(self) -> tuple[int, ...]:
         return tuple(snapshot.step for snapshot in self._ring)
 
-    def take(self, step: int) -> Snapshot:
-        """Copy the state. On a GPU the copy runs beside compute; call `wait_for_copies` before the update."""
+    def take(self, step: int, earlier: Tree | None = None) -> Snapshot:
+        """Copy the state, with the parts in `earlier` in place of the live ones. On a GPU the copy runs beside compute;
+        call `wait_for_copies` before the update."""
         self._make_room()
         started = time.perf_counter()
         reused = bool(self._spare)
-        live = self._state.live()
-        tensors = [t for _, t in self._state.floating_tensors()]
+        live = {**self._state.live(), **(earlier or {})}
+        buffers = {f"buffer {name}": tensor for name, tensor in live["buffers"].items()}
+        tensors = [buffers.get(name, tensor) for name, tensor in self._state.floating_tensors()]
         copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device, _bytes_in(live))
         by_device: dict[torch.device, list[Tensor]] = {}
         for tensor in tensors:

@@ -460,11 +460,13 @@ def _changes(value: ast.expr, made: set[str]) -> bool:
 
 
 def _may_matter(value: ast.expr) -> bool:
-    """Whether a call whose result is not used may still matter to the loss: not one that prints or logs."""
+    """Whether a call whose result is not used may still matter to the loss: not one that prints or logs. A
+    function that is called by its bare name is the program's own, whatever the name."""
     if not isinstance(value, ast.Call):
         return False
-    name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-    return name not in _LEFT_OUT
+    if isinstance(value.func, ast.Attribute):
+        return value.func.attr not in _LEFT_OUT
+    return getattr(value.func, "id", "") != "print"
 
 
 def _calls_backward(statement: ast.stmt) -> bool:

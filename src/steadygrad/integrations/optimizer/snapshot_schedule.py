@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ...engine.state.snapshot_ring import SnapshotRing
+from ...engine.state.training_state import Tree
 
 _SHARE = 0.001
 """Of the time, at most so much goes into copies that a device makes."""
@@ -27,6 +28,6 @@ class SnapshotSchedule:
         """Whether the last copy cost little enough beside what has been done since. Never waits for one."""
         return self._ring.last_step < 0 or self._ring.seconds <= _SHARE * (time.monotonic() - self._time)
 
-    def take(self, step: int) -> None:
-        self._ring.take(step)
+    def take(self, step: int, earlier: Tree | None = None) -> None:
+        self._ring.take(step, earlier)
         self._last, self._time = step, time.monotonic()

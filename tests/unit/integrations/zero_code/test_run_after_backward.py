@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+from steadygrad.integrations.zero_code.rerun.loop_lines import LoopLines
 
 
 def mean_of_parts(model: nn.Module, shares: torch.Tensor) -> None:
@@ -83,3 +86,62 @@ def test_a_gradient_that_no_backward_made_is_located_where_it_was_written(watchi
     for _ in range(6):
         torch.randn(4, 4, generator=plain)
     assert torch.equal(noise.get_state(), plain.get_state())  # nothing was drawn a second time
+
+
+def write(model: nn.Module, vector: torch.Tensor) -> None:
+    at = 0
+    for parameter in model.parameters():
+        parameter.grad = vector[at : at + parameter.numel()].view_as(parameter).clone()
+        at += parameter.numel()
+
+
+def by_autograd_grad(model: nn.Module, target: Path | None = None) -> None:
+    """Gradients from `torch.autograd.grad`, changed and then written by a function of the program."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        x = torch.ones(4, 3) * (0.0 if step == 3 else 1.0)
+        gradients = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+        if target is not None:
+            target.write_text("here")
+        vector = torch.cat([gradient.flatten() for gradient in gradients])
+        write(model, vector / x.sum())
+        optimizer.step()
+
+
+def test_a_function_of_the_program_is_run_again_whatever_it_is_called(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    by_autograd_grad(nn.Linear(3, 1))
+    found = only_diagnosis(watch)
+    assert (found.cause.slug, found.origin.op) == ("zero_division", "div")
+    assert found.origin.code_line == "write(model, vector / x.sum())"
+    assert any(trial.verified for trial in found.trials)
+
+
+def test_written_gradients_are_no_transient_fault_because_the_models_calls_are_finite(
+    watching: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopLines, "before_update", lambda self: iter(()))  # as where the lines cannot be run again
+    watch = watching(diagnose="auto")
+    by_autograd_grad(nn.Linear(3, 1))
+    found = only_diagnosis(watch)
+    assert found.cause is None
+
+
+def test_a_graph_from_before_a_refused_update_can_still_be_used_after_it(watching: Any) -> None:
+    """The generator's output is made for the discriminator's update and used again after it."""
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    generator, critic = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)), nn.Linear(3, 1)
+    for_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+    for_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for step in range(6):
+        made = generator(torch.randn(4, 2))
+        spread = torch.zeros(()) if step == 3 else torch.ones(())
+        loss = (critic(made.detach()) / spread).mean() + critic(torch.randn(4, 3)).square().mean()
+        for_critic.zero_grad()
+        loss.backward()
+        for_critic.step()
+        for_generator.zero_grad()
+        (-critic(made).mean()).backward()
+        for_generator.step()
+    assert only_diagnosis(watch).origin.op == "div"

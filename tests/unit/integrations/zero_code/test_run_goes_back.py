@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -81,3 +82,70 @@ def test_a_run_that_climbed_away_long_ago_is_tried_at_a_lower_rate_from_before_t
     assert "lr_down" in slugs(found)
     assert optimizer.param_groups[0]["lr"] == 0.12 * (step + 1), "the rate is the program's again"
     assert all(torch.equal(now, kept) for now, kept in zip(model.parameters(), weights, strict=True))
+
+
+class Cells(nn.Module):
+    """Keeps the mean of what fell into each of its cells: of an empty one that is 0 / 0, and no loss shows it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.net(x) + self.mean.sum()
+        cells = torch.stack([x[:, 0] > 0, x[:, 0] <= 0]).float()
+        with torch.no_grad():
+            self.mean.copy_((cells @ x[:, 1]) / cells.sum(1))
+        return out
+
+
+@pytest.mark.parametrize("empty", [0, 4])
+def test_a_buffer_that_the_step_before_left_bad_is_located_in_that_step(watching: Any, empty: int) -> None:
+    """Also in the very first one, at which the optimizer is not known yet."""
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = Cells()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(empty + 2):
+        x = torch.randn(8, 4)
+        x = x.abs() if step == empty else x
+        loss = (model(x) - x[:, :1]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = diagnoses(watch)[-1]
+    assert (found.cause.slug, found.origin.op, found.origin.phase) == ("zero_division", "div", "forward")
+    assert found.origin.code_line == "self.mean.copy_((cells @ x[:, 1]) / cells.sum(1))"
+    assert "eps" in slugs(found)
+
+
+class Scaled(nn.Module):
+    """Multiplies its features by numbers that the program reads from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x * self.scale)
+
+
+def test_a_buffer_that_the_program_made_infinite_is_named_and_tried_as_it_was(watching: Any) -> None:
+    """Plus infinities among finite numbers are no mask, although they reach the product before they are a NaN."""
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        x = torch.randn(8, 4)
+        if step == 5:
+            model.scale.copy_(torch.tensor([1.0, float("inf"), 1.0, 1.0]))
+        loss = (model(x) - x[:, :1]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = diagnoses(watch)[-1]
+    assert (found.cause.slug, found.origin.phase, found.origin.tensor) == ("poisoned_state", "state", "scale")
+    assert "restore_buffers" in slugs(found)

@@ -43,6 +43,17 @@ def test_a_poisoned_window_leaves_the_bits_of_the_run_without_it(program: str, t
 
 
 @pytest.mark.slow
+def test_the_steps_of_a_lightning_module_with_manual_optimization_are_diagnosed(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    _, (finite,), told = run(tmp_path, str(PROGRAMS / "lightning_manual_program.py"))
+    assert finite
+    assert (told["skipped"], told["faults"]) == (1, [])
+    (incident,) = told["incidents"]
+    assert incident["diagnosis"]["cause"]["slug"] == "empty_reduction"
+    assert incident["diagnosis"]["origin"]["code_line"] == "spread = (self.critic(x).var(dim=0) + 1e-8).sqrt().mean()"
+
+
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_torchrun_is_guarded_on_every_rank(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

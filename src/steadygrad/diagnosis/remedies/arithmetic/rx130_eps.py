@@ -99,16 +99,27 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
 def _eps_of_its_own(
     floored: Operate, eps: float, func: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    """A function that takes an eps gets a larger one; of any other the argument gets a floor."""
+    """A function that was given a number of zero (a temperature) gets a floor there, one that takes an eps a larger
+    one; of any other the argument gets a floor."""
     try:
         given = inspect.signature(func).bind(*args, **kwargs)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return floored(func, args, kwargs)
-    if "eps" not in given.signature.parameters:
+    known = given.signature.parameters
+    numbers = {name: eps for name, value in given.arguments.items() if _is_zero(value, known[name])}
+    if not numbers and "eps" in known:
+        before = given.arguments.get("eps")
+        numbers = {"eps": max(eps, float(before)) if isinstance(before, int | float) else eps}
+    if not numbers:
         return floored(func, args, kwargs)
-    before = given.arguments.get("eps")
-    given.arguments["eps"] = max(eps, float(before)) if isinstance(before, int | float) else eps
+    given.arguments.update(numbers)
     return func(*given.args, **given.kwargs)  # type: ignore[operator]
+
+
+def _is_zero(value: object, parameter: inspect.Parameter) -> bool:
+    """Whether a plain number that a function may divide by is zero: not a dimension, a flag or a count."""
+    takes_fractions = isinstance(parameter.default, float) or parameter.annotation in (float, "float")
+    return (isinstance(value, float) or (type(value) is int and takes_fractions)) and value == 0
 
 
 def _off_singular(lift: float, tensor: torch.Tensor) -> torch.Tensor:

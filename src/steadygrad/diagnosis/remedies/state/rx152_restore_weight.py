@@ -55,14 +55,12 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             safety="close",
         )
     elif context.replayable.facts.step and not context.silent and (guilty := bad or context.guilty_parameters):
-        facts = context.replayable.facts
-        kept = [facts.step - at for at in facts.kept_steps if at < facts.step][-1:]
-        for back in dict.fromkeys((1, *kept, min(8, facts.step))):
+        for back in context.steps_back():
             yield Proposal(
                 code=RULE.code,
                 slug=RULE.slug,
                 change=f"{', '.join(sorted(guilty))} as {back} step{'s' * (back > 1)} before",
-                make=partial(AsEarlier, context.replayable, guilty, back),
+                make=partial(AsEarlier, context.replayable, {("parameter", name) for name in guilty}, back),
                 safety="close",
                 if_needed=back > 1,
             )

@@ -24,10 +24,11 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ....records.rules import Rule
 from ...interventions.batch_changes import TrueSkip
-from ...interventions.state_changes import Reverted
+from ...interventions.state_changes import AsEarlier, Reverted
 from ..remedy_context import Proposal, RemedyContext
 
 RULE = Rule("RX153", "restore_buffers", "Restore buffers to what they were.")
@@ -55,3 +56,15 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             make=TrueSkip,
             safety="exact",
         )
+    leaf = (context.evidence.leaf,) if context.evidence.leaf is not None else ()
+    bad = {key for key in (*context.evidence.bad_before, *leaf) if key[0] == "buffer"}
+    if bad and not changed and context.replayable.facts.step and not context.silent:
+        for back in context.steps_back():
+            yield Proposal(
+                code=RULE.code,
+                slug=RULE.slug,
+                change=f"{', '.join(sorted(name for _, name in bad))} as {back} step{'s' * (back > 1)} before",
+                make=partial(AsEarlier, context.replayable, bad, back),
+                safety="close",
+                if_needed=True,
+            )

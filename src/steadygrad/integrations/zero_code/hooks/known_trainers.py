@@ -42,7 +42,8 @@ def _meet(watch: ProcessLoop, patches: Patches, name: str, start: str, integrati
 
     def begin(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         # From here to the end of training, so that the next trainer of the program can go on with the same run.
-        guard = attach_to(watch, self) if not watch.away and not watch.inside_trainer else None
+        ours = watch.away or watch.inside_trainer or _steps_by_itself(args, kwargs)
+        guard = attach_to(watch, self) if not ours else None
         watch.inside_trainer += 1
         try:
             return original(self, *args, **kwargs)
@@ -53,6 +54,13 @@ def _meet(watch: ProcessLoop, patches: Patches, name: str, start: str, integrati
                 object.__setattr__(self, _MARK, False)
 
     patches.around(kind, start, begin)
+
+
+def _steps_by_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether training starts on a module of Lightning with manual optimization: the trainer knows nothing of its steps
+    then, and the watch, which sees their lines, can say more."""
+    first = args[0] if args else kwargs.get("model")
+    return getattr(first, "automatic_optimization", True) is False
 
 
 def _meet_accelerator(watch: ProcessLoop, patches: Patches, module: Any) -> None:

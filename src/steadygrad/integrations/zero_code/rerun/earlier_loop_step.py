@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....engine.state.training_state import Tree
+from ....engine.state.training_state import Tree, copy_tree
 from .good_states import AppliedUpdate, GoodStates, put_groups
 from .loop_step import LoopPassBatch, LoopStep
+
+_MAX_UPDATES = 12
+"""Further than this from a copy, going there would cost more than the diagnosis."""
 
 
 class EarlierLoopStep:
@@ -71,10 +74,32 @@ def look_back(later: LoopStep, past: GoodStates) -> None:
 
     def earlier(back: int) -> EarlierLoopStep | None:
         step = later.facts.step - back
-        found = past.kept_at(later.loop, step, later.facts.step)
-        return EarlierLoopStep(later, step, *found) if found is not None and not later.forward_only else None
+        at = max((kept for kept in past.steps if kept <= step), default=step) if back == 1 else step
+        found = past.kept_at(later.loop, at, later.facts.step)
+        if found is None or later.forward_only:
+            return None
+        return _at_step(later, at, step, *found)
 
     later.facts = replace(later.facts, earlier=earlier, kept_steps=tuple(past.steps))
+
+
+def _at_step(
+    later: LoopStep, at: int, step: int, parts: Tree, updates: Sequence[AppliedUpdate]
+) -> EarlierLoopStep | None:
+    """The step itself, by making the updates between a kept state and it again; None where they are too many."""
+    start, since = EarlierLoopStep(later, at, parts, updates), sum(update.step < step for update in updates)
+    if not since:
+        return start
+    if since > _MAX_UPDATES or since == len(updates):
+        return None
+    start.restore()
+    for ahead in range(since):
+        start.prepare_following(ahead)
+        for batch in _batches(updates[ahead]):
+            start.backward(start.forward(batch))
+        start.commit()
+    there = copy_tree({key: value for key, value in later.live().items() if key in parts}, torch.clone)
+    return EarlierLoopStep(later, step, there, updates[since:])
 
 
 def _batches(landed: AppliedUpdate) -> list[LoopPassBatch]:

@@ -233,8 +233,9 @@ class RefusalExaminer:
                 return None  # the loss code, or what it sent back
         found = diagnose(replayable, depth=depth if inside else "origin")
         sound_again = found.reproduced[1] and not found.reproduced[0]
-        if sound_again and self._why_not_lines is not None and MADE_BEFORE in self._why_not_lines:
-            return None  # these calls are only a part of what the gradient came from
+        partial = self._why_not_lines is not None and MADE_BEFORE in self._why_not_lines
+        if sound_again and (partial or not self._watch.backwards.losses):
+            return None  # these calls are only a part of what the gradient came from, or the program wrote it by hand
         if sound_again and found.origin is not None and found.origin.op is None:
             notes = (*found.notes, "the model's calls were replayed from the same bits; nothing bad came out of them")
             return replace(found, notes=notes)

@@ -117,8 +117,19 @@ class GoodStates:
     def update_begins(self, loop: OptimizerLoop, step: int) -> None:
         """Before an update: let the device finish copying what is about to change. Does not stop the host."""
         self._last[loop] = step
+        if loop not in self._loops and self._watch.policy.acts and loop.parameters[0].device.type == "cpu":
+            self._first_update(step)
         if self._ring is not None:
             self._ring.wait_for_copies()
+
+    def _first_update(self, step: int) -> None:
+        """An optimizer is heard of only at its first update: the weights are still those before it, and what the
+        forward changed is known as it was. On a CPU only: a device copies later, when the pool may have that memory."""
+        self._look_around()
+        entry, schedule = self._watch.models.entry, self._snapshot_schedule
+        if entry is not None and schedule is not None and self._state is not None and self._ring is not None:
+            schedule.take(step, self._state.forward.tree_at(entry))
+            self._ring.all()[-1].place = entry.place
 
     def landed(self, optimizer: Optimizer, reading: Reading | None) -> None:
         """Remember the update just made. Host work only: a few names, no copy."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....detect.tensors.torch_private import dynamo_is_loaded, register_pytree_node
+from ....detect.tensors.torch_private import dynamo_is_loaded, register_pytree_node, versions_kept
 from ....diagnosis.replay.guard_step import select_rows
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.state_backup import StateBackup
@@ -62,6 +62,10 @@ class ModelCallStep:
     def loop(self) -> OptimizerLoop:
         return self._loop
 
+    def live(self) -> Tree:
+        """Everything an update of this optimizer can change, as it is now. No copies."""
+        return self._state.live()
+
     def restore_other(self, parts: Tree) -> None:
         """Another moment's parameters, moments and buffers; the rest as it was before the first call. Only inside an
         examination."""
@@ -102,7 +106,10 @@ class ModelCallStep:
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis: afterwards everything is as it was, the gradients of the refused step too."""
         parameters = {id(p): p for p in (*self.model.parameters(), *self._loop.parameters)}
+        tensors = [t for t in (*parameters.values(), *self.model.buffers()) if not t.is_inference()]
         with ExitStack() as stack:
+            # A graph that the program made before and uses after this update would else be refused by autograd.
+            stack.enter_context(versions_kept(tuple(tensors)))
             stack.enter_context(rerun())
             stack.enter_context(preserved_attributes([self.model]))
             stack.enter_context(gradients_kept(list(parameters.values())))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from ....detect.loop.no_warnings import no_warnings
 
 # Wrappers whose own call talks to other ranks or runs compiled code: the module inside is what can be run again alone.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -19,8 +20,7 @@ def find_roots(parameters: Iterable[Tensor]) -> list[nn.Module]:
     Asks for an object's type and never for its `__class__`: a lazy proxy would do work when asked.
     """
     wanted = {id(parameter) for parameter in parameters}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with no_warnings():
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and _is_made(thing)]
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []

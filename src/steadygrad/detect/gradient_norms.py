@@ -5,13 +5,15 @@ Measures and never judges. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..records import Reading
 from .tensors.sharded_tensors import is_sharded, local_of
 from .tensors.torch_private import group_by_device_and_dtype
 
@@ -189,3 +191,27 @@ def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = No
 def finite_gradients(gradients: Gradients) -> bool:
     """Whether every gradient element is finite, whatever its norm says. Reads the device: for the rare path only."""
     return all(bool(torch.isfinite(t).all()) for t in gradients.tensors)
+
+
+LARGE = 1e18
+"""The square of such a gradient may be more than float32 holds: what an update makes of it has to be looked at."""
+
+
+def look_at_infinite_norm(
+    reading: Reading, gradients: Gradients | None, factor: Callable[[], float] = lambda: 1.0, *, clips: bool
+) -> Reading:
+    """A norm that is infinite proves nothing of the gradients, as their squares may overflow: with finite gradients the
+    reading has its norms in double precision, times `factor`. Where they are clipped by it, it stays: dividing by it
+    makes every gradient zero. Reads the device where the norm is infinite."""
+    if reading.grad_norm != math.inf or gradients is None:
+        return reading
+    reading = replace(reading, gradients_finite=finite_gradients(gradients))
+    if clips or gradients.clipped or not reading.gradients_finite:
+        return reading
+    norms = [factor() * _wide_norm(tensor) for tensor in gradients.tensors]
+    return replace(reading, grad_norm=math.hypot(*norms), norms=norms)
+
+
+def _wide_norm(tensor: Tensor) -> float:
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(tensor, 2.0, dtype=wide))

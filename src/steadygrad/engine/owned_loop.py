@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..detect.gradient_norms import Gradients
+from ..detect.gradient_norms import LARGE, Gradients, look_at_infinite_norm
 from ..detect.refusal_rule import must_refuse
 from ..detect.tensors.nested_tensors import tensors_in
 from ..policy import Capabilities
@@ -39,7 +39,7 @@ from .step.numerics_findings import muted, urgent
 from .step.plain_loop import PlainLoop
 from .step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS
 from .step.step_row import Row, reading_of
-from .step.user_step import Terms
+from .step.user_step import Terms, Update
 from .step.window import PendingStep, Window, answer_for, left_over
 
 
@@ -167,7 +167,7 @@ class OwnedLoop:
             gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
         return gradients, self.parts.readout.pack(gradients, self.window.terms, scale, in_place=in_place)
 
-    def commit_outside(self, gradients: Gradients | None, row: Row, update: Callable[[], Any]) -> Outcome:
+    def commit_outside(self, gradients: Gradients | None, row: Row, update: Update) -> Outcome:
         """A trainer would step its optimizer here; `update` does so. One host read."""
         step = Step(self.step, self.window, Outcome(step=self.step))
         self._commit_now(step, gradients, row, update)
@@ -190,9 +190,7 @@ class OwnedLoop:
             parts.checker.after_update()
         self._finish_update()
 
-    def _commit_now(
-        self, step: Step, gradients: Gradients | None, row: Row, update: Callable[[], Any] | None = None
-    ) -> None:
+    def _commit_now(self, step: Step, gradients: Gradients | None, row: Row, update: Update | None = None) -> None:
         """Read first, commit then. One host read."""
         alone = self.consensus.size == 1
         limits = self.log.limits(self.parts.updater.max_grad_norm)
@@ -207,6 +205,8 @@ class OwnedLoop:
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
             return
+        if alone:
+            reading = look_at_infinite_norm(reading, gradients, self.program.scale_left, clips=self.parts.updater.clips)
         if alone and self.config.policy.acts and self.silent_faults.handled(step, reading):
             return
         self.window = Window()
@@ -218,8 +218,8 @@ class OwnedLoop:
         if not verdict.applies:
             return
         fed = gradients.indices if gradients is not None else ()
-        # Not copied and undone where several ranks would have to agree on it.
-        undo = self.update_check.before(fed, may_copy=alone and self.config.policy.acts, hold_rate=force.rate_held)
+        copies, large = alone and self.config.policy.acts, reading.grad_norm > LARGE  # several ranks had to agree
+        undo = self.update_check.before(fed, may_copy=copies, hold_rate=force.rate_held, large=large)
         self._update(gradients, None, force, update)
         if self.parts.checker.sampling is not None:
             self.parts.checker.after_update()
@@ -240,7 +240,7 @@ class OwnedLoop:
 
     def _update(
         self, gradients: Gradients | None, flag: torch.Tensor | None, force: Ledger,
-        update: Callable[[], Any] | None = None, factor: torch.Tensor | None = None,
+        update: Update | None = None, factor: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.recovery.before_update()
         if self.parts.checker.sampling is not None:

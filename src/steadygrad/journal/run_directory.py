@@ -224,7 +224,9 @@ def open_run(run_dir: str | os.PathLike[str]) -> Path:
 
 def versions() -> dict[str, str]:
     """What this runs on, asked of the installed packages' metadata: importing torch to learn its version is slow."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "steadygrad": __version__}
+    here = platform.uname()  # `platform.platform()` would start a process to ask for the processor
+    system = f"{here.system}-{here.release}-{here.machine}"
+    found = {"python": platform.python_version(), "platform": system, "steadygrad": __version__}
     for package in ("torch", "numpy", "pyarrow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)

@@ -127,3 +127,21 @@ def test_the_state_that_a_closed_guard_leaves_is_checked() -> None:
         model.bias.fill_(math.nan)
     guard.close()
     assert guard.summary()["final_state"] == "non-finite: parameter bias"
+
+
+@pytest.mark.parametrize("entry", ["guard", "attach"])
+def test_buffers_that_turn_bad_unseen_by_any_step_are_an_incident_at_the_end(entry: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = optim.SGD(model.parameters(), lr=1e-2)
+    guard: Any = sg.Guard(model, optimizer, loss_fn) if entry == "guard" else sg.attach(optimizer, model=model)
+    for batch in batches(4):
+        if entry == "guard":
+            guard.step(batch)
+            continue
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+    model[1].running_var[2] = math.inf  # type: ignore[union-attr,index,operator]
+    guard.close()
+    assert [found.code for found in guard.incidents[0].findings] == ["SY107"]
+    assert guard.summary()["skipped"] == 0

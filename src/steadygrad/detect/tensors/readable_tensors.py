@@ -7,6 +7,7 @@ the reason and left alone. All private torch interfaces for telling tensors apar
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def why_not_read(tensor: Any) -> str | None:
             return "nested tensor"
         if tensor.layout is not torch.strided:
             return _LAYOUTS.get(tensor.layout, f"tensor of layout {str(tensor.layout).removeprefix('torch.')}")
-        if tensor.device.type == "meta":
+        if only_shape(tensor):
             return "meta tensor"
         if tensor.is_quantized:
             return "quantised tensor"
@@ -82,6 +83,12 @@ def _adds_nothing(kind: type) -> bool:
         and getattr(kind, "__torch_dispatch__", None) in ops
         and type(kind) in {type(plain) for plain in _PLAIN}
     )
+
+
+def only_shape(tensor: Tensor) -> bool:
+    """Whether this stands for a tensor that is never computed: on the meta device, or fake."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return tensor.device.type == "meta" or (fake is not None and isinstance(tensor, fake.FakeTensor))
 
 
 def describable(tensor: Any) -> bool:

@@ -255,6 +255,16 @@ class RunLog:
             if not any(found.code == known.code and found.subject == known.subject for known in self.vitals):
                 self.tell_vital(found)
 
+    def enter_bad_buffers(self, step: int, names: tuple[str, ...]) -> None:
+        """Buffers are not finite at the end of training, and no step has shown it: an incident."""
+        known = {found.code for incident in self.incidents for found in incident.findings}
+        reading = Reading(step=step, loss=0.0, grad_norm=0.0, bad_buffers=names)
+        findings = [found for found in self.judge(reading) if names and found.code not in known]
+        if findings:
+            because = f"{findings[0].detail} at the end, and no loss or gradient showed it"
+            self.enter_silent(step, findings, Diagnosis(symptom="nan_state", phase="state", because=because))
+            self.announce()
+
     def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
         """Remember micro-batches that were taken out of a window before it was full, because someone looked."""
         losses = [float(terms["loss"]) for terms in window.terms]

@@ -14,10 +14,13 @@ import torch
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...records import Reading
+from ...records.rerun_flag import rerun
 from ..distributed.consensus import SingleRank
 from ..record.run_log import RunLog
 from ..state.forward_state import Entry, ForwardState
+from ..state.rng import put_rng, take_rng
 from ..state.training_state import TrainingState, bad_state, non_finite
+from ..step.numerics_findings import muted
 from ..step.user_step import UserStep
 from ..step.window import Window
 
@@ -113,6 +116,19 @@ class RefusalAnalysis:
         answer = gradients is not None and finite_gradients(gradients)
         self.put_back(window)
         return self._consensus.all("gradients finite", answer)
+
+    def only_norm_overflows(self, reading: Reading, window: Window) -> bool:
+        """Whether a step that the device refused for its norm has finite gradients. Leaves no gradients, and what its
+        forward moved as before it; random numbers are those of now."""
+        losses = (reading.loss, *reading.terms.values(), *reading.micro_losses)
+        if reading.grad_norm != math.inf or not all(map(math.isfinite, losses)):
+            return False
+        rng = take_rng()
+        with muted(), rerun():
+            self.put_back(window)
+            finite = self._gradients_finite_again(window)
+        put_rng(rng)
+        return finite
 
     def _finite_at_scale_one(self, window: Window) -> bool:
         """Whether the same step is finite without the loss scale: then the scale was too large, and nothing else."""

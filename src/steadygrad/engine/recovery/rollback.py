@@ -167,8 +167,11 @@ class Rollback:
             self.take_snapshot(step)
 
     def final_state(self) -> str:
-        """Whether everything that training leaves behind is finite: "finite", or what is not. One host read."""
+        """Whether everything that training leaves behind is finite: "finite", or what is not. One host read. Buffers
+        that are not, of which no step told, are an incident."""
         names = non_finite(self._state.floating_tensors())
+        buffers = tuple(name.removeprefix("buffer ") for name in names if name.startswith("buffer "))
+        self._log.enter_bad_buffers(self.loop.step, buffers)
         return "finite" if not names else "non-finite: " + ", ".join(names[:3])
 
     # -- divergence

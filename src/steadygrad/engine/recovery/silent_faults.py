@@ -175,22 +175,30 @@ class SilentFaults:
                 check.shadow.keep_unless(refused)
 
     def handled_late(self, step: Step, reading: Reading) -> bool:
-        """The device has refused a step: whether because something changed, and then it has been run again, with what
-        came behind it. What the program wrote is in it then; what a fault did is undone."""
+        """The device has refused a step: whether because something changed or only its norm overflowed, and then it has
+        been run again, with what came behind it. What the program wrote is in it then; what a fault did is undone."""
         loop = self._loop
-        if loop.update_check.shadow is None:
-            return False
         found: Finding | None = None
-        with loop.barrier("silent_faults", found) as answer:
-            answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
-        if answer.value is None:
-            far = self._levels.far_above(reading) and self._may_doubt() and _can_run_again(step)
-            if must_refuse(reading) and not far:
-                return False
-            if far:
+        if loop.update_check.shadow is not None:
+            with loop.barrier("silent_faults", found) as answer:
+                answer.value = undo_faults(loop.update_check.shadow, loop.log, step.number)
+            found = answer.value
+        if found is None:
+            refuses = must_refuse(reading)
+            if self._levels.far_above(reading) and self._may_doubt() and _can_run_again(step):
                 self._first, self._twice, self._checking = reading, self._twice + 1, False
+            elif refuses and not self._only_norm_overflows(step, reading):
+                return False
+            elif not refuses and loop.update_check.shadow is None:
+                return False  # nothing was compared on the device, so nothing there can have changed
         self._run_again(step)
         return True
+
+    def _only_norm_overflows(self, step: Step, reading: Reading) -> bool:
+        """The host applies such an update: see `look_at_infinite_norm`."""
+        if self._loop.parts.updater.clips or not _can_run_again(step):
+            return False
+        return self._loop.recovery.second_look.only_norm_overflows(reading, step.window)
 
     def _doubtful(self, step: Step, reading: Reading) -> bool:
         """Whether the step is to be computed again: as a check, because of a gradient, or after two results."""

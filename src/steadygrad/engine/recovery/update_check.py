@@ -106,11 +106,14 @@ class UpdateCheck:
             self.shadow.forget()
         self._with_gradient = None
 
-    def before(self, with_gradient: Sequence[int], *, may_copy: bool, hold_rate: bool = False) -> Tree | None:
+    def before(
+        self, with_gradient: Sequence[int], *, may_copy: bool, hold_rate: bool = False, large: bool = False
+    ) -> Tree | None:
         """A copy of everything, in host memory, where the coming update may have to be undone; else None.
 
         `with_gradient` are the places of the parameters that have a gradient. What is bad by then is remembered.
-        With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value.
+        With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value; with
+        `large` gradients moments may overflow, and that is this update's doing.
         """
         self._bad_before = {}
         self._give_rates_back()  # where the update before raised
@@ -118,8 +121,10 @@ class UpdateCheck:
             self._hold_rates()
         if self._careful_left:
             self._careful_left -= 1
-        elif may_copy and self._is_new(with_gradient):
+        elif may_copy and (large or self._is_new(with_gradient)):
             self._bad_before = bad_state(self._state)
+            if large and not (self._bad_before["bad_parameters"] or self._bad_before["bad_state"]):
+                self._bad_before = {}
         else:
             return None
         copied: Tree = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))

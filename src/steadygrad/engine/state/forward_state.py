@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from ...detect.tensors.readable_tensors import has_values
+from ...detect.tensors.readable_tensors import has_values, only_shape
 from .rng import RngState, put_rng, rewound, same_rng, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -111,6 +112,8 @@ class ForwardState:
     def take(self) -> Entry:
         """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
         self._takes_since_audit += 1
+        if self._waits:
+            self._find_slots(hot=True)
         self._look_before_forward()
         self._look_at_counters()
         slots = [slot for slot in self._slots.values() if slot.hot]
@@ -359,14 +362,21 @@ class ForwardState:
 
     # -- finding what there is
 
-    def _find_slots(self) -> None:
+    def _find_slots(self, *, hot: bool = False) -> None:
+        """All tensors that are not known yet. Those of a lazy module come to be in its first forward."""
+        self._waits = False
         for root_index, root in enumerate(self._modules):
             prefix = "" if root_index == 0 else f"loss_fn{root_index}."
             for path, module in root.named_modules():
                 for name, value, get, put in _tensors_of(module):
                     full = prefix + (f"{path}.{name}" if path else name)
+                    if full in self._slots:
+                        continue
+                    if is_lazy(value):
+                        self._waits = True
+                        continue
                     cold = value.detach().to("cpu", copy=True)
-                    self._slots[full] = _Slot(full, module, get, put, value, value._version, cold, module.training)
+                    self._slots[full] = _Slot(full, module, get, put, value, value._version, cold, module.training, hot)
 
     def _remember_counters(self) -> None:
         for root_index, root in enumerate(self._modules):
@@ -407,7 +417,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
     """Buffers (also non-persistent ones) and tensors kept as plain attributes."""
     for home in (module._buffers, vars(module)):
         for name, value in list(home.items()):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.device.type != "meta":
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not only_shape(value):
                 yield name, value, _getter(home, name), _setter(home, name)
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ...detect.tensors.nested_tensors import named_tensors_in
+from ...detect.tensors.readable_tensors import only_shape
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
 from ..step.trained_parameters import attributes_of, own_state, states_of
 from .forward_state import ForwardState
@@ -41,15 +43,13 @@ class TrainingState:
         scaler: Any = None,
         ema: Any = None,
     ) -> None:
-        self._parameters = dict(parameters)
+        self.set_parameters(parameters)
         self._optimizers = WeakSequence(optimizers)
         self.forward = forward
         self._non_finite_at_start = forward.non_finite_at_start()
         self._scheduler = scheduler
         self._scaler = scaler
         self._ema = ema
-        self._ids = frozenset(map(id, self._parameters.values()))
-        self._sharded = any(is_sharded(p) for p in self._parameters.values())
 
     def live(self) -> Tree:
         """The tree as it is now. Tensors are the live ones: copy before anything moves. Does not sync.
@@ -80,20 +80,31 @@ class TrainingState:
 
     def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """From now on these are the trained parameters: some were unfrozen or added."""
-        self._parameters = dict(parameters)
-        self._ids = frozenset(map(id, self._parameters.values()))
-        self._sharded = any(is_sharded(p) for p in self._parameters.values())
+        self._all = dict(parameters)
+        self._ids = frozenset(map(id, self._all.values()))
+        self._waits = any(map(is_lazy, self._all.values()))
+        self._sharded = any(map(is_sharded, self._all.values()))
+
+    @property
+    def _parameters(self) -> dict[str, Tensor]:
+        """Those that have values. The parameters of a lazy module get theirs in its first forward."""
+        if not self._waits:
+            return self._all
+        ready = {name: p for name, p in self._all.items() if not is_lazy(p)}
+        self._waits = len(ready) < len(self._all)
+        return ready
 
     def exchange_parameters(self, others: Mapping[int, Tensor]) -> None:
         """From now on `others[id(p)]` is the parameter wherever p was."""
-        self._parameters = {name: others.get(id(p), p) for name, p in self._parameters.items()}
+        self._all = {name: others.get(id(p), p) for name, p in self._all.items()}
 
     @torch.no_grad()
     def restore(self, tree: Tree) -> None:
         """Put a copied tree back, bit for bit, and clear gradients."""
         TrainingState.restored += 1
         for name, parameter in self._parameters.items():
-            local_of(parameter.data).copy_(tree["parameters"][name])
+            if name in tree["parameters"]:  # else it had no values yet
+                local_of(parameter.data).copy_(tree["parameters"][name])
             parameter.grad = None
         for optimizer, saved in zip(self._optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, saved)
@@ -142,7 +153,7 @@ def can_be_scanned(tensor: Tensor) -> bool:
         tensor.is_floating_point()
         and tensor.numel() > 0
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and not only_shape(tensor)
         and tensor.element_size() > 1  # float8: there is no norm of it
         and not tensor.is_nested
         and not tensor.is_quantized

@@ -33,6 +33,10 @@ class Updater:
         self._scaler = scaler
         self._refuses = config.policy.acts
 
+    @property
+    def clips(self) -> bool:
+        return self.max_grad_norm is not None
+
     def rule(self, force: Ledger, *, on_device: bool) -> ClipRule | None:
         """How gradients are clipped with what is in force; None if they are not."""
         if self.max_grad_norm is None:

@@ -23,6 +23,7 @@ from ..recovery.loss_modules import buffers_beside, preserved
 from ..state.batch_buffer import pristine
 
 Terms = dict[str, Tensor]
+Update = Callable[[], Any]
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -140,6 +141,10 @@ class UserStep:
         """What unscaling multiplies by, on the device."""
         scale: Tensor = self.scaler._scale
         return scale.double().reciprocal().float()
+
+    def scale_left(self) -> float:
+        """What the gradients have to be multiplied by to be free of a loss scale. Reads the device."""
+        return 1.0 if self.unscaled else float(self.inverse_scale())
 
     def update_scale(self) -> None:
         """Let the loss scale grow or shrink, on the device."""

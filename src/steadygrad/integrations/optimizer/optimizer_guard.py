@@ -182,7 +182,9 @@ class OptimizerGuard:
                 self._checker.decide_provisional()
                 self._checker.close()
         with self._barrier("final_state", None):
-            bad = [name for found in bad_state(self._state).values() for name in found]
+            looked = bad_state(self._state)
+            bad = [name for found in looked.values() for name in found]
+            self._loops[0].log.enter_bad_buffers(self._step, looked["bad_buffers"])
             self._final_state = "finite" if not bad else "non-finite: " + ", ".join(map(str, bad[:3]))
             self._journal.event("final_state", state=self._final_state)
         validate.release(self._optimizers)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from ...detect.gradient_norms import Gradients
+from ...detect.gradient_norms import LARGE, Gradients
 from ...detect.tensors.quiet_hook import registered
+from ...detect.tensors.readable_tensors import only_shape
 from ...engine.engine import Engine, Step, Verdict
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.run_log import RunLog
@@ -66,6 +67,7 @@ class OptimizerLoop:
         self.engine = Engine(self, policy, self.log, barrier, around.ranks)
         self.around, self.step = around, 0
         self._barrier = barrier
+        self._only_shapes = any(map(only_shape, self.parameters))
         self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.log)
         self._rates: list[tuple[dict[str, Any], Any]] = []
         self._check: UpdateCheck | None = None
@@ -125,6 +127,7 @@ class OptimizerLoop:
         self.parameters = parameters
         self.names = [names[id(p)] for p in parameters]
         self.numbers.follow(parameters, self.names)
+        self._only_shapes = any(map(only_shape, parameters))
         if self._check is not None:
             self._check.release()
         self._check = None
@@ -136,11 +139,13 @@ class OptimizerLoop:
         self, make: Callable[[], Any], number: int, loss: Tensor | None, clipped: Gradients | None, *,
         holds: bool = True,
     ) -> Any:  # fmt: skip
-        """The loop's `optimizer.step()`: judged, made or withheld, and looked at. `make` is called once at most.
+        """The loop's `optimizer.step()`: judged, made or withheld, and looked at. `make` has an effect once at most.
 
         With `holds` False it cannot be withheld: it is made, and judged for the record.
         """
         self._raise_if_halted()
+        if self._rehearses():
+            return make()
         step = Step(number, Window(), Outcome(step=number), loss_seen=loss is not None)
         pending_numbers: PendingNumbers | None = None
         if self.numbers.on_device:
@@ -149,7 +154,9 @@ class OptimizerLoop:
                 if late and self.numbers.refuses_on_device():
                     sealed.value = self.numbers.seal(loss, clipped)
             if sealed.value is not None:
-                return self._update_on_device(make, step, sealed.value)
+                result, settled = self._update_on_device(make, step, sealed.value)
+                if settled:
+                    return result
         judged = self._begin(step, loss, clipped, holds=holds)
         if judged is None:
             self._raise_if_halted()
@@ -168,6 +175,8 @@ class OptimizerLoop:
         may evaluate several times, so everything is copied first and restored if the step turns out bad.
         """
         self._raise_if_halted()
+        if self._rehearses():
+            return make(closure)
         step = Step(number, Window(), Outcome(step=number))
         if evaluates_more_than_once(self.optimizer):
             return self._update_and_look(make, closure, step, numbers)
@@ -286,7 +295,8 @@ class OptimizerLoop:
             verdict = self.engine.judge(step, reading, made=not holds)
             if not verdict.applies:
                 return None
-            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=self.log.ledger.rate_held)
+            held, large = self.log.ledger.rate_held, reading.grad_norm > LARGE
+            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=held, large=large)
             return _JudgedUpdate(step, self._shown(verdict), undo, fed)
         except SteadyError:
             raise
@@ -327,18 +337,26 @@ class OptimizerLoop:
                 parameter.grad = gradient  # the loop clears them in its own time
         self.engine.refuse(judged.step, replace(reading, **bad))
 
-    def _update_on_device(self, make: Callable[[], Any], step: Step, pending_numbers: PendingNumbers) -> Any:
-        """Under a device flag; the numbers are read behind the update, so the device does not wait."""
+    def _update_on_device(
+        self, make: Callable[[], Any], step: Step, pending_numbers: PendingNumbers
+    ) -> tuple[Any, bool]:
+        """Under a device flag; the numbers are read behind the update, so the device does not wait. Whether it is
+        settled comes with its result: one that the device refused for an infinite norm is looked at by the host."""
         try:
             result = self._made(make)
         finally:
             self.numbers.disarm()
-        with self._barrier("guard", None):
-            verdict = self.engine.judge(step, self.numbers.open(pending_numbers, step.number), made=True)
-            if verdict.applies:
-                self.engine.conclude(step, self._shown(verdict))
+        settled = True
+        with self._barrier("guard", settled) as answer:
+            reading = self.numbers.open(pending_numbers, step.number)
+            if reading.refused and reading.grad_norm == math.inf and math.isfinite(reading.loss):
+                answer.value = False
+            else:
+                verdict = self.engine.judge(step, reading, made=True)
+                if verdict.applies:
+                    self.engine.conclude(step, self._shown(verdict))
         self._raise_if_halted()
-        return result
+        return result, answer.value
 
     def _made(self, make: Callable[[], Any]) -> Any:
         self.begin_update()
@@ -346,6 +364,11 @@ class OptimizerLoop:
             return make()
         finally:
             self.end_update()
+
+    def _rehearses(self) -> bool:
+        """Whether the program only tries shapes, on tensors without values: there is nothing to judge."""
+        self._only_shapes = self._only_shapes and any(map(only_shape, self.parameters))
+        return self._only_shapes
 
     def _raise_if_halted(self) -> None:
         if self.engine.halt is not None:
@@ -437,7 +460,8 @@ class OptimizerLoop:
 
     def finite(self) -> bool:
         """The bare check that is left when the guard itself has failed."""
-        return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in self.parameters)
+        grads = [p.grad for p in self.parameters if p.grad is not None and not only_shape(p)]
+        return all(bool(torch.isfinite(grad.detach().to_dense()).all()) for grad in grads)
 
     def begin_update(self) -> None:
         """Put a lowered learning rate in force for this update; repair a summed `found_inf`."""

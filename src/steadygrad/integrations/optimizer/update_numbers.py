@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
+from ...detect.gradient_norms import GradientProbe, Gradients, look_at_infinite_norm
 from ...detect.history import RefusalLimits
 from ...engine.record.run_log import RunLog
 from ...engine.step.device_check import DeviceCheck, RowTransfer
@@ -149,13 +149,13 @@ class UpdateNumbers:
         reading = reading_of(
             values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
         )
-        if scale is not None and reading.loss_scale:
-            factor = 1.0 / reading.loss_scale
+        factor = 1.0 / reading.loss_scale if scale is not None and reading.loss_scale else 1.0
+        if factor != 1.0:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        if reading.grad_norm == math.inf and scale is None and clipped is None and gradients is not None:
-            reading = replace(reading, gradients_finite=finite_gradients(gradients))  # only their norm may overflow
+        clips = self._probe.sharded or (before_clip is not None and not math.isfinite(before_clip))
+        reading = look_at_infinite_norm(reading, gradients, lambda: factor, clips=clips)
         return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 
 

@@ -151,6 +151,7 @@ class ProcessReport:
             self.guard_done(guard)
         log = self.log
         ledgers = [each.ledger for each in log]
+        final_state = self._final_state(watch)
         note: dict[str, Any] = {
             "rank": rank_of(os.environ),
             "command": sys.argv[:1],
@@ -165,7 +166,7 @@ class ProcessReport:
             "halted": any(each.halted for each in ledgers),
             "trainings": len(log),
             "skipped_by_program": sum(each.skipped_by_program for each in log),
-            "final_state": self._final_state(watch),
+            "final_state": final_state,
             "backwards": watch.backwards.count,
             "first_bad_backward": watch.backwards.first_bad,
             "in_backward": self.in_backward,
@@ -204,6 +205,8 @@ class ProcessReport:
         """Whether what the optimizers and trainers leave behind is finite. One host read each."""
         with self._barrier("final_state", "not checked") as answer:
             states = [bad_state(loop.around.state_of(loop)) for loop in self.loops]
+            for loop, state in zip(self.loops, states, strict=True):
+                loop.log.enter_bad_buffers(loop.log.ledger.steps, state["bad_buffers"])
             bad = [str(name) for state in states for found in state.values() for name in found]
             bad += [name for names in self._ends for name in names]
             guards = [str(summary.get("final_state", "not checked")) for _, summary in self.summaries]

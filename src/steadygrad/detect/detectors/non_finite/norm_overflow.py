@@ -6,7 +6,9 @@ What it sees
 
 Why it hurts
     A norm is a sum of squares: in float32 it overflows at gradients of 1e19, in float16 at 256. Dividing by an
-    infinite norm makes every clipped gradient zero, and the step would teach nothing while momentum goes on.
+    infinite norm makes every clipped gradient zero, and the step would teach nothing while momentum goes on. Without
+    clipping the norm is divided by nowhere: then one process computes it again in double precision, applies the update
+    and undoes it if it made a weight or a moment bad.
 
 Smallest example
     torch.full((4,), 1e20).norm()   # inf

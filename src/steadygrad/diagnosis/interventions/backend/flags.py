@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ....detect.loop.no_warnings import no_warnings
 from ....detect.tensors.torch_private import (
     fill_memory_of,
     get_deterministic,
@@ -41,8 +41,7 @@ class BackendFlags(ReplayChange):
     @contextmanager
     def around(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # "this op has no deterministic form" and the like
+            stack.enter_context(no_warnings())  # "this op has no deterministic form" and the like
             for switch, value in self.wanted:
                 stack.callback(switch.write, switch.read())
                 switch.write(value)

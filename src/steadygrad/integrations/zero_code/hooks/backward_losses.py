@@ -16,6 +16,8 @@ _READ_EVERY = 64
 _MOST = 1024
 """Losses that are kept one by one: a loop that updates its weights by hand never shows that an update was made."""
 _MAX_NODES = 4096
+_LOSS_SCALE = 128.0
+"""A constant so large that multiplies a loss last is a loss scale of the program's own."""
 _SAVED = tuple(f"_saved_{name}" for name in ("self", "other", "input", "tensor", "mat1", "mat2", "exponent"))
 
 
@@ -57,7 +59,7 @@ class BackwardPasses:
             return
         # Of a scaled loss people want to see the unscaled one, also where something was done to it in between.
         shown, self._unscaled = self._unscaled, None
-        shown = loss.detach() if shown is None else shown
+        shown = _value(loss) if shown is None else shown
         if len(self.losses) >= _MOST and (total := self.total()) is not None:
             self.losses = [total]
         self.losses.append(shown)
@@ -112,6 +114,17 @@ class BackwardPasses:
             self.first_bad = count
         if root is not None and self.suspect is None:
             self.suspect = walk(root)
+
+
+def _value(loss: Tensor) -> Tensor:
+    """The loss. A product with a loss scale may overflow while the loss and all gradients are finite, so it proves
+    nothing: the largest finite number stands for it, and the gradients tell. Does not sync."""
+    value, node = loss.detach(), loss.grad_fn
+    factor = _kept(node, "_saved_other") if node is not None and node.name() == "MulBackward0" else None
+    if not isinstance(factor, Tensor) or factor.requires_grad or factor.device.type != "cpu" or factor.numel() != 1:
+        return value
+    largest = torch.finfo(value.dtype).max
+    return value.clamp(-largest, largest) if abs(float(factor)) >= _LOSS_SCALE else value
 
 
 def walk(loss: Tensor) -> SuspectOp | None:

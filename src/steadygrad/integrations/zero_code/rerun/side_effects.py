@@ -16,13 +16,13 @@ import socket
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....detect.loop.no_warnings import no_warnings
 from ....detect.tensors.torch_private import TorchDispatchMode
 from .user_state import UserState, is_users
 
@@ -75,8 +75,7 @@ def quiet() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(_Nowhere(sys.stdout, thread)))
         stack.enter_context(contextlib.redirect_stderr(_Nowhere(sys.stderr, thread)))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(no_warnings())
         logging.Logger.handle = handled  # type: ignore[method-assign]
         try:
             yield

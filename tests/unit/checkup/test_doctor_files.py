@@ -335,8 +335,10 @@ def test_a_large_file_of_data_beside_the_scripts_is_passed_over_in_seconds(tmp_p
     rows = {f"name{number}": {"id": number, "split": "train"} for number in range(30_000)}
     path = written(tmp_path, "names.json", json.dumps(rows, indent=1))
     start = time.process_time()
-    assert read_target(path).kind == "unknown"  # type: ignore[union-attr]
-    assert time.process_time() - start < 20
+    found = read_target(path)
+    assert isinstance(found, Settings)
+    assert found.kind == "unknown"
+    assert time.process_time() - start < 5
 
 
 def test_a_file_of_metrics_is_not_differentiated(tmp_path: Path) -> None:

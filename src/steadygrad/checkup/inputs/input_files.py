@@ -24,6 +24,7 @@ LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
 KEY = re.compile(r"""([^\s"'{}\[\],:=.]+)["']?\s*[]:=.]""")
 """A word as a key is written in JSON and TOML: before a colon, an equals sign, or in a table's head."""
 MOST_BYTES = 20 << 20
+MOST_SETTINGS = 20_000
 MOST_SAVED_BYTES = 4 << 20
 
 
@@ -106,6 +107,8 @@ def _notebook(path: Path, text: str) -> str:
 
 def _settings(path: Path, text: str, data: Any) -> Settings:
     values = flatten(data)
+    if len(values) > MOST_SETTINGS:
+        return Settings(path=str(path), values={})  # a vocabulary, an index or rows of data
     lines = text.splitlines()
     where = _lines_of_words(lines)
     places = {keys: _line_of_key(where, keys) for keys in values}

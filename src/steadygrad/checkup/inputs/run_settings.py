@@ -80,6 +80,7 @@ BESIDE_OUTPUT_DIR = {
     "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "warmup_steps", "warmup_ratio", "save_steps",
     "save_strategy", "save_total_limit", "eval_strategy", "gradient_checkpointing", "max_steps", "lr_scheduler_type",
 }  # fmt: skip
+NAMES_A_MODE = {"train_mode", "train_type", "training_type", "finetuning_type", "tuning_type", "sft_type"}
 NAMES_WEIGHTS = {"model_name_or_path", "base_model", "pretrained_model_name_or_path"}
 NAMES_A_CLASS = {"type", "name", "_target_", "_component_", "class_path"}
 BUILT_BY_NAME = {"_component_", "_target_", "class_path"}
@@ -174,6 +175,8 @@ class Settings:
         """An adapter is trained, not the whole model."""
         if any(path[-1] == "adapter" and not value for path, value in self.values.items()):
             return False  # the switch is there and names none: what is written about adapters is not used
+        if any(plain_key(path[-1]) in NAMES_A_MODE and value == "full" for path, value in self.values.items()):
+            return False
         if self.word("adapter") in ("lora", "qlora") or self.word("finetuning_type") == "lora" or self.on("use_peft"):
             return True
         if self.script is not None:

@@ -11,10 +11,8 @@ from .script import Script, keyword, last_word
 OPTIMIZERS = re.compile(
     r"^(Adam\w*|SGD|Adafactor|RMSprop|NAdam|RAdam|Lion\w*|LAMB|Lamb|Adagrad|Adadelta|Muon|PagedAdam\w*)$"
 )
-BORN_IN_BF16 = re.compile(
-    r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|chatglm|(^|[/_\-])glm-?\d", re.IGNORECASE
-)
-BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^(chat)?glm", re.IGNORECASE)
+BORN_IN_BF16 = re.compile(r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|(^|[/_\-])glm-?\d", re.IGNORECASE)
+BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^glm", re.IGNORECASE)
 SEQUENCE_WORDS = {
     "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
     "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",

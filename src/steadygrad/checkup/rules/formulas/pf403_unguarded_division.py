@@ -39,6 +39,7 @@ from ...inputs.script import Op, Script, last_word
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
 LABELS = re.compile(r"loss|label|ignore|action|response|completion|answer|-100")
 PADDING = re.compile(r"pad|attention|attn|len|arange")
+GATHERS = {"gather", "all_gather", "gather_for_metrics", "gather_object", "reduce"}
 ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
 
@@ -54,7 +55,8 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if asked_before(script, node, node.right) or _is_asked(script, node):
             continue
-        what = "" if _is_counted(script, node.left) else _kind(script, node.left, divisor)
+        logged = _is_counted(script, node.left) or _is_gathered(script, node)
+        what = "" if logged else _kind(script, node.left, divisor)
         found = ends(script, node) if what else set()
         if what and (what == "norm" or found != {"looked at"}):
             count = what != "norm"
@@ -64,6 +66,13 @@ def of_script(script: Script) -> Iterator[Advice]:
                 f"divides by {ast.unparse(node.right)}, which may be zero",
                 help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
             )  # fmt: skip
+
+
+def _is_gathered(script: Script, node: ast.BinOp) -> bool:
+    """An average of what other processes computed, which is logged and has no gradient."""
+    names = [each for each in ast.walk(node.left) if isinstance(each, ast.Name)]
+    made = [script.value_of(each) for each in names]
+    return any(isinstance(each, ast.Call) and last_word(each.func) in GATHERS for each in made)
 
 
 def _is_asked(script: Script, node: ast.BinOp) -> bool:
@@ -177,6 +186,13 @@ def loss_fn(t, lengths):
     "import torch\ndef f(x, n):\n    valid_mask = torch.arange(9) < n\n    return x.sum() / valid_mask.sum()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+def log(accelerator, losses):
+    losses = accelerator.gather(losses)
+    loss_mask = losses != 0
+    return (losses * loss_mask).sum() / loss_mask.sum()
+""",
     """
 import torch
 def loss_fn(t, labels):

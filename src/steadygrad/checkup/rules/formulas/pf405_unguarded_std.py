@@ -82,12 +82,12 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
-    """Outside of loops, in the script itself or of a part of what the function has loaded (`graph.ndata["feat"]`): a
-    whole data set is normalised, not a batch."""
+    """Outside of loops, in the script itself, in a constructor, or of a part of what the function has loaded
+    (`graph.ndata["feat"]`): a whole data set is normalised, not a batch."""
     if innermost_loop(script, node) is not None:
         return False
     scope = script.scope(node)
-    if isinstance(scope, ast.Module):
+    if isinstance(scope, ast.Module) or (isinstance(scope, ast.FunctionDef) and scope.name == "__init__"):
         return True
     part = script.value_of(operand) if isinstance(operand, ast.Name) else operand
     root = part
@@ -166,6 +166,13 @@ ONLY_NOTES = [
     "import torch\ndef effect(a, b):\n    d = a.mean() - b.mean()\n    return (d - 1) / torch.cat([a, b]).std()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+class Replays:
+    def __init__(self, data):
+        reward = torch.from_numpy(data["rewards"])
+        self.reward = (reward - reward.mean()) / reward.std()
+""",
     "import torch\ndef region(im):\n    mask = ((im - im.mean()) / im.std()) > 1\n    return torch.argwhere(mask)\n",
     """
 import torch

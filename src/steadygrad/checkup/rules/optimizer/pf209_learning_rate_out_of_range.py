@@ -167,6 +167,7 @@ for x in loader:
 """,
 ]
 NEAR_MISSES = [
+    {"model_name_or_path": "x", "train_mode": "full", "lora_rank": 64, "learning_rate": 5e-7, "output_dir": "x"},
     {"optim": "adam", "optim_conf": {"lr": 0.002}, "batch_size": 8, "postencoder": {"model_name_or_path": "bert-base"}},
     {"model": "transducer", "optim": "adam", "optim_conf": {"lr": 0.005}, "batch_size": 16, "grad_clip": 5},
     {

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..detect.graph.run_graph_rules import examine_setup
@@ -96,7 +97,7 @@ def measure(
         )
     optimizers = _optimizers(optimizer)
     held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    named = list(model.named_parameters())
+    named = [(name, p) for name, p in model.named_parameters() if not is_lazy(p)]
     looks = _look([p for _, p in named]) if look else [(None, None)] * len(named)
     parameters = tuple(
         ParameterFacts(

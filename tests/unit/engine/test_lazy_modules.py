@@ -42,6 +42,7 @@ def train(entry: str, *, bad: bool = False) -> Any:
     if guard is not None:
         guard.close()
         assert guard.summary()["skipped"] == bad
+        assert guard.summary()["guard_faults"] == {}
     return [dict(model.named_parameters()), dict(model.named_buffers()), optimizer.state_dict()["state"]]
 
 

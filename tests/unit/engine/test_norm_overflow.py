@@ -89,3 +89,12 @@ def test_a_moment_that_overflows_by_such_a_gradient_is_refused(entry: str, monke
     assert guard.incidents[0].symptom == "nan_state"
     assert all(bool(torch.isfinite(value).all()) for state in moments.values() for value in state.values())
     assert 0 < guard.summary()["skipped"] < 8
+
+
+def test_where_an_update_could_not_be_undone_an_infinite_norm_is_refused_as_before() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = optim.Adam(model.parameters())
+    with sg.attach(optimizer, model=model) as guard:
+        steep(model, torch.ones(2, 4)).backward()
+        assert not guard._loops[0].admit(0, None, None)
+        assert guard.incidents[0].findings[0].code == "SY104"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _MAX_MATRICES = 12
 
@@ -24,7 +25,7 @@ def find_adapters(model: nn.Module) -> list[Adapter]:
     for name, module in sorted(model.named_modules(), key=lambda item: -len(item[0].split(".")) if item[0] else 0):
         if any(other.name.startswith(f"{name}.") or not name for other in found):
             continue  # the innermost module that holds it
-        matrices = [parameter for parameter in module.parameters() if parameter.dim() == 2]
+        matrices = [parameter for parameter in module.parameters() if not is_lazy(parameter) and parameter.dim() == 2]
         if 3 <= len(matrices) <= _MAX_MATRICES and (outer := _outer(matrices)) is not None:
             found.append(Adapter(name, module, outer))
     return sorted(found, key=lambda adapter: adapter.name)

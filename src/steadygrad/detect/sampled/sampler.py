@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ...policy import Policy
@@ -213,7 +214,7 @@ class StepSampler:
         for name, stray in self._strays:
             if id(stray) not in seen and stray.grad is not None:
                 watched.append(_Watched(name, stray, None, 0, in_model=False))
-        return watched
+        return [entry for entry in watched if not is_lazy(entry.tensor)]  # it has no shape yet
 
     def _describe(self, entry: _Watched, numbers: Measured | None, ran: frozenset[str] | None = None) -> TensorNumbers:
         options = entry.optimizer.param_groups[entry.group] if entry.optimizer is not None else {}

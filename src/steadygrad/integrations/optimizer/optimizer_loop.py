@@ -244,7 +244,8 @@ class OptimizerLoop:
             finite = all(bool(torch.isfinite(loss)) for loss in (losses[:1] if searches else losses))
             finite = finite and (searches or self._failing is None)
             loss = losses[0 if searches else -1] if losses else None
-            reading = self.around.agree(self, self.numbers.read(step.number, loss, None))
+            read = self.numbers.read(step.number, loss, None, can_undo=copied.value is not None)
+            reading = self.around.agree(self, read)
             if losses and not finite:
                 reading = replace(reading, loss=math.nan)
             step.loss_seen = loss is not None
@@ -287,7 +288,8 @@ class OptimizerLoop:
         step.loss_seen = loss is not None
         fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         try:  # not `with self._barrier`: this is every step's path
-            reading = self.around.agree(self, self.numbers.read(step.number, loss, clipped))
+            read = self.numbers.read(step.number, loss, clipped, can_undo=self._may_undo())
+            reading = self.around.agree(self, read)
             if self._dropped_by_scaler(reading):
                 return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
             if holds and (found := self.undo_faults(step.number)) is not None and self.around.alone:

@@ -130,8 +130,11 @@ class UpdateNumbers:
         before, after = reading.grad_norm, reading.terms[_AFTER_CLIPPING]
         return _before_clipping(replace(reading, terms={}, grad_norm=after), before, pending_numbers.clipped)
 
-    def read(self, step: int, loss: Tensor | None, clipped: Gradients | None = None) -> Reading:
-        """The gradients' numbers on the host, unscaled. One host read.
+    def read(
+        self, step: int, loss: Tensor | None, clipped: Gradients | None = None, *, can_undo: bool = False
+    ) -> Reading:
+        """The gradients' numbers on the host, unscaled. One host read. A norm that overflowed is looked into where
+        the update can be undone.
 
         `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
         while those that the optimizer is about to use are the ones that are looked at.
@@ -154,8 +157,9 @@ class UpdateNumbers:
             reading = replace(
                 reading, grad_norm=reading.grad_norm * factor, norms=[norm * factor for norm in reading.norms]
             )
-        clips = self._probe.sharded or (before_clip is not None and not math.isfinite(before_clip))
-        reading = look_at_infinite_norm(reading, gradients, lambda: factor, clips=clips)
+        clips = before_clip is not None and not math.isfinite(before_clip)
+        stays = clips or self._probe.sharded or not can_undo
+        reading = look_at_infinite_norm(reading, gradients, lambda: factor, clips=stays)
         return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 
 

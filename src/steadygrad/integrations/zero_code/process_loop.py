@@ -261,8 +261,6 @@ class ProcessLoop:
         loop.refused = False
         with self.barrier("snapshots", None):
             self.past.update_begins(loop, self._number)
-        if not self.models.heard:
-            self.models.look_again(loop.parameters)
         self.examiner.update_begins()
         return loop
 
@@ -276,6 +274,8 @@ class ProcessLoop:
         self.sampled.updated(loop)
         loop.last = None
         with self.barrier("loop_events", None):
+            if not (loop.refused or self.models.heard):  # asked here: a closure calls the model inside of the update
+                self.models.look_again(loop.parameters)
             self.events.stepped()
             self.slices.updated()
             self.batches.tables.next_round()

@@ -183,6 +183,32 @@ def test_a_closure_is_judged_after_its_backward(watching: Any) -> None:
     assert skipped(watch) == 1
 
 
+@pytest.mark.parametrize("form", ["closure", "two optimizers"])
+def test_the_model_of_a_later_training_is_found_whatever_the_loops_before_it(watching: Any, form: str) -> None:
+    watch = watching()
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        halves = [model] if form == "closure" else [model[0], model[2]]
+        optimizers = [torch.optim.SGD(half.parameters(), lr=1e-3) for half in halves]
+        for x in [*good(30), bad()]:
+
+            def closure(x: Tensor = x, model: nn.Module = model) -> Tensor:
+                model.zero_grad()
+                loss = model(x).pow(2).mean()
+                loss.backward()
+                return loss
+
+            if form == "closure":
+                optimizers[0].step(closure)
+            else:
+                closure()
+                for optimizer in optimizers:
+                    optimizer.step()
+        assert finite(model)
+        assert bool(torch.isfinite(model[1].running_mean).all())  # type: ignore[arg-type]
+    assert skipped(watch) == 2 * len(optimizers)
+
+
 def test_a_bad_step_of_lbfgs_is_undone_as_a_whole(watching: Any) -> None:
     watch = watching()
     torch.manual_seed(0)

@@ -48,7 +48,7 @@ class ModelHooks:
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
         self._roots: list[weakref.ref[nn.Module]] | None = None
         self._owned: set[int] = set()
-        self._searches = 0
+        self._searches = self._looks = 0
         self._forward: ForwardState | None = None
         self._forward_of: tuple[int, ...] = ()
         self._entry: Entry | None = None
@@ -69,18 +69,19 @@ class ModelHooks:
         roots = find_roots(parameters)
         self._searches += not roots  # any number of models may be trained; searches in vain end some time
         for root in roots:
+            self._looks = 0
             self._listen(root)
             self._owned.update(id(parameter) for parameter in root.parameters())
 
     def look_again(self, parameters: Sequence[Tensor]) -> None:
         """No call was heard before an update: the model was wrapped since, or the program calls parts of it."""
-        if self._searches >= _MAX_SEARCHES:
+        if self._looks >= _MAX_SEARCHES:
             return
         known = set(self._heard)
         for root in find_roots(parameters):
             self._listen(root)
         if known == set(self._heard):
-            self._searches += 1
+            self._looks += 1
             for module in self.modules():
                 for child in module.children():
                     if any(True for _ in child.parameters()):

@@ -127,7 +127,7 @@ class _Page:
 
 
 class _Pages:
-    """Where the states of torch's CPU generator are kept: many in one page of their own, apart from the heap.
+    """Where the states of torch's CPU generator are kept: many in one page, apart from the heap.
 
     They are kept for hundreds of steps. Each in a block of the heap, between the blocks of large batches, would keep
     what those leave from being used again for the next batch: the program would grow by a batch now and then."""

@@ -99,7 +99,7 @@ class LoopRecorder:
         ]
         for copy in self._copies:
             module = copy()
-            # A shallow copy may have the very dictionary of the model's hooks.
+            # A shallow copy may share the dictionary of the model's hooks.
             if module is not None and module._forward_pre_hooks is not model._forward_pre_hooks:
                 self._undo.append(module.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove)
         for loop, reference in zip(self._loops, self._optimizers, strict=True):

@@ -49,7 +49,7 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
 
 
 def draws_at_random(dataset: Any, shape: Sequence[int]) -> str:
-    """The generator of its own with which this data set changes samples of such a shape; nothing where it has none."""
+    """The generator it keeps, with which this data set changes samples of such a shape; nothing where it has none."""
     names = _own_generators(dataset)
     if not names:
         return ""

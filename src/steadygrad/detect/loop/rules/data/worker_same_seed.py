@@ -5,7 +5,7 @@ What it sees
     `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not. Or
     what the model is given is a sum of two tensors of the batch, of which one looks drawn and is the same, row for row,
     at four updates in a row, and the other does not and is not. Or batches come again in another epoch, bit for bit and
-    in other memory, although a data set with a generator of its own gives other samples when it is asked twice.
+    in other memory, although a data set that keeps a generator gives other samples when it is asked twice.
 
 Why it hurts
     Every worker, and every epoch, repeats the same draws: there is far less variety in the data than it seems.

@@ -59,13 +59,17 @@ class SeparateTrainings:
     @property
     def here(self) -> bool:
         """Whether the code that runs now is of another training than the one at home. Host work only: in a program
-        with one optimizer and one thread, a comparison."""
-        if not self._home or not self._watch.alone:
+        with one optimizer and one thread, a comparison. Several ranks have one flow each, for all decide alike."""
+        if not self._home:
             return False
         home, ident, flow = self._home[0]
         if threading.get_ident() != ident:
-            return self._in_other_thread(home)
-        return self._watch.optimizers.several and self._in_other_flow(flow)
+            return self._watch.alone and self._in_other_thread(home)
+        return self._takes_turns and self._in_other_flow(flow)
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self._watch.optimizers.several and self._watch.alone
 
     def begins(self) -> bool:
         """The same for a part of a training step: the first of all is at home."""
@@ -104,7 +108,7 @@ class SeparateTrainings:
     def training_of(self, optimizer: Optimizer) -> SeparateTraining | None:
         """The training whose update is due now; None where it is the one at home."""
         elsewhere = optimizer in self._of or self.begins()
-        if not elsewhere and self._watch.optimizers.several and self._home[0][1] == threading.get_ident():
+        if not elsewhere and self._takes_turns and self._home[0][1] == threading.get_ident():
             flow = _flow()
             elsewhere = flow != self._home[0][2] and self._watch.models.heard and not self._was_called(optimizer)
             self._home[0] = self._home[0] if elsewhere else (*self._home[0][:2], flow)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import BaseTorchFunctionMode
 
 from steadygrad.engine.state import rng
 from steadygrad.engine.state.rng import put_rng, take_rng
@@ -91,11 +93,31 @@ def test_threads_do_not_share_a_state() -> None:
     taken: list[Any] = []
 
     def take() -> None:
-        taken.extend(take_rng() for _ in range(300))
+        for _ in range(300):
+            torch.rand(1)
+            taken.append(((state := take_rng()), state.cpu.clone()))
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({state.cpu.data_ptr() for state in taken}) == len(taken) == 1200
+    assert len(taken) == 1200
+    assert all(torch.equal(state.cpu, then) for state, then in taken)
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, torch.inference_mode, BaseTorchFunctionMode])
+def test_states_are_taken_and_restored_inside_a_mode_of_the_program(mode: Any) -> None:
+    before = torch.get_rng_state()
+    outside = take_rng()
+    torch.rand(1)
+    try:
+        with mode():
+            put_rng(outside)
+            inside = take_rng()
+        assert torch.equal(inside.cpu, before)
+        torch.rand(1)
+        put_rng(inside)
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        torch.set_rng_state(before)

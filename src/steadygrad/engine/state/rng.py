@@ -19,6 +19,13 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.torch_private import (
+    num_dispatch_modes,
+    num_function_modes,
+    without_dispatch_modes,
+    without_torch_function,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RngState:
@@ -135,14 +142,19 @@ class _Pages:
     def __init__(self) -> None:
         self._all: list[_Page] = []
         self._page: _Page | None = None
+        self._last: torch.Tensor | None = None
 
     def keep(self, state: torch.Tensor) -> torch.Tensor:
-        """A copy of a state. A page is used again when no state in it is needed any more."""
+        """A copy of a state, or the last one where nothing was drawn since. A page is used again when no state in it is
+        needed any more."""
+        if self._last is not None and torch.equal(self._last, state):
+            return self._last
         page, number = self._page, None
         while page is None or page.memory.shape[1] != state.numel() or (number := next(page.free, None)) is None:
             page = self._page = self._next_page(state.numel())
         place = page.memory[number].copy_(state)
         page.kept.append(weakref.ref(place))
+        self._last = place
         return place
 
     def _next_page(self, size: int) -> _Page:
@@ -178,12 +190,20 @@ def take_rng() -> RngState:
     cuda: tuple[torch.Tensor, ...] = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = tuple(map(_cuda_state, torch.cuda.default_generators))
-    return RngState(_pages.keep(torch.default_generator.get_state()), cuda, _python.take(), _numpy.take())
+    cpu = torch.default_generator.get_state()
+    # Where a mode of the program sees or replaces every operation, or tensors are of inference, no operation of ours.
+    if not (num_dispatch_modes() or num_function_modes() or torch.is_inference_mode_enabled()):
+        cpu = _pages.keep(cpu)
+    return RngState(cpu, cuda, _python.take(), _numpy.take())
 
 
 def put_rng(state: RngState) -> None:
     """Put all global random states back."""
-    torch.set_rng_state(state.cpu.clone())  # torch reads elsewhere if it is given a part of a larger tensor
+    cpu = state.cpu
+    if cpu.storage_offset():  # torch reads elsewhere if it is given a part of a larger tensor
+        with without_dispatch_modes(), without_torch_function():
+            cpu = cpu.clone()
+    torch.default_generator.set_state(cpu)
     for generator, value in zip(torch.cuda.default_generators, state.cuda, strict=False):
         generator.set_state(value)
     random.setstate(state.python)

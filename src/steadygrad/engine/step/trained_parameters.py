@@ -121,3 +121,12 @@ def _is_plain(value: Any, trained: set[int]) -> bool:
 def clean_name(name: str) -> str:
     """A parameter's name without the prefixes that compile and DDP put before it."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
+    """Names of the optimizers' parameters by identity: as the model calls them, else by their place."""
+    named = {id(p): clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
+    for number, optimizer in enumerate(optimizers):
+        for place, parameter in enumerate(parameters_of(optimizer)):
+            named.setdefault(id(parameter), f"optimizer{number}.{place}")
+    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}

@@ -31,7 +31,7 @@ from ...engine.state.rng import put_rng
 from ...engine.state.training_state import TrainingState, bad_state
 from ...engine.step.numerics_findings import take_earlier
 from ...engine.step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS, SampledChecker
-from ...engine.step.trained_parameters import parameters_of
+from ...engine.step.trained_parameters import names_of, parameters_of
 from ...journal import Journal
 from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Finding, Incident, Reading
@@ -40,7 +40,7 @@ from ..build import report_checkup
 from ..loops.patch_barrier import barred, closure_in, undo_all
 from ..loops.patching import outside_of_compile, wrap_method
 from .held_scale import HeldScales
-from .optimizer_loop import OptimizerLoop, names_of
+from .optimizer_loop import OptimizerLoop
 from .snapshot_schedule import SnapshotSchedule
 
 _LIMITS = (

@@ -10,13 +10,13 @@ import contextlib
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from ...detect.gradient_norms import LARGE, Gradients
@@ -29,7 +29,7 @@ from ...engine.recovery.silent_faults import undo_faults
 from ...engine.recovery.update_check import UpdateCheck
 from ...engine.state.rng import put_rng, take_rng
 from ...engine.state.training_state import Tree, bad_state
-from ...engine.step.trained_parameters import clean_name, parameters_of
+from ...engine.step.trained_parameters import parameters_of
 from ...engine.step.window import Window
 from ...journal import Journal
 from ...policy import Capabilities, Policy
@@ -492,12 +492,3 @@ class OptimizerLoop:
 def evaluates_more_than_once(optimizer: Optimizer) -> bool:
     """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")
-
-
-def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[int, str]:
-    """Names of the optimizers' parameters by identity: as the model calls them, else by their place."""
-    named = {id(p): clean_name(name) for name, p in model.named_parameters()} if model is not None else {}
-    for number, optimizer in enumerate(optimizers):
-        for place, parameter in enumerate(parameters_of(optimizer)):
-            named.setdefault(id(parameter), f"optimizer{number}.{place}")
-    return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import tensors_in
+from ....engine.state.batch_buffer import versions_of
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
@@ -80,7 +81,7 @@ class LoopPass:
         if named is None:
             return self
         loop_pass = replace(self, slice=named[0], taken=named[1])
-        loop_pass.versions = _versions(loop_pass.batch)
+        loop_pass.versions = versions_of(loop_pass.batch)
         return loop_pass
 
     @property
@@ -91,7 +92,7 @@ class LoopPass:
     @property
     def overwritten(self) -> bool:
         """Whether the tensors that were read were written to since."""
-        return self.versions != _versions(self.batch)
+        return self.versions != versions_of(self.batch)
 
     @property
     def batch(self) -> dict[str, Any]:
@@ -213,7 +214,7 @@ class LoopLines:
             return
         taken = {**found.take(frame), **early.get(id(frame), {})}
         loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, (), rng_before=before)
-        loop_pass.versions = _versions(loop_pass.batch)
+        loop_pass.versions = versions_of(loop_pass.batch)
         self._keep(loop_pass)
 
     def _keep(self, loop_pass: LoopPass) -> None:
@@ -296,7 +297,7 @@ class LoopLines:
                 if early is not None and self._rng is not None:
                     loop_pass = LoopPass(known, early, frame.f_globals, self._rng, autocast_now(), value, ())
                     loop_pass.rng_before = self._rng_before
-                    loop_pass.versions = _versions(loop_pass.batch)
+                    loop_pass.versions = versions_of(loop_pass.batch)
                     loop_pass.inside = self._kept_inside(frame, loss)
                     return loop_pass
         return None
@@ -342,7 +343,7 @@ class LoopLines:
         if isinstance(found, str):
             return
         loop_pass = replace(first, slice=found, taken={**found.take(frame), **first.taken}, loss=self.reached[0].loss)
-        loop_pass.versions = _versions(loop_pass.batch)
+        loop_pass.versions = versions_of(loop_pass.batch)
         for passes in sorted({0, len(earlier)}):
             yield replace(loop_pass, passes=passes)
 
@@ -449,7 +450,7 @@ def _bound(loop_pass: LoopPass, taken: dict[str, Any], handed: Any) -> LoopPass 
         if batch is not None:
             taken = {**taken, **batch}
     bound = replace(loop_pass, taken=taken)
-    bound.versions = _versions(bound.batch)
+    bound.versions = versions_of(bound.batch)
     return bound
 
 
@@ -496,7 +497,3 @@ def _as_leaves(value: Any) -> Any:
     if type(value) is dict:
         return {key: _as_leaves(item) for key, item in value.items()}
     return type(value)(_as_leaves(item) for item in value)
-
-
-def _versions(batch: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in tensors_in(batch))

@@ -78,6 +78,8 @@ class OptimizerGuard:
         self_check: Any = None,
     ) -> None:
         self.policy = Policy.named(policy)
+        if isinstance(model, torch.jit.ScriptModule):
+            model = None  # it takes no hooks: as without a model, and that is said
         self._barrier = FaultBarrier()
         self._optimizers = validate.as_optimizers(list(optimizers), monitor=True)
         self._model = model

@@ -195,7 +195,7 @@ class Settings:
     @property
     def pretrained(self) -> bool:
         """Whether a pretrained model is named: in a program's own settings `model: transducer` is an architecture, and
-        what stands in a separate section (`postencoder: {model_name_or_path: bert}`) is a part."""
+        what stands in another section (`postencoder: {model_name_or_path: bert}`) is a part."""
         if self.script is not None and "from_pretrained" in self.script.called:
             return True
         names = [(path, self.values[path]) for path in self.keys("model")]

@@ -91,7 +91,7 @@ class ForwardState:
         self._num_stretches = self._window_began = 0
         self._find_slots()
         self._remember_counters()
-        self._cold_list: list[tuple[tuple[int, str], dict[str, Any], str, Any]] = []
+        self._cold: tuple[list[tuple[int, str]], list[dict[str, Any]], list[str], list[Any]] = ([], [], [], [])
         self._list_cold_counters()
 
     def register(self, name: str, take: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -183,11 +183,12 @@ class ForwardState:
     def _look_at_counters(self) -> None:
         """Plain counters that have moved: what they are now is what they were before this forward, whoever moved them,
         and what they were is what they were before the forwards until now. Host only, tens of nanoseconds each."""
-        moved = [
-            key
-            for key, home, name, before in self._cold_list
-            if (now := home.get(name)) is not before and now != before
-        ]
+        keys, homes, names, values = self._cold
+        now = list(map(dict.get, homes, names))  # every step's path, over every number of every module
+        if now == values:
+            return
+        moved = [key for key, value, before in zip(keys, now, values, strict=True)
+                 if value is not before and value != before]  # fmt: skip
         for key in moved:
             home, name, before = self._counters[key]
             self._counters[key] = (home, name, home.get(name))
@@ -196,11 +197,11 @@ class ForwardState:
             self._list_cold_counters()
 
     def _list_cold_counters(self) -> None:
-        self._cold_list = [
-            (key, home, name, before)
-            for key, (home, name, before) in self._counters.items()
-            if key not in self._hot_counters
-        ]
+        cold = {key: each for key, each in self._counters.items() if key not in self._hot_counters}
+        self._cold = (
+            list(cold), [home for home, _, _ in cold.values()], [name for _, name, _ in cold.values()],
+            [value for _, _, value in cold.values()],
+        )  # fmt: skip
 
     def notice(self) -> None:
         """After a forward pass: find tensors that moved for the first time. Host work only.

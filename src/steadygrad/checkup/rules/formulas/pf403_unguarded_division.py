@@ -60,7 +60,8 @@ def of_script(script: Script) -> Iterator[Advice]:
         found = ends(script, node) if what else set()
         if what and (what == "norm" or found != {"looked at"}):
             count = what != "norm"
-            what = "labels" if what == "valid" and "loss" in found else what
+            averaged = what == "count" and _averages_losses(script, node, divisor.operand)
+            what = "labels" if averaged or (what == "valid" and "loss" in found) else what
             yield at(
                 RULE, Level.WARNING if what == "labels" else Level.NOTE, script, node,
                 f"divides by {ast.unparse(node.right)}, which may be zero",
@@ -143,6 +144,14 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
     return ""
 
 
+def _averages_losses(script: Script, node: ast.BinOp, mask: ast.expr) -> bool:
+    """`(text_loss * text_mask).sum() / text_mask.sum()`, of a mask that the function is given and that may be any."""
+    function = script.scope(node)
+    given = {each.arg for each in function.args.args} if isinstance(function, ast.FunctionDef) else set()
+    named = isinstance(mask, ast.Name) and mask.id in given and not PADDING.search(mask.id.lower())
+    return named and any("loss" in name.lower() for name in names_in(node.left))
+
+
 def _count(operand: ast.expr, source: ast.expr | None) -> str:
     """A batch without a label happens; a mask of padding is empty only for a row without a token. What is valid matters
     where it goes into a loss."""
@@ -162,6 +171,7 @@ def _is_mask(name: str) -> bool:
 
 
 SPECIMENS = [
+    "import torch\ndef f(text_loss, text_mask):\n    return (text_loss * text_mask).sum() / text_mask.sum()\n",
     "import torch\ndef quantised(w):\n    scale = w.abs().amax(-1, keepdim=True) / 127\n    return w / scale\n",
     "import torch\ndef loss_fn(t, mask):\n    return (t * mask).sum() / mask.sum()\n",
     "import torch\ndef f(t, loss_mask):\n    return (t * loss_mask).sum() / loss_mask.sum()\n",

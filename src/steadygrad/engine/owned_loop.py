@@ -11,6 +11,7 @@ Two drivers. `sg.Guard` hands batches to `feed`, which runs them. A trainer runs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -205,7 +206,7 @@ class OwnedLoop:
             self.fallback, self.window = self._plain_loop(), Window()
             self.fallback.take_over(gradients, lost.losses_finite, step.outcome)
             return
-        if alone:
+        if alone and reading.grad_norm == math.inf:
             reading = look_at_infinite_norm(reading, gradients, self.program.scale_left, clips=self.parts.updater.clips)
         if alone and self.config.policy.acts and self.silent_faults.handled(step, reading):
             return
@@ -373,8 +374,7 @@ class OwnedLoop:
             self.parts.checker.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
         self.silent_faults.applied(verdict.reading)
-        entry = step.window.entry
-        if entry is not None and entry.hot:
+        if (entry := step.window.entry) is not None and entry.hot:
             self.forward.release(entry)
 
     def _go_on_together(self) -> None:

@@ -168,9 +168,10 @@ class Drawing(torch.utils.data.Dataset):
         return self.x[number] + self.noise * torch.from_numpy(self.random.standard_normal(4)).float()
 
 
-def epochs(dataset: Drawing, *, copied: bool, kept: bool = False) -> str:
+def epochs(dataset: Drawing, *, copied: bool, kept: bool = False, loaded: bool = True) -> str:
     """What is found in three epochs of six batches."""
     draws, made = RepeatedDraws(), list[Tensor]()
+    loader = torch.utils.data.DataLoader(dataset) if loaded else None
     for epoch in range(3):
         source = copy.deepcopy(dataset) if copied else dataset
         if not kept or not epoch:
@@ -178,7 +179,14 @@ def epochs(dataset: Drawing, *, copied: bool, kept: bool = False) -> str:
         for batch in made[-6:]:
             if not draws.done:
                 draws.called(batch)
+    del loader
     return draws.found
+
+
+def test_a_data_set_of_something_else_in_the_process_proves_nothing() -> None:
+    other = Drawing()
+    assert epochs(Drawing(), copied=True, loaded=False) == ""
+    assert len(other.x) == 24
 
 
 def test_epochs_that_draw_the_same_augmentations_are_named() -> None:

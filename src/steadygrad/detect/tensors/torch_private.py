@@ -36,6 +36,7 @@ __all__ = [
     "get_precision",
     "group_by_device_and_dtype",
     "has_storage",
+    "innermost_transform",
     "is_functional",
     "is_functorch_wrapped",
     "num_dispatch_modes",
@@ -69,6 +70,8 @@ current_autograd_node = _C._current_autograd_node
 autograd_sequence: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 num_dispatch_modes = _C._len_torch_dispatch_stack
 num_function_modes = _C._len_torch_function_stack
+innermost_transform = _C._functorch.peek_interpreter_stack
+"""The vmap, grad or other transform of functions that is under way; None where there is none."""
 without_torch_function = _C.DisableTorchFunction
 set_grad_enabled = _C._set_grad_enabled
 OpOverload = torch._ops.OpOverload

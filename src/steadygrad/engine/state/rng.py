@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ...detect.tensors.torch_private import (
+    innermost_transform,
     num_dispatch_modes,
     num_function_modes,
     without_dispatch_modes,
@@ -157,7 +158,6 @@ class _Pages:
         while page is None or page.memory.shape[1] != state.numel() or (number := next(page.free, None)) is None:
             page = self._page = self._next_page(state.numel())
         place = page.memory[number]
-        # No operation of torch: inside a transform of functions it would be refused, or recorded.
         ctypes.memmove(place.data_ptr(), state.data_ptr(), state.numel())
         page.kept.append(weakref.ref(place))
         self._last = place
@@ -197,8 +197,8 @@ def take_rng() -> RngState:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = tuple(map(_cuda_state, torch.cuda.default_generators))
     cpu = torch.default_generator.get_state()
-    # Where a mode of the program sees or replaces every operation, or tensors are of inference, no operation of ours.
-    if not (num_dispatch_modes() or num_function_modes() or torch.is_inference_mode_enabled()):
+    # Where a mode or a transform of the program sees or replaces every operation, there is none of ours.
+    if not (num_dispatch_modes() or num_function_modes() or innermost_transform() or torch.is_inference_mode_enabled()):
         cpu = _pages.keep(cpu)
     return RngState(cpu, cuda, _python.take(), _numpy.take())
 

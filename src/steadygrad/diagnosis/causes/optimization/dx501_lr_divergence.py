@@ -34,6 +34,8 @@ RULE = Rule(
     "DX501", "lr_divergence", "The learning rate is too high: the loss grew without bound before anything overflowed."
 )
 
+_ENORMOUS = 1e15
+
 
 def match(e: Evidence) -> Match | None:
     if e.kind == "spike" and e.phase == "optimizer":
@@ -45,7 +47,10 @@ def match(e: Evidence) -> Match | None:
         return Match(0.97, f"the learning rate itself is {e.rate}")
     if e.kind != "non_finite" or e.phase in ("data", "state") or len(e.losses) < 2 or e.facts.num_reduced in (0, 1):
         return None
-    degenerate = e.facts.denominator_zero or e.facts.argument_zero or e.facts.masked_row or e.cancelled or e.is_nan
+    # So large a loss leaves no doubt: products of such numbers overflow inside of an op, and infinities give a NaN there.
+    enormous = e.losses[-1] > _ENORMOUS * max(1.0, min(e.losses))
+    degenerate = e.facts.denominator_zero or e.facts.argument_zero or e.facts.masked_row or e.cancelled
+    degenerate = degenerate or (e.is_nan and not enormous)
     if e.blew_up and not degenerate and not e.backward:
         return Match(0.965, f"the loss had risen from {min(e.losses):.3g} to {e.losses[-1]:.3g} before this step")
     return None

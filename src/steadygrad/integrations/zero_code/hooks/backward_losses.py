@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import user_line
 from ....detect.tensors.readable_tensors import describable
+from ....detect.tensors.torch_private import num_dispatch_modes, without_dispatch_modes
 
 _READ_EVERY = 64
 _MOST = 1024
@@ -124,7 +126,8 @@ def _value(loss: Tensor) -> Tensor:
     if not isinstance(factor, Tensor) or factor.requires_grad or factor.device.type != "cpu" or factor.numel() != 1:
         return value
     largest = torch.finfo(value.dtype).max
-    return value.clamp(-largest, largest) if abs(float(factor)) >= _LOSS_SCALE else value
+    with without_dispatch_modes() if num_dispatch_modes() else nullcontext():  # a traced step gives numbers back
+        return value.clamp(-largest, largest) if abs(float(factor)) >= _LOSS_SCALE else value
 
 
 def walk(loss: Tensor) -> SuspectOp | None:

@@ -47,7 +47,7 @@ def match(e: Evidence) -> Match | None:
         return Match(0.97, f"the learning rate itself is {e.rate}")
     if e.kind != "non_finite" or e.phase in ("data", "state") or len(e.losses) < 2 or e.facts.num_reduced in (0, 1):
         return None
-    # So large a loss leaves no doubt: products of such numbers overflow inside of an op, and infinities give a NaN there.
+    # So large a loss leaves no doubt: products of such numbers overflow inside of an op, which then gives a NaN.
     enormous = e.losses[-1] > _ENORMOUS * max(1.0, min(e.losses))
     degenerate = e.facts.denominator_zero or e.facts.argument_zero or e.facts.masked_row or e.cancelled
     degenerate = degenerate or (e.is_nan and not enormous)

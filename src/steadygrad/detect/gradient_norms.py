@@ -165,6 +165,11 @@ class ClipRule:
     max_norm: float
     folded: bool = False
 
+    def leaves(self, total: Tensor) -> bool:
+        """Whether gradients of this total norm are certain to stay as they are, in any precision: the factor is 1.
+        Asked of a number in host memory only; one on a device is not read."""
+        return total.device.type == "cpu" and float(total) + 1e-6 <= 0.9 * self.max_norm
+
     def factor(self, total: Tensor) -> Tensor:
         """What gradients of this total norm are multiplied with, by the arithmetic of
         `torch.nn.utils.clip_grad_norm_`, to the bit; or for a folded one what the optimizer must divide them by (its
@@ -180,7 +185,10 @@ def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = No
 
     `factor` is that of the rule for this norm, if someone has worked it out already.
     """
-    factor = ClipRule(max_norm).factor(gradients.total) if factor is None else factor
+    rule = ClipRule(max_norm)
+    if rule.leaves(gradients.total):
+        return
+    factor = rule.factor(gradients.total) if factor is None else factor
     if gradients.alike:
         torch._foreach_mul_(gradients.tensors, factor)
         return

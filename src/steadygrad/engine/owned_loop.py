@@ -69,8 +69,7 @@ class OwnedLoop:
         self.entered: Entry | None = None  # what was taken before the forward that is under way
         self.refusing: Step | None = None
         """Of several ranks: a step that all of them refuse."""
-        self._recorded_by_all = False
-        """Whether every rank has looked into that step, so that none waits for another."""
+        self._recorded_by_all = False  # whether every rank has looked into that step, so that none waits for another
         self._rng_after: RngState | None = None  # to go on with after a refusal
         self._rng_now: RngState | None = None  # those at the refusal
         self.terms: Terms | None = None
@@ -195,7 +194,7 @@ class OwnedLoop:
         """Read first, commit then. One host read."""
         alone = self.consensus.size == 1
         limits = self.log.limits(self.parts.updater.max_grad_norm)
-        values = row.values.tolist() if alone else self.consensus.read(row.numbers())
+        values = row.read() if alone else self.consensus.read(row.numbers())
         lr = self.parts.updater.rate(self.log.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
@@ -249,7 +248,7 @@ class OwnedLoop:
         owed = [self.program.zero_grad] if update is None else []
         if owed and self.program.scaler is not None:
             owed.insert(0, self.program.update_scale)
-        owed += self.parts.followers.turns(None) if update is None and flag is None else []
+        owed += self.parts.followers.turns(None) if owed and flag is None and self.parts.followers.present else []
         if update is None:
             self.parts.updater(gradients, flag, force, factor)
         else:
@@ -373,7 +372,8 @@ class OwnedLoop:
         if self.parts.checker.expects:
             self.parts.checker.after_step(verdict.reading)
         self.recovery.note(verdict.reading, verdict.decision)
-        self.silent_faults.applied(verdict.reading)
+        if self.config.self_check is not None:
+            self.silent_faults.applied(verdict.reading)
         if (entry := step.window.entry) is not None and entry.hot:
             self.forward.release(entry)
 

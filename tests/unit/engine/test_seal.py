@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadygrad.detect.gradient_norms import ClipRule, GradientProbe
+from steadygrad.detect.gradient_norms import ClipRule, GradientProbe, clip_exact
 from steadygrad.detect.history import RefusalLimits
 from steadygrad.detect.refusal_rule import must_refuse
 from steadygrad.engine.step.device_check import DeviceCheck
@@ -70,3 +70,29 @@ def test_the_clip_factor_is_torchs_own_to_the_bit(dtype: torch.dtype, size: floa
     assert torch.equal(ours.to(dtype), made.grad)
     # A total in half precision stands widened in the row, so its factor must not be taken from there.
     assert (sealed.factor is None) is (dtype is not torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("share", [1e-3, 0.5, 0.85, 0.899, 0.9, 0.95, 0.999, 1.0, 1.001, 1.5])
+@pytest.mark.parametrize("limit", [1e-7, 1e-3, 0.7, 1.0, 50.0])
+def test_gradients_are_clipped_to_torchs_own_bits_at_any_norm(dtype: torch.dtype, share: float, limit: float) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.zeros(33, dtype=dtype)) for _ in range(2))
+    direction = torch.nn.functional.normalize(torch.randn(33, dtype=torch.float64), dim=0)
+    ours.grad = (direction * share * limit).to(dtype)
+    theirs.grad = ours.grad.clone()
+    gradients = GradientProbe([ours]).measure()
+    assert gradients is not None
+    clip_exact(gradients, limit)
+    torch.nn.utils.clip_grad_norm_([theirs], limit)
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_row_reads_the_same_whether_or_not_it_was_joined(dtype: torch.dtype) -> None:
+    gradients = GradientProbe([parameter([3.0, 4.0]), parameter([math.inf])]).measure()
+    terms = [{"loss": torch.tensor(number, dtype=dtype), "aux": torch.tensor(0.5)} for number in (1.25, math.nan)]
+    row = RowReader(["a", "b"], CPU).pack(gradients, terms, torch.tensor(1024.0))
+    apart = row.read(torch.tensor(7.0))
+    assert apart[-1] == 7.0
+    torch.testing.assert_close(apart[:-1], row.values.tolist()[:-1], rtol=0, atol=0, equal_nan=True)

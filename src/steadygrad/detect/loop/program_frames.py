@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,14 +68,14 @@ def is_ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(NOT_THEIRS[0])
 
 
-def variables_of(frame: FrameType) -> dict[str, Any]:
-    """The variables of a running function by name, as a copy.
+def variables_of(frame: FrameType, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The variables of a running function by name, as a copy: all of them, or those of these names that are there.
 
     Before Python 3.13 a frame keeps the dictionary that `f_locals` makes, and with it what the program deletes later.
     So it is emptied again, unless the program, a debugger or a profiler may have the same one.
     """
     kept = frame.f_locals
-    copied = dict(kept)
+    copied = dict(kept) if names is None else {name: kept[name] for name in names if name in kept}
     if sys.version_info < (3, 13) and _is_a_copy(frame) and sys.gettrace() is None and sys.getprofile() is None:
         kept.clear()
     return copied

@@ -203,6 +203,8 @@ class SilentFaults:
     def _doubtful(self, step: Step, reading: Reading) -> bool:
         """Whether the step is to be computed again: as a check, because of a gradient, or after two results."""
         loop, first = self._loop, self._first
+        if loop.config.self_check is None:
+            return False
         self._first = None
         if step.attempt or loop.config.outside:
             return first is not None and self._compare(step, first, reading)
@@ -220,9 +222,8 @@ class SilentFaults:
         return self._loop.config.self_check is not None and self._twice <= 1 + SHARE * self._loop.step
 
     def applied(self, reading: Reading) -> None:
-        """An update was made: what its gradients were is usual from now on."""
-        if self._loop.config.self_check is not None:
-            self._levels.remember(reading)
+        """An update was made: what its gradients were is usual from now on. Asked where steps are computed twice."""
+        self._levels.remember(reading)
 
     def _run_again(self, step: Step) -> None:
         """From the state and the random numbers it began with; what the program drew since stays drawn. If the step is

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class UpdateCheck:
         self._loaded = self._many = False
         self._with_gradient: frozenset[int] | None = None
         self._mark: tuple[int, ...] | None = None
+        self._listed: tuple[int, list[Tensor]] = (0, [])
+        """The tensors of state, and the identities that they were listed by."""
         self._rates: list[float] = []
         self._options: list[Any] = []
         """The options of all groups when they were last looked at, and found to be numbers."""
@@ -78,10 +81,10 @@ class UpdateCheck:
         """Leave no hook on the optimizers, and keep no copy of what they made."""
         while self._hooks:
             self._hooks.pop().remove()
-        self.shadow = None
+        self.shadow, self._listed = None, (0, [])
 
     def _note_load(self, _optimizer: Optimizer) -> None:
-        self._loaded = True
+        self._loaded, self._listed = True, (0, [])
         if self.shadow is not None:
             self.shadow.renew()
 
@@ -98,7 +101,7 @@ class UpdateCheck:
     @property
     def wants_host(self) -> bool:
         """Whether the host must be there when the next update is made, also where it could be settled late."""
-        return self._loaded or not self._are_numbers(self._options_now())
+        return self._loaded or not self._are_numbers(_options_of(self._optimizers))
 
     def forget(self) -> None:
         """The trained parameters have changed: the next update is new."""
@@ -133,7 +136,8 @@ class UpdateCheck:
     def _is_new(self, with_gradient: Sequence[int]) -> bool:
         if self._with_gradient is None or self._loaded or not self._with_gradient.issuperset(with_gradient):
             return True
-        options = self._options_now()
+        optimizers = list(self._optimizers)
+        options = _options_of(optimizers)
         if not self._are_numbers(options):
             return True
         if (self._half or self._foreign) and (self._updates < FIRST or self._small):
@@ -143,7 +147,7 @@ class UpdateCheck:
             now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0
         ):
             return True
-        return self._mark is not None and self._mark != self._marked()
+        return self._mark is not None and self._mark != self._marked(optimizers)
 
     # -- after
 
@@ -173,8 +177,9 @@ class UpdateCheck:
         self._loaded = False
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
-        self._mark = self._marked()
-        now = _rates(self._options_now())
+        optimizers = list(self._optimizers)
+        self._mark = self._marked(optimizers)
+        now = _rates(_options_of(optimizers))
         kept = self._rates if len(self._rates) == len(now) else now
         self._rates = [rate if math.isfinite(rate) else last for rate, last in zip(now, kept, strict=True)]
         if self.shadow is not None:
@@ -217,38 +222,40 @@ class UpdateCheck:
 
     def _bad_options(self) -> tuple[str, ...]:
         """Options that are no finite numbers, each with its value."""
-        named = zip(OPTIONS * len(self._options_now()), self._options_now(), strict=False)
+        options = _options_of(self._optimizers)
+        named = zip(OPTIONS * len(options), options, strict=False)
         bad = {key: value for key, value in named if isinstance(value, float) and not math.isfinite(value)}
         return tuple(f"{RATE if key == 'lr' else key} is {value}" for key, value in bad.items())
 
     # -- what can be known without reading a tensor
 
-    def _options_now(self) -> list[Any]:
-        return [group.get(key) for optimizer in self._optimizers for group in optimizer.param_groups for key in OPTIONS]
-
     def _are_numbers(self, options: list[Any]) -> bool:
-        """Whether all of them are finite. A tensor on a device is not read. Where none was set anew, one comparison."""
-        if len(options) == len(self._options) and all(map(operator.is_, options, self._options)):
-            return True
-        for value in options:
-            items = value if isinstance(value, tuple) else (value,)
-            if not all(math.isfinite(item) for item in items if isinstance(item, float)):
-                return False
+        """Whether all of them are finite. A tensor on a device is not read. Those that were not set anew are known."""
+        known = self._options if len(options) == len(self._options) else [None] * len(options)
+        for value, before in zip(options, known, strict=True):
+            if value is not before:
+                items = value if isinstance(value, tuple) else (value,)
+                if not all(math.isfinite(item) for item in items if isinstance(item, float)):
+                    return False
         self._options = options
         return True
 
-    def _marked(self) -> tuple[int, ...] | None:
+    def _state_tensors(self, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        try:
+            values = list(chain.from_iterable(map(dict.values, states)))
+        except TypeError:  # some are no mappings
+            values = [value for state in states if isinstance(state, dict) for value in state.values()]
+        ids = sum(map(id, values))
+        if ids != self._listed[0]:
+            self._listed = (ids, [value for value in values if isinstance(value, Tensor)])
+        return self._listed[1]
+
+    def _marked(self, optimizers: Sequence[Optimizer]) -> tuple[int, ...] | None:
         """Which tensors of state there are and how often they were written."""
         if not self._versions or (self._many and self._updates % MARK_EVERY):
             return None
-        tensors = [
-            value
-            for optimizer in self._optimizers
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-            if isinstance(value, Tensor)
-        ]
+        tensors = self._state_tensors(optimizers)
         which = sum(map(id, tensors))
         if self._mark is None or which != self._mark[0]:
             if len(tensors) > MOST_TENSORS or any(map(Tensor.is_inference, tensors)):
@@ -256,6 +263,12 @@ class UpdateCheck:
                 return None
             self._many = len(tensors) > FEW_TENSORS
         return which, len(tensors), sum(map(_version, tensors))
+
+
+def _options_of(optimizers: Sequence[Optimizer]) -> list[Any]:
+    """Those options of all groups that must be numbers, group by group."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [value for group in groups for value in map(group.get, OPTIONS)]
 
 
 def _rates(options: list[Any]) -> list[float]:

@@ -120,9 +120,14 @@ class KeptBytes:
 
 def fit(values: Iterable[Mapping[Piece, int]]) -> bool:
     """Whether values with these pieces may be kept together."""
+    pieces: dict[Piece, int] = {}
+    for each in values:
+        pieces.update(each)
+    used = sum(pieces.values())
+    if used <= min(_MOST.values()) and all(used <= allowed_bytes(place) for place in {place for place, _ in pieces}):
+        return True  # all of it would fit into either place
     kept = KeptBytes()
-    for pieces in values:
-        kept.add(pieces)
+    kept.add(pieces)
     return not kept.too_many
 
 

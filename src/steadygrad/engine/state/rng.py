@@ -110,10 +110,6 @@ class _PythonRng:
         return bool((*words, index) == state[1])
 
 
-def _bytes_of(state: torch.Tensor) -> bytes:
-    return ctypes.string_at(state.data_ptr(), state.numel())
-
-
 def _memory(address: int, size: int) -> Any:
     """A view of so many bytes there, without a copy."""
     return (ctypes.c_char * size).from_address(address)
@@ -147,20 +143,21 @@ class _Pages:
     def __init__(self) -> None:
         self._all: list[_Page] = []
         self._page: _Page | None = None
-        self._last: torch.Tensor | None = None
+        self._last: tuple[bytes, torch.Tensor] | None = None
 
     def keep(self, state: torch.Tensor) -> torch.Tensor:
         """A copy of a state, or the last one where nothing was drawn since. A page is used again when no state in it is
         needed any more."""
-        if self._last is not None and _bytes_of(self._last) == _bytes_of(state):
-            return self._last
+        raw, last = ctypes.string_at(state.data_ptr(), state.numel()), self._last
+        if last is not None and last[0] == raw:
+            return last[1]
         page, number = self._page, None
         while page is None or page.memory.shape[1] != state.numel() or (number := next(page.free, None)) is None:
             page = self._page = self._next_page(state.numel())
         place = page.memory[number]
         ctypes.memmove(place.data_ptr(), state.data_ptr(), state.numel())
         page.kept.append(weakref.ref(place))
-        self._last = place
+        self._last = (raw, place)
         return place
 
     def _next_page(self, size: int) -> _Page:

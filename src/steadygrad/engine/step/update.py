@@ -106,6 +106,7 @@ class AfterUpdate:
     def __init__(self, scheduler: Any, ema_update: Callable[[], Any] | None, forward: ForwardState) -> None:
         self.scheduler = scheduler
         self.ema_update = ema_update
+        self.present = scheduler is not None or ema_update is not None
         self._forward = forward
 
     def advance(self, behind: Entry | None) -> None:

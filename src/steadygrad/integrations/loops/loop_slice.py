@@ -73,7 +73,7 @@ class LoopSlice:
 
         Best taken at the model's first call: what the lines themselves change still has its old value then.
         """
-        here, everywhere = variables_of(frame), frame.f_globals
+        here, everywhere = variables_of(frame, self.reads), frame.f_globals
         return {name: here[name] if name in here else everywhere[name]
                 for name in self.reads if name in here or name in everywhere}  # fmt: skip
 

@@ -342,6 +342,9 @@ class OptimizerGuard:
     def state_of(self, loop: OptimizerLoop) -> TrainingState:
         return self._state
 
+    def issued(self, loop: OptimizerLoop) -> None:
+        """There is nothing to do meanwhile."""
+
     def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         return reading if self.ranks.size == 1 else self.ranks.agree_on_loss(reading, reading.step)
 

@@ -350,6 +350,7 @@ class OptimizerLoop:
             self.numbers.disarm()
         settled = True
         with self._barrier("guard", settled) as answer:
+            self.around.issued(self)
             reading = self.numbers.open(pending_numbers, step.number)
             if reading.refused and reading.grad_norm == math.inf and math.isfinite(reading.loss):
                 answer.value = False
@@ -385,13 +386,14 @@ class OptimizerLoop:
     def undo_faults(self, number: int, *, before_forward: bool = False) -> Finding | None:
         """Restore what a memory fault changed since the last update; what was found. Asked before the update: then the
         gradients are those of the changed state, and the update is withheld. On a CPU also before the first forward."""
-        found: Finding | None = None
         shadow = self._check.shadow if self._check is not None and self.engine.policy.acts else None
-        if shadow is not None and (shadow.on_host or not before_forward):
-            with self._barrier("silent_faults", found) as answer:
-                answer.value = undo_faults(shadow, self.log, number)
-            return answer.value
-        return found
+        if shadow is None or (before_forward and not shadow.on_host):
+            return None
+        try:  # not `with self._barrier`: this is every step's path
+            return undo_faults(shadow, self.log, number)
+        except Exception as fault:
+            self._barrier.note("silent_faults", fault)
+            return None
 
     def _may_undo(self) -> bool:
         return self.around.alone and self.engine.policy.acts

@@ -27,6 +27,10 @@ class SurroundingLoop(Protocol):
     def state_of(self, loop: OptimizerLoop) -> TrainingState:
         """Everything one of its updates can change."""
 
+    def issued(self, loop: OptimizerLoop) -> None:
+        """Its update is queued on the device and has not been judged: what does not depend on the judgement is best
+        done now, while the device is busy."""
+
     def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         """The reading with what the other ranks measured."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -205,6 +206,7 @@ class ProcessLoop:
         """A loss, before its backward."""
         with self.barrier("backward", None):
             self.backwards.begin(loss)
+            self.batches.describe()
             self.events.backward_begins(loss)
             note_loss(self.models.calls, loss)
             self.slices.backward_begins(loss)
@@ -277,7 +279,7 @@ class ProcessLoop:
             if not (loop.refused or self.models.heard):  # asked here: a closure calls the model inside of the update
                 self.models.look_again(loop.parameters)
             self.events.stepped()
-            self.slices.updated()
+            self.slices.updated(refused=loop.refused)
             self.batches.tables.next_round()
         self.followers.updated(loop.optimizer, refused=loop.refused)
         self.models.stepped()
@@ -344,13 +346,11 @@ class ProcessLoop:
             loss = self.backwards.total() if self.alone else None
             answer.value = loop.admit(self._number, loss, self.clipping.take(loop.parameters))
             self._end(loop)
-        if answer.value is None:
-            return not self.policy.acts or finite(parameters_of(optimizer))
-        return answer.value
+        made = answer.value
+        return (not self.policy.acts or finite(parameters_of(optimizer))) if made is None else made
 
     def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
-        """GradScaler drops a step by not calling the optimizer. Its overflows are part of a healthy run; a step whose
-        loss was bad is an incident that it only hides."""
+        """A GradScaler drops a step by not calling the optimizer: an overflow is healthy, a bad loss is an incident."""
         before = self.step
         result = original()
         if self.step == before:
@@ -364,8 +364,7 @@ class ProcessLoop:
         return result
 
     def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
-        loop = self._begin(optimizer)
-        loss = self.backwards.total()
+        loop, loss = self._begin(optimizer), self.backwards.total()
         self._together = False  # by this rank's own loss: the others may not know of anything
         try:
             loop.dropped(self._number, None if loss is None else float(loss), float(scaler.get_scale()))
@@ -376,14 +375,19 @@ class ProcessLoop:
         self.models.stepped()
         self.backwards.judged()
 
+    def issued(self, loop: OptimizerLoop) -> None:
+        """What `_end` need not do once the device has answered."""
+        with self.barrier("snapshots", None):
+            self.past.prepare(loop.optimizer)
+            self.slices.updated(issued=True)
+
     def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         """A loss is this rank's own, and all ranks must decide alike: what is judged is the reduced gradient."""
         return reading
 
     def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         """The reading as it is recorded: with this rank's own loss, and with norms for the first optimizer only."""
-        loss = None if self.alone else self.backwards.total()
-        if loss is not None:
+        if not self.alone and (loss := self.backwards.total()) is not None:
             reading = replace(reading, loss=float(loss))
         return reading if loop.log is self.ledger.first else replace(reading, norms=(), names=())
 
@@ -398,8 +402,7 @@ class ProcessLoop:
         self.busy = True
         try:
             with self.barrier("forward_state", None):
-                uncertain = self.models.put_back()
-                if uncertain:
+                if uncertain := self.models.put_back():
                     loop.log.journal.event("unregistered_state_changed", names=uncertain)
             with self.barrier("diagnosis", None):
                 self.examiner.look_at_batch()
@@ -417,28 +420,32 @@ class ProcessLoop:
         return reading
 
     def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
-        self.busy = True
         try:
-            with self.barrier("diagnosis", None):
+            with self._working("diagnosis"):
                 self.examiner.examine(loop, reading, self.state_of(loop))
         finally:
-            self.busy = False
             self.models.go_on()
 
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
         """To the newest good state. What came of it stands in the incident."""
         went: RollbackResult | None = None
-        self.busy = True
-        try:
-            with self.barrier("snapshots", None):
-                went = self.past.go_back(decision.step, self._good)
-        finally:
-            self.busy = False
+        with self._working("snapshots"):
+            went = self.past.go_back(decision.step, self._good)
         if went is None:
             decision = replace(decision, actions=(*decision.actions, Action.HALT))
             return loop.log.amend(decision, "no good state could be restored")
         loop.log.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
         return loop.log.amend(decision, str(went))
+
+    @contextmanager
+    def _working(self, part: str) -> Iterator[None]:
+        """Around what we run of the program's code, or do to its state: nothing of it is the program's."""
+        self.busy = True
+        try:
+            with self.barrier(part, None):
+                yield
+        finally:
+            self.busy = False
 
     def refused_since(self, step: int) -> int:
         """How many updates were refused from this step on, before the one at hand, or were of other trainings."""
@@ -454,17 +461,15 @@ class ProcessLoop:
 
     def _words_of(self, loop: OptimizerLoop) -> RankMessages | None:
         """What the ranks of this optimizer tell each other, made at its first refused step."""
-        words = self._words.get(loop.optimizer)
-        nothing: RankMessages | None = words
-        with self.barrier("ranks", nothing) as answer:
-            answer.value = words or self._words.setdefault(loop.optimizer, RankMessages(loop.parameters))
+        with self.barrier("ranks", self._words.get(loop.optimizer)) as answer:
+            if answer.value is None:
+                answer.value = self._words.setdefault(loop.optimizer, RankMessages(loop.parameters))
         return answer.value
 
     def state_of(self, loop: OptimizerLoop) -> TrainingState:
         """Everything one optimizer's step can change."""
-        return TrainingState(
-            parameters=loop.named_parameters(), optimizers=[loop.optimizer], forward=self.models.forward_state()
-        )
+        forward, named = self.models.forward_state(), loop.named_parameters()
+        return TrainingState(parameters=named, optimizers=[loop.optimizer], forward=forward)
 
     def loop_of(self, optimizer: Optimizer) -> OptimizerLoop:
         """The loop of an optimizer, made if this is its first step."""
@@ -475,8 +480,8 @@ class ProcessLoop:
         parameters = parameters_of(optimizer)
         self.models.adopt(parameters)
         named = self.models.names()
-        number = self.optimizers.num_stepped
-        names = {id(p): named.get(id(p), f"optimizer{number}.{place}") for place, p in enumerate(parameters)}
+        own = f"optimizer{self.optimizers.num_stepped}"
+        names = {id(p): named.get(id(p), f"{own}.{place}") for place, p in enumerate(parameters)}
         if loop is not None:
             loop.follow(names)
             self.ledger.renamed(loop)
@@ -490,11 +495,6 @@ class ProcessLoop:
 
     def crashed(self, error: BaseException) -> None:
         """An exception is about to end the program: was it a NaN that it did not mention?"""
-        if self.away:
-            return
-        self.busy = True
-        try:
-            with self.barrier("crash", None):
+        if not self.away:
+            with self._working("crash"):
                 explain(self, error)
-        finally:
-            self.busy = False

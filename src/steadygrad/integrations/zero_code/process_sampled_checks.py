@@ -123,7 +123,7 @@ class SampledChecks:
             return
         if loop.refused or loop.last is None:
             checker.after_refusal()
-        else:
+        elif checker.expects:
             checker.after_step(loop.last, -1 if sampled is None else sampled)
         if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
             self._look_into(loop, checker, loop.last)

@@ -241,6 +241,9 @@ class SeparateTraining:
             parameters=loop.named_parameters(), optimizers=[loop.optimizer], forward=self._forward
         )  # fmt: skip
 
+    def issued(self, loop: OptimizerLoop) -> None:
+        """There is nothing to do meanwhile."""
+
     def agree(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         return reading
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from steadygrad.integrations.zero_code.hooks import loader_batches
+from steadygrad.integrations.zero_code.hooks.loader_batches import LoaderBatches, fingerprint, heads
 
 BROKEN = 13
 
@@ -126,3 +131,37 @@ def test_a_loader_that_was_under_way_before_is_not_guessed_at(watching: Any) -> 
     train(running)
     assert incident_of(watch).batch_key is None
     assert incident_of(watch).diagnosis.sample_ids == ()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(2100.0).view(300, 7).t(),
+        torch.arange(24576.0).view(8, 3, 32, 32).to(memory_format=torch.channels_last),
+        torch.arange(12.0).view(3, 4).to(torch.bfloat16),
+        torch.arange(12.0).view(3, 4).to(torch.float8_e4m3fn),
+        torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
+        torch.tensor([True, False]),
+    ],
+    ids=["transposed", "channels_last", "bfloat16", "float8", "conjugated", "bool"],
+)
+def test_a_batch_of_any_layout_or_type_has_the_fingerprint_of_its_copy(tensor: torch.Tensor) -> None:
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    assert fingerprint(tensor) == fingerprint(copy)
+    assert heads(tensor) == heads(copy)
+    assert len(fingerprint(tensor)[2]) <= 64 * tensor.element_size()
+
+
+def test_a_batch_that_is_too_large_to_be_kept_is_not_held_until_the_next_one(monkeypatch: Any) -> None:
+    monkeypatch.setattr(loader_batches, "fit", lambda pieces: False)
+    iterator, batches = SimpleNamespace(), LoaderBatches()
+    batches.restarted(iterator)
+    batches.drawn(iterator, [4, 5])
+    batch = torch.randn(2, 3)
+    values, gone = batch.clone(), weakref.ref(batch)
+    batches.hand_out(iterator, [batch])
+    del batch
+    assert gone() is None
+    found = batches.find(values)
+    assert found is not None
+    assert found.indices == (4, 5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -73,5 +72,5 @@ class ClipNorms:
             return None
         self._limit = float(limit)  # type: ignore[arg-type]
         clip_exact(gradients, self._limit)
-        self._clipped = (key, replace(gradients, clipped=gradients.versions()))
+        gradients.clipped = gradients.versions()
         return gradients.total

@@ -8,11 +8,13 @@ copies on another device, or views without their last columns.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
-from ....engine.state.kept_bytes import fit, pieces_of
+from ....engine.state.kept_bytes import Piece, fit, pieces_of
 from ....records import Diagnosis
 from .tensor_batches import SourceTensors, rows_of_view
 
@@ -43,9 +45,8 @@ class LoaderBatch:
     indices: tuple[Any, ...]
     number: int
     tensors: list[weakref.ref[Tensor]]
-    prints: frozenset[Any]
-    heads: frozenset[Any]
-    rows: int
+    prints: frozenset[Any] = frozenset()
+    heads: frozenset[Any] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class LoaderBatches:
     handed: int = 0
     recent: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """The last batches themselves, those in host memory: a loop may prepare them before it calls its model."""
+    _pieces: deque[Mapping[Piece, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """The memory of each of them."""
     tables: SourceTensors = field(default_factory=SourceTensors)
     repeated: str = ""
     """How a loader is begun anew for every batch and gives the same samples: a sentence, or nothing."""
@@ -73,6 +76,7 @@ class LoaderBatches:
     _asked: set[int] = field(default_factory=set)
     _begun: tuple[int, tuple[Any, ...], int] = (0, (), 0)
     """The loader that was begun last, the first samples it gave, and how often in a row it gave these alone."""
+    _undescribed: tuple[LoaderBatch, list[Tensor]] | None = None
     _ahead: int | None = None
     """How many batches the program fetches before it uses one, as last seen."""
 
@@ -115,30 +119,37 @@ class LoaderBatches:
         index = queue.popleft() if queue else None
         number, self.handed = self.handed, self.handed + 1
         indices = tuple(index) if isinstance(index, list | tuple) else (index,)
-        if any(each is None for each in indices) or getattr(iterator, "_in_order", True) is False:
+        if any(map(operator.is_, indices, repeat(None))) or getattr(iterator, "_in_order", True) is False:
             indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
         self._note_repeats(iterator, indices)
-        every = list(tensors_in(batch))
+        every = tensors_in(batch)
         tensors = [tensor for tensor in every if tensor.layout is torch.strided][:8]
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
         if all(tensor.device.type == "cpu" for tensor in every):
             self.recent.append(batch)
-            if not fit(map(pieces_of, self.recent)):
-                self.recent.clear()
-        self.ring.append(
-            LoaderBatch(
-                indices,
-                number,
-                [weakref.ref(tensor) for tensor in tensors],
-                frozenset(fingerprint(tensor) for tensor in on_host),
-                frozenset(heads(tensor) for tensor in on_host if tensor.dim()),
-                len(indices),
-            )
-        )
+            self._pieces.append(pieces_of(batch))
+            if not fit(self._pieces):
+                self.let_go()
+        self.describe()
+        self.ring.append(LoaderBatch(indices, number, [weakref.ref(tensor) for tensor in tensors]))
+        self._undescribed = (self.ring[-1], on_host)
+        if not self.recent:
+            self.describe()  # it is too large to be kept for a moment
+
+    def describe(self) -> None:
+        """Take the fingerprint of the batch that was handed out last, if that was put off: a device that waits for the
+        next forward should not wait for this."""
+        waiting, self._undescribed = self._undescribed, None
+        if waiting is not None:
+            handed, tensors = waiting
+            handed.prints = frozenset(fingerprint(tensor) for tensor in tensors)
+            handed.heads = frozenset(heads(tensor) for tensor in tensors if tensor.dim())
 
     def let_go(self) -> None:
         """Keep no batch alive."""
+        self.describe()
         self.recent.clear()
+        self._pieces.clear()
 
     def find(self, arguments: Any) -> FoundSamples | None:
         """The samples behind what a model was given; None where they cannot be told. May read the device."""
@@ -150,7 +161,7 @@ class LoaderBatches:
             return FoundSamples(indices, how) if indices else None
         in_order = self._in_order
         rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
-        if in_order is not None and in_order.indices and in_order.rows in rows:
+        if in_order is not None and in_order.indices and len(in_order.indices) in rows:
             return FoundSamples(in_order.indices, "order")
         if not self.handed:
             rows_there = self.tables.rows_of(tensors)
@@ -180,6 +191,7 @@ class LoaderBatches:
 
     def _match(self, tensors: list[Tensor]) -> tuple[LoaderBatch | None, str]:
         """The batch that these tensors are of, and how it was recognised."""
+        self.describe()
         newest = list(reversed(self.ring))
         for handed in newest:
             alive = [tensor for reference in handed.tensors if (tensor := reference()) is not None]
@@ -217,24 +229,27 @@ def _address(tensor: Tensor) -> int:
 
 def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
     """A few numbers spread over a tensor on the host, with its size and kind; the shape may have changed since."""
-    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-    step = max(1, flat.numel() // _SAMPLED)
-    return tensor.dtype, flat.numel(), _bytes(flat[::step][:_SAMPLED])
+    array = _array(tensor)
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat  # no copy of all of it
+    step = max(1, array.size // _SAMPLED)
+    return tensor.dtype, array.size, flat[: step * _SAMPLED : step].tobytes()
 
 
 def heads(tensor: Tensor) -> tuple[Any, ...]:
     """The first numbers of every row."""
-    rows = tensor.detach()[:_SAMPLED]
-    while rows.dim() > 2:
+    rows = _array(tensor)[:_SAMPLED]
+    while rows.ndim > 2:
         rows = rows[:, 0]
-    return tensor.dtype, tensor.shape[0], _bytes(rows[:, :_ROW_HEAD] if rows.dim() == 2 else rows)
+    return tensor.dtype, tensor.shape[0], (rows[:, :_ROW_HEAD] if rows.ndim == 2 else rows).tobytes()
 
 
-def _bytes(values: Tensor) -> bytes:
-    if values.dtype is torch.bfloat16:
-        values = values.view(torch.int16)
-    raw: bytes = values.contiguous().numpy().tobytes()
-    return raw
+def _array(tensor: Tensor) -> Any:
+    """The same memory as an array of numpy, whose small operations take a fraction of the time of torch's."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    try:
+        return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    except TypeError:  # a type that numpy does not have
+        return tensor.contiguous().view(torch.uint8).numpy()
 
 
 def sample_key(found: FoundSamples) -> str:

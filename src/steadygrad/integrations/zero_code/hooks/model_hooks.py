@@ -21,6 +21,7 @@ from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.kept_bytes import KeptBytes, pieces_of
 from ....engine.state.rng import RngState, put_rng
+from ....records.errors import SteadyError
 from .call_log import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .find_models import find_roots
 
@@ -271,9 +272,14 @@ class _Hook:
 
     def __call__(self, *args: Any) -> None:
         # Under a compiler or torch.jit.trace it does nothing: no break in the graph and nothing added to it.
-        if not torch.compiler.is_compiling() and tracing_state() is None:
-            with self._barrier("models", None):
-                self._call(*args)
+        if torch.compiler.is_compiling() or tracing_state() is not None:
+            return
+        try:  # not `with self._barrier`: this is every step's path
+            self._call(*args)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("models", fault)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return contextlib.nullcontext().__exit__

@@ -9,6 +9,7 @@ the run goes on from the copy and the updates since are lost; that is said.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ class GoodStates:
         self._kept = KeptBytes()
         self._why_not = ""
         self._due = True
+        self._prepared: AppliedUpdate | str | None = None
 
     # -- while all is well
 
@@ -116,7 +118,7 @@ class GoodStates:
 
     def update_begins(self, loop: OptimizerLoop, step: int) -> None:
         """Before an update: let the device finish copying what is about to change. Does not stop the host."""
-        self._last[loop] = step
+        self._last[loop], self._prepared = step, None
         if loop not in self._loops and self._watch.policy.acts and loop.parameters[0].device.type == "cpu":
             self._first_update(step)
         if self._ring is not None:
@@ -135,11 +137,13 @@ class GoodStates:
         """Remember the update just made. Host work only: a few names, no copy."""
         if self._ring is None or not self._ring.steps or reading is None:
             return
-        found = self._remember(optimizer, reading)
+        prepared, self._prepared = self._prepared, None
+        found = self._remember(optimizer) if prepared is None else prepared
         if isinstance(found, str):
             self._why_not = found
             self._forget_updates()
             return
+        found.step, found.grad_norm = reading.step, reading.grad_norm
         self._updates.append(found)
         for loop_pass in found.loop_passes:
             self._kept.add(loop_pass.pieces)
@@ -156,7 +160,12 @@ class GoodStates:
         if self._updates:
             self._updates[-1].followed.append(call)
 
-    def _remember(self, optimizer: Optimizer, reading: Reading) -> AppliedUpdate | str:
+    def prepare(self, optimizer: Optimizer) -> None:
+        """The update is under way: what `landed` takes, except for its numbers."""
+        if self._ring is not None and self._ring.steps:
+            self._prepared = self._remember(optimizer)
+
+    def _remember(self, optimizer: Optimizer) -> AppliedUpdate | str:
         watch = self._watch
         loop_passes = list(watch.slices.loop_passes)
         if not watch.alone:
@@ -184,9 +193,7 @@ class GoodStates:
             for loop_pass in loop_passes
         ]
         loop_passes = [loop_pass.without_loss(_NOT_KEPT) for loop_pass in loop_passes]
-        return AppliedUpdate(
-            reading.step, loop_passes, losses, reading.grad_norm, watch.clipping.limit, _plain_groups(optimizer), []
-        )  # fmt: skip
+        return AppliedUpdate(-1, loop_passes, losses, math.nan, watch.clipping.limit, _plain_groups(optimizer), [])
 
     def _look_around(self) -> None:
         """One state for all optimizers in use; made anew when that changes or another model was found."""
@@ -231,6 +238,7 @@ class GoodStates:
         self._forget_updates()
 
     def _forget_updates(self) -> None:
+        self._prepared = None
         self._updates.clear()
         self._kept.clear()
 

@@ -159,7 +159,7 @@ class LoopLines:
         self._rng: RngState | None = None
         self._rng_before: RngState | None = None
         self._rounds: dict[int, tuple[int, tuple[Any, ...]]] = {}
-        self._judged = False
+        self._judged = self._rng_taken = False
         self._read: dict[int, weakref.ref[Any]] = {}
         self._window = KeptBytes()
 
@@ -189,9 +189,8 @@ class LoopLines:
             self._roll()  # no model's call was heard since the last update
         here, value, autocast, before = sys._getframe(1), loss.detach(), autocast_now(), self._rng_before
         self._rng_before = None  # a later micro-batch of this update: what was drawn before it is not known
-        self.reached.append(
-            ReachedBackward(_places(here), rng if rng is not None else take_rng(), autocast, value, before)
-        )
+        began = rng if rng is not None else take_rng()
+        self.reached.append(ReachedBackward(_places(here), began, autocast, value, before))
         if not seen or rng is None:
             self.why_not = "the model was not called before backward"
             return
@@ -389,9 +388,11 @@ class LoopLines:
         """An update was judged: what comes next is not part of it."""
         self._judged = True
 
-    def updated(self) -> None:
-        """An update was made or withheld: the next round begins."""
-        self._rng_before = take_rng()
+    def updated(self, *, issued: bool = False, refused: bool = False) -> None:
+        """An update was made or withheld, or is under way on a device (`issued`): the next round begins."""
+        if issued or refused or not self._rng_taken:
+            self._rng_before = take_rng()
+        self._rng_taken = issued
 
     def forget(self) -> None:
         """A new window begins."""
@@ -475,8 +476,8 @@ def _living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
 
 def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
     """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
-    names = variables_of(frame) if known.loop_names else {}
-    return tuple(names.get(name) for name in known.loop_names)
+    values = variables_of(frame, known.loop_names) if known.loop_names else {}
+    return tuple(map(values.get, known.loop_names))
 
 
 def _same(a: Any, b: Any) -> bool:

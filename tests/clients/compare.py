@@ -46,13 +46,17 @@ HEAD = """# Public test suites under `steady run`
 Made by `python tests/clients/compare.py SUITE --checkout FOLDER --write`, once for each suite. Each suite runs plain,
 plain again and under `steady run` with default settings. *Same* counts the tests with the same outcome in both, *worse*
 those that passed or were skipped plain and did not under `steady run`; tests that differ between the two plain runs are
-*unstable* and are not counted. *Stdout* counts lines that appear on standard output only under `steady run`.
+*unstable* and are not counted. *Stdout* counts lines that appear on standard output only under `steady run`. CPU
+seconds are of the second plain run and of the one under `steady run`, with all their processes.
 
 """
 
 
 TABLE_HEAD = ("| | plain | plain again | under `steady run` |", "|---|---|---|---|")
-SUMMARY_HEAD = "| suite | version | passed plain | passed in both | same | worse | unstable | stdout | identical |"
+SUMMARY_HEAD = (
+    "| suite | version | passed plain | passed in both | same | worse | unstable | stdout | identical "
+    "| CPU seconds plain | under `steady run` |"
+)
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Run:
     stdout: str
     stderr: str
     seconds: float
+    cpu_seconds: float = 0.0
     tests: dict[str, Test] = field(default_factory=dict)
     warnings: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -95,7 +100,7 @@ def run_suite(suite: Suite, checkout: Path, python: str, *, under: Sequence[str]
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         lines = Path(folder) / "outcomes.jsonl"
         command = [*under, python, "-m", "pytest", *_pytest_arguments(suite, lines)]
-        started = os.times().elapsed
+        started = os.times()
         child = subprocess.Popen(
             command, cwd=checkout, env=_environment(), text=True, errors="replace", start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -105,7 +110,9 @@ def run_suite(suite: Suite, checkout: Path, python: str, *, under: Sequence[str]
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             out, err = child.communicate()
-        run = Run(code=child.returncode, stdout=out, stderr=err, seconds=os.times().elapsed - started)
+        ended = os.times()
+        cpu = sum(ended[2:4]) - sum(started[2:4])
+        run = Run(child.returncode, out, err, seconds=ended.elapsed - started.elapsed, cpu_seconds=cpu)
         _read_outcomes(run, lines)
     return run
 
@@ -181,6 +188,7 @@ def compare(plain: Run, again: Run, guarded: Run) -> dict[str, Any]:
         },
         "exit_codes": [plain.code, again.code, guarded.code],
         "seconds": [round(run.seconds, 1) for run in (plain, again, guarded)],
+        "cpu_seconds": [round(run.cpu_seconds, 1) for run in (plain, again, guarded)],
         "same": len(same),
         "passed_in_both": sum(_outcome(plain, name) == "passed" for name in same),
         "passed_plain": sum(_outcome(plain, name) == "passed" for name in stable),
@@ -296,6 +304,8 @@ def describe(result: dict[str, Any]) -> str:
         rows.append("| " + " | ".join([kind, *(str(outcomes[run].get(kind, 0)) for run in outcomes)]) + " |")
     rows.append("| exit code | " + " | ".join(map(str, result["exit_codes"])) + " |")
     rows.append("| seconds | " + " | ".join(map(str, result["seconds"])) + " |")
+    if "cpu_seconds" in result:
+        rows.append("| CPU seconds | " + " | ".join(map(str, result["cpu_seconds"])) + " |")
     rows += ["", "Identical." if result["identical"] else f"Different: {_reasons(result)}."]
     rows += _classes(result["different"])
     rows += _listing("Tests that differ", [_one(item) for item in result["different"]])
@@ -347,13 +357,14 @@ def _listing(title: str, lines: list[str], most: int = 25) -> list[str]:
 def summary(results: Sequence[dict[str, Any]]) -> str:
     """The page: one row for each suite, then each suite."""
     rows = [SUMMARY_HEAD]
-    rows.append("|" + "---|" * 9)
+    rows.append("|" + "---|" * 11)
     for result in results:
         printed = len(result["stdout"]) + len(result["process_stdout"])
+        cpu = result.get("cpu_seconds") or ["", "", ""]
         rows.append(
             f"| {result['suite']} | {result['version']} | {result['passed_plain']} | {result['passed_in_both']} "
             f"| {result['same']} | {result['worse']} | {len(result['unstable'])} | {printed} "
-            f"| {'yes' if result['identical'] else 'no'} |"
+            f"| {'yes' if result['identical'] else 'no'} | {cpu[1]} | {cpu[2]} |"
         )
     made = sorted({f"{result['commit']}, {result['python']}, torch {result['torch']}" for result in results})
     return HEAD + "\n".join(rows) + f"\n\nMeasured at {'; '.join(made)}.\n\n" + "\n".join(map(describe, results))

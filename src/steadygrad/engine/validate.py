@@ -28,6 +28,8 @@ from .step.device_gate import check_supported
 from .step.trained_parameters import clean_name as clean_name
 
 logger = logging.getLogger("steadygrad")
+_ALWAYS_FREE = 16 << 20
+"""So much memory is there without asking: a program may begin thousands of trainings."""
 _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -156,7 +158,8 @@ def make_ring(where: str, state: TrainingState, device: torch.device, policy: Po
     if where == "off" or (where == "auto" and not policy.acts):
         return None
     size = sum(t.numel() * t.element_size() for _, t in state.floating_tensors())
-    if where == "auto" and 6 * size > free_host_bytes():  # two states of up to three times the weights
+    needed = 6 * size  # two states of up to three times the weights
+    if where == "auto" and needed > _ALWAYS_FREE and needed > free_host_bytes():
         logger.warning(
             "no snapshots: two copies of the training state would not fit comfortably in host memory. Bad updates are "
             "still refused; pass snapshots='host' or 'device' to keep a ring for rollbacks anyway."

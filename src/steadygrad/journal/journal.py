@@ -150,9 +150,16 @@ class Journal:
 
     def event(self, kind: str, /, **data: Any) -> bool:
         """Keeps one event. True once it is on disk."""
+        return self._event(kind, data, _WAIT_S)
+
+    def event_later(self, kind: str, /, **data: Any) -> None:
+        """Keeps one event, and does not wait for the disk: it may be lost if the process is killed at once."""
+        self._event(kind, data, 0.0)
+
+    def _event(self, kind: str, data: dict[str, Any], wait: float) -> bool:
         self.num_events += 1
         return self._post(
-            "events", None, lambda opened: opened.line("events", encode_event(kind, data, rank=self.rank))
+            "events", None, lambda opened: opened.line("events", encode_event(kind, data, rank=self.rank)), wait
         )
 
     def quarantine(
@@ -218,7 +225,7 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _post(self, part: str, key: object, job: Callable[[OpenFiles], SizedJob]) -> bool:
+    def _post(self, part: str, key: object, job: Callable[[OpenFiles], SizedJob], wait: float = _WAIT_S) -> bool:
         """Encodes on this thread, so that the caller may change its data afterwards, and writes on the other."""
         if self._open is None or self._closed:
             return False
@@ -230,7 +237,7 @@ class Journal:
             self._health.drop()
             return False
         key = self._open.number() if key is None else key
-        return self._open.worker.post(part, key, made, size=size, wait=_WAIT_S)
+        return self._open.worker.post(part, key, made, size=size, wait=wait)
 
 
 _living: weakref.WeakSet[Journal] | None = None

@@ -449,4 +449,5 @@ def _setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    # Not `contiguous`: one element of an expanded tensor has a stride of 0 and counts as contiguous.
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

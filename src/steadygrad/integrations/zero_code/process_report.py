@@ -72,10 +72,13 @@ class ProcessReport:
 
     def tell(self, kind: str, sentence: str) -> None:
         """Say something about this program once, now and in the end."""
-        if kind in self.notices:
-            return
+        if kind not in self.notices:
+            logger.warning("%s", sentence)
+            self.note(kind, sentence)
+
+    def note(self, kind: str, sentence: str) -> None:
+        """Say something about this program in the end."""
         self.notices[kind] = sentence
-        logger.warning("%s", sentence)
         if self._journal is not None:
             self._journal.event("notice", kind=kind, sentence=sentence)
 
@@ -115,7 +118,8 @@ class ProcessReport:
         name = type(loop.optimizer).__name__
         self._optimizers.append(name)
         loop.log.on_incident = self._notifier
-        self.event("training_begins", training=len(self.log), first_step=first_step, optimizer=name)
+        if self._journal is not None:  # a program may begin thousands, and each would wait for the disk
+            self._journal.event_later("training_begins", training=len(self.log), first_step=first_step, optimizer=name)
 
     def renamed(self, loop: OptimizerLoop) -> None:
         """Parameters were added to an optimizer."""

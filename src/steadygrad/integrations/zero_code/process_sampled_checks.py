@@ -24,13 +24,17 @@ from ...engine.step.trained_parameters import parameters_of
 from ...records import Reading
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.call_log import Call
-from .hooks.find_models import find_roots
+from .look_budget import LookBudget
 from .rerun.loop_step import LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
-from .rerun.side_effects import HasEffect, supervised
+from .rerun.side_effects import HasEffect
 
 if TYPE_CHECKING:
     from .process_loop import ProcessLoop
+
+_ALWAYS = 8
+_SHARE = 0.03
+"""The first trainings of a process are looked at; later ones while that takes no more of the time than this."""
 
 
 class SampledChecks:
@@ -43,7 +47,8 @@ class SampledChecks:
         """What the graph of the first loss of a model showed, before its optimizer was stepped."""
         self._new_optimizer = False
         self._sampled: int | None = None
-        self._asked = 0
+        self._asked = self._tried = 0
+        self._budget = LookBudget(_ALWAYS, _SHARE)
 
     def optimizer_made(self, made: Optimizer) -> None:
         """Another optimizer: a model that it trains too is not sampled any more."""
@@ -68,18 +73,21 @@ class SampledChecks:
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and checker.model() is call.module:
-                checker.before_forward(loop.log.ledger.steps)
+                with self._budget:
+                    checker.before_forward(loop.log.ledger.steps)
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""
         for checker in list(self._checkers.values()):
             if checker is not None and checker.recorder is not None:
-                checker.recorder.before_backward(loss)
+                with self._budget:
+                    checker.recorder.before_backward(loss)
         calls = self._watch.models.calls
         if self._new_optimizer and calls and self._watch.alone:
             self._new_optimizer = False
-            if len({id(call.module) for call in calls}) == 1:
-                self._look_at_first(calls[0], loss)
+            if len({id(call.module) for call in calls}) == 1 and self._budget.admits():
+                with self._budget:
+                    self._look_at_first(calls[0], loss)
 
     def _look_at_first(self, call: Call, loss: Tensor) -> None:
         """The first loss comes before the first update, and so before there is a checker."""
@@ -102,15 +110,18 @@ class SampledChecks:
             batches = self._watch.batches
             checker.recorder.loaded(repeated=batches.repeated, same_draws=batches.same_draws)
         step = loop.log.ledger.steps
-        checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
+        with self._budget:
+            checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
         if checker.sampling is None:
             return make
         self._sampled = step
 
         def sampled() -> Any:
-            checker.before_update()
+            with self._budget:
+                checker.before_update()
             result = make()
-            checker.after_update()
+            with self._budget:
+                checker.after_update()
             return result
 
         return sampled
@@ -121,12 +132,16 @@ class SampledChecks:
         checker = self._checkers.get(loop.optimizer)
         if checker is None:
             return
-        if loop.refused or loop.last is None:
-            checker.after_refusal()
-        elif checker.expects:
-            checker.after_step(loop.last, -1 if sampled is None else sampled)
-        if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
-            self._look_into(loop, checker, loop.last)
+        last = None if loop.refused else loop.last
+        if last is not None and not (checker.expects or checker.suspects):
+            return
+        with self._budget:
+            if last is None:
+                checker.after_refusal()
+            elif checker.expects:
+                checker.after_step(last, -1 if sampled is None else sampled)
+            if checker.suspects and loop.last is not None and loop.log.ledger.steps >= ENOUGH_STEPS:
+                self._look_into(loop, checker, loop.last)
 
     def dropped(self, optimizer: Any) -> None:
         """A GradScaler dropped an update."""
@@ -136,6 +151,12 @@ class SampledChecks:
 
     def finish(self) -> None:
         """The program ends: tell what was waiting for more steps."""
+        if self._budget.left_out:
+            made, all_of_them = self._budget.made, self._budget.made + self._budget.left_out
+            sentence = (
+                f"silent problems were looked for in {made} of {all_of_them} trainings: the others were too short"
+            )
+            self._watch.ledger.note("looked_at", sentence)
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and loop.log.recent:
@@ -148,7 +169,8 @@ class SampledChecks:
     def _checker(self, loop: OptimizerLoop) -> SampledChecker | None:
         optimizer = loop.optimizer
         if optimizer not in self._checkers:
-            self._checkers[optimizer] = self._new(loop) if self._watch.alone else None
+            with self._budget:
+                self._checkers[optimizer] = self._new(loop) if self._watch.alone else None
         return self._checkers[optimizer]
 
     def _new(self, loop: OptimizerLoop) -> SampledChecker | None:
@@ -157,7 +179,7 @@ class SampledChecks:
         called = {id(call.module): call.module for call in self._watch.models.calls}
         if len(roots) > 1 and len(called) == 1:  # copies of the model that share its parameters are not called
             roots = [root for root in roots if id(root) in called]
-        if len(roots) != 1:
+        if len(roots) != 1 or not self._budget.begin():
             return None
         model, optimizer = roots[0], loop.optimizer
         others = self._watch.optimizers.other_trainers(model, optimizer)
@@ -167,7 +189,7 @@ class SampledChecks:
                 self.leave(other)
                 del self._checkers[other]
         probed = not any(not checker.samples for _, checker in known)
-        copies = [root for root in find_roots(loop.parameters) if root is not model]
+        copies = [root for root in self._watch.models.all.roots(loop.parameters) if root is not model]
         first, self._first_look = self._first_look, None
         graph = first[1] if first is not None and first[0]() is model else None
         return SampledChecker(
@@ -187,8 +209,9 @@ class SampledChecks:
         if not kept:
             return  # more steps come
         findings, checker.suspects = checker.suspects, []
-        if depth is None or self._asked >= MOST:
+        if depth is None or self._asked >= MOST or (self._tried >= MOST and not self._budget.admits()):
             return
+        self._tried += 1
         watch.busy = True
         try:
             with watch.barrier("diagnosis", None):
@@ -215,7 +238,7 @@ def _can_run(replayable: LoopStep) -> bool:
         with replayable.examining():
             replayable.restore()
             for batch in replayable.batches:
-                with supervised(batch.loop_pass.state, replayable.restored_tensors()):
+                with replayable.supervised(batch.loop_pass.state):
                     replayable.forward(batch)
     except HasEffect:
         return False

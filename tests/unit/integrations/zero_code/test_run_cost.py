@@ -1,7 +1,9 @@
-"""What `steady run` does in a step does not grow with what else the program has in memory."""
+"""What `steady run` costs does not grow with what else the program has in memory, nor with its other trainings."""
 
 from __future__ import annotations
 
+import copy
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+from steadygrad.integrations.zero_code.hooks import find_models
+from steadygrad.integrations.zero_code.look_budget import LookBudget
 
 
 def calls_in(run: Callable[[], Any]) -> int:
@@ -74,3 +79,82 @@ def test_making_an_optimizer_takes_as_many_calls_among_many_objects_as_among_few
     few = calls_in(make)
     many = [[number] for number in range(200_000)]  # lists, which the garbage collector knows one by one
     assert calls_in(make) < few + len(many) // 10
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The walks over all living objects in search of models."""
+    made: list[type] = []
+
+    def living(kind: type) -> list[Any]:
+        made.append(kind)
+        return original(kind)
+
+    original: Any = find_models.living
+    monkeypatch.setattr(find_models, "living", living)
+    return made
+
+
+def train(model: nn.Module, steps: int = 3) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    found: nn.Module = torch.load(file, weights_only=False)
+    return found
+
+
+def test_one_walk_over_all_objects_is_enough_for_any_number_of_trainings(watching: Any, walks: list[type]) -> None:
+    watch = watching()
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    for make in (lambda: net, lambda: nn.Sequential(nn.Linear(4, 1)), lambda: copy.deepcopy(net), lambda: loaded(net)):
+        model = make()
+        train(model)
+        assert any(root is model for root in watch.models.roots())
+    assert len(walks) == 1
+
+
+def test_a_model_is_found_behind_any_number_of_optimizers_of_bare_tensors(watching: Any, walks: list[type]) -> None:
+    watch = watching()
+    for _ in range(40):
+        torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    assert len(walks) <= 5
+    model = nn.Linear(4, 1)
+    train(model)
+    assert watch.models.roots() == [model]
+
+
+def test_looks_beyond_the_first_take_a_share_of_the_time() -> None:
+    now = 0.0
+    budget = LookBudget(2, 0.1, lambda: now)
+    for _ in range(2):
+        assert budget.begin()
+        with budget:
+            now += 1.0
+    assert not budget.begin()
+    now += 18.0
+    assert budget.begin()
+    with budget, budget:
+        now += 1.0
+    assert not budget.admits()
+    assert (budget.made, budget.left_out, budget.seconds) == (3, 1, 3.0)
+
+
+def test_of_many_short_trainings_the_first_are_looked_at_and_the_end_says_so(watching: Any) -> None:
+    watch = watching()
+    watch.sampled._budget = LookBudget(2, 0.0)
+    hooks = []
+    for _ in range(5):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+        kept = train(model)
+        hooks.append(watch.sampled._checkers[kept] is not None)
+    assert hooks == [True, True, False, False, False]
+    assert "in 2 of 5 trainings" in watch.finish()["notices"]["looked_at"]

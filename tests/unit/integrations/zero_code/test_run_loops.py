@@ -418,3 +418,15 @@ def test_a_fault_of_ours_leaves_the_bare_check(watching: Any, monkeypatch: pytes
     train(model, optimizer, good(1))
     assert not torch.equal(model.weight.detach(), before)
     assert watch.barrier.faults["guard"] == 2
+
+
+def test_buffers_of_any_stride_are_compared_without_a_fault(watching: Any) -> None:
+    watch = watching()
+    model = nn.Linear(4, 1)
+    model.register_buffer("seen", torch.zeros(()).expand(1))  # one element, and a stride of 0
+    model.register_buffer("turned", torch.zeros(2, 3).t())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert not watch.barrier.faults

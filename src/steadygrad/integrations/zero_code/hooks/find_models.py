@@ -1,22 +1,92 @@
-"""Which modules own an optimizer's parameters, found among all that live in the process."""
+"""Which modules own an optimizer's parameters, among all of the process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from ....detect.tensors.living_objects import living
+from ...loops.patching import Patches
 
 # Wrappers whose own call talks to other ranks or runs compiled code: the module inside is what can be run again alone.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_MAX_WALKS = 4
 
 
-def find_roots(parameters: Iterable[Tensor]) -> list[nn.Module]:
-    """The outermost modules that hold any of these parameters. Walks all living objects: not for each step."""
+class ProgramModules:
+    """The modules of a program, none of them kept alive.
+
+    A module is noted when a parameter or a module is registered in it, and when it is copied or loaded. What was made
+    otherwise, or before that, is found by a walk over all living objects, which takes a tenth of a second and more. It
+    is made for the first search and for parameters that no known module holds, and not again after some walks in vain.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[nn.Module]] = {}
+        self._walked = False
+        self._in_vain = 0
+
+    def listen(self, patches: Patches) -> None:
+        """Note every module from now on."""
+        self._walked = False  # others may have been made since the last time
+
+        def registered(module: nn.Module, _name: str, _part: Any) -> None:
+            if id(module) not in self._known:
+                self._note(module)
+
+        def restored(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            original(module, *args, **kwargs)
+            self._note(module)
+
+        patches.also(module_hooks.register_module_parameter_registration_hook(registered).remove)
+        patches.also(module_hooks.register_module_module_registration_hook(registered).remove)
+        patches.around(nn.Module, "__setstate__", restored)
+
+    def roots(self, parameters: Sequence[Tensor]) -> list[nn.Module]:
+        """The outermost modules that hold any of these parameters."""
+        if not self._walked:
+            self._walked = True
+            self._walk()
+            return _roots(parameters, self._living())
+        roots = _roots(parameters, self._living())
+        left = _not_in(roots, parameters)
+        if left and self._in_vain < _MAX_WALKS:
+            self._walk()
+            roots = _roots(parameters, self._living())
+            self._in_vain += _not_in(roots, parameters) == left
+        return roots
+
+    def _note(self, module: nn.Module) -> None:
+        known, key = self._known, id(module)
+
+        def gone(reference: weakref.ref[nn.Module]) -> None:
+            if known.get(key) is reference:  # else its place in memory is another's
+                del known[key]
+
+        known[key] = weakref.ref(module, gone)
+
+    def _living(self) -> list[nn.Module]:
+        return [module for each in list(self._known.values()) if (module := each()) is not None and _is_made(module)]
+
+    def _walk(self) -> None:
+        for module in living(nn.Module):
+            if id(module) not in self._known and _is_made(module) and (module._modules or module._parameters):
+                self._note(module)
+
+
+def _not_in(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> int:
+    """How many of the parameters are in none of the modules."""
+    held = {id(parameter) for root in roots for parameter in root.parameters()}
+    return sum(id(parameter) not in held for parameter in parameters)
+
+
+def _roots(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> list[nn.Module]:
     wanted = {id(parameter) for parameter in parameters}
-    modules = [module for module in living(nn.Module) if _is_made(module)]
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []
     for module in modules:

@@ -23,9 +23,9 @@ from ....engine.state.kept_bytes import KeptBytes, pieces_of
 from ....engine.state.rng import RngState, put_rng
 from ....records.errors import SteadyError
 from .call_log import MAX_CALLS, Call, inner, keep_output_gradients, note_call
-from .find_models import find_roots
+from .find_models import ProgramModules
 
-_MAX_SEARCHES = 12
+_MAX_LOOKS = 12
 _AUDITED_STEPS = 3
 
 
@@ -45,11 +45,12 @@ class ModelHooks:
         """Whether we run the program's model ourselves just now, are a forked child, or it is another training that
         calls this model."""
         self._on_enter, self._on_call = on_enter, on_call
+        self.all = ProgramModules()
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
         self._roots: list[weakref.ref[nn.Module]] | None = None
         self._owned: set[int] = set()
-        self._searches = self._looks = 0
+        self._looks = 0
         self._forward: ForwardState | None = None
         self._forward_of: tuple[int, ...] = ()
         self._entry: Entry | None = None
@@ -65,21 +66,19 @@ class ModelHooks:
 
     def adopt(self, parameters: Sequence[Tensor]) -> None:
         """Look for the modules that own these parameters, unless they are known already."""
-        if self._searches >= _MAX_SEARCHES or all(id(parameter) in self._owned for parameter in parameters):
+        if all(id(parameter) in self._owned for parameter in parameters):
             return
-        roots = find_roots(parameters)
-        self._searches += not roots  # any number of models may be trained; searches in vain end some time
-        for root in roots:
+        for root in self.all.roots(parameters):
             self._looks = 0
             self._listen(root)
             self._owned.update(id(parameter) for parameter in root.parameters())
 
     def look_again(self, parameters: Sequence[Tensor]) -> None:
         """No call was heard before an update: the model was wrapped since, or the program calls parts of it."""
-        if self._looks >= _MAX_SEARCHES:
+        if self._looks >= _MAX_LOOKS:
             return
         known = set(self._heard)
-        for root in find_roots(parameters):
+        for root in self.all.roots(parameters):
             self._listen(root)
         if known == set(self._heard):
             self._looks += 1
@@ -258,7 +257,6 @@ class ModelHooks:
         for key in list(self._undo):
             self._leave(key)
         self._owned.clear()
-        self._searches = 0
         self.forget_calls()
 
 

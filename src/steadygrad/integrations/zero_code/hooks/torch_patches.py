@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def listen(watch: ProcessLoop) -> Patches:
     """Put every patch in place. Undone by `Patches.undo`."""
     patches = Patches(watch.failed)
+    watch.models.all.listen(patches)
     _optimizers(watch, patches)
     _backward_and_clipping(watch, patches)
     _schedules(watch, patches)

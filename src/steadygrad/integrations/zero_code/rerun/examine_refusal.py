@@ -29,6 +29,7 @@ from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, outputs_in
 from ..hooks.find_models import runs_alone
 from ..hooks.loader_batches import FoundSamples, bad_rows_of, sample_key, with_samples
+from ..look_budget import LookBudget
 from .loop_lines import LoopPass
 from .loop_step import MADE_BEFORE, LoopStep
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
@@ -46,6 +47,9 @@ _BY_HAND = "no backward was called: the lines before the update were run again, 
 _MAX_BY_HAND = 8
 _BEHIND = "the gradient is finite after backward, and the lines between backward and the update cannot be run again"
 _MAX_ARMINGS = 3
+_ALWAYS = 6
+_SHARE = 0.1
+"""The first incidents of a process are diagnosed; later ones while that takes no more of the time than this."""
 
 
 class RefusalExaminer:
@@ -54,6 +58,7 @@ class RefusalExaminer:
     def __init__(self, watch: ProcessLoop) -> None:
         self._watch = watch
         self._traced_steps = self._armings = 0
+        self._budget = LookBudget(_ALWAYS, _SHARE)
         self._loop: OptimizerLoop | None = None
         self._tracing: StepTracing | None = None
         self._guilty: Call | None = None
@@ -131,6 +136,10 @@ class RefusalExaminer:
             return  # an overflow of a loss scale is no incident
         self._loop = loop
         depth = log.diagnosis_due(self._watch.settings.diagnose)
+        if depth is not None and self._watch.alone and not self._budget.begin():  # ranks ask together
+            depth, left_out = None, self._budget.left_out
+            sentence = f"{left_out} incidents were not diagnosed: the others took a tenth of the program's time"
+            self._watch.ledger.note("not_diagnosed", sentence)
         diagnosis = self._together(loop, reading, state, depth)
         if diagnosis is not None:
             if self.found is not None and log.incidents[-1].batch_key is None:
@@ -149,7 +158,8 @@ class RefusalExaminer:
         found: Diagnosis | None = None
         try:
             if depth is not None and (words is None or words.leads(reading)):
-                found = self._diagnosis(loop, reading, state, depth)
+                with self._budget:
+                    found = self._diagnosis(loop, reading, state, depth)
             if found is not None and self.found is not None:
                 found = with_samples(found, self.found)
         finally:

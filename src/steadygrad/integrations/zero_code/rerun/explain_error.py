@@ -20,7 +20,7 @@ from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import with_samples
 from .loop_step import LoopStep
 from .rerunnable_parts import RerunnableParts
-from .side_effects import HasEffect, supervised
+from .side_effects import HasEffect
 from .user_state import is_users
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _lines_again(
         with replayable.examining():
             replayable.restore()
             try:
-                with supervised(loop_pass.state, replayable.restored_tensors()):
+                with replayable.supervised(loop_pass.state):
                     given = replayable.forward(replayable.batches[0])["loss"].detach()
             except HasEffect:
                 pass

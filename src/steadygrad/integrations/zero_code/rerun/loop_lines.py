@@ -110,10 +110,10 @@ class LoopPass:
         """The program's own objects that the lines can reach, as they are now."""
         return UserState(self.taken.values(), [self.module_globals])
 
-    def again(self, batch: Mapping[str, Any]) -> Tensor:
+    def again(self, batch: Mapping[str, Any], noted: UserState | None = None) -> Tensor:
         """The loss by the loop's own lines, with their random numbers and precision. Prints nothing, and what the lines
-        count, append or assign is undone; see `effects` for what else they could do."""
-        state = self.state
+        count, append or assign is undone; see `effects` for what else. `noted` is the state now, where it is known."""
+        state = noted or self.state
         put_rng(self.rng)
         names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
         graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}

@@ -59,6 +59,7 @@ class LoopStep(ModelCallStep):
         is run again, since a backward would go through, and free, what is the program's."""
         self._after: LinesAfter | None = None
         self._grad_enabled = torch.is_grad_enabled()
+        self._noted: UserState | None = None
         self.raised: Exception | None = None
         """What the lines raised about a non-finite value when they were run again."""
 
@@ -106,7 +107,7 @@ class LoopStep(ModelCallStep):
     def _compared(self) -> str | None:
         self.restore()
         for batch in self.batches:
-            with supervised(batch.loop_pass.state, self.restored_tensors()):
+            with self.supervised(batch.loop_pass.state):
                 begun = _node_number()
                 terms = self.forward(batch)
                 loss = terms["loss"].detach() * (self._loss_scale if batch.loop_pass.slice.scaled else 1.0)
@@ -118,6 +119,17 @@ class LoopStep(ModelCallStep):
                     return MADE_BEFORE
                 self.backward(terms)
         return None
+
+    @contextmanager
+    def supervised(self, state: UserState) -> Iterator[None]:
+        """A run that ends at a line with an effect. `state`, as it is now, is noted once for forward and backward: that
+        means to look at thousands of objects, and takes longer where each call is supervised."""
+        with supervised(state, self.restored_tensors()):
+            self._noted = state
+            try:
+                yield
+            finally:
+                self._noted = None
 
     def restored_tensors(self) -> list[Tensor]:
         """Tensors that the lines may write to, because they are restored after each run."""
@@ -150,7 +162,7 @@ class LoopStep(ModelCallStep):
         try:
             with self.examining():
                 self.restore()
-                with supervised(self._user_state(), self.restored_tensors()):
+                with self.supervised(self._user_state()):
                     self.backward(self.forward(self.batches[0]))
                     bad = not self.gradients_finite()
                 if refused is not None and not all(map(_same, (p.grad for p in self._loop.parameters), refused)):
@@ -175,13 +187,13 @@ class LoopStep(ModelCallStep):
 
     def forward(self, batch: LoopPassBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
         self._evaluated = batch
-        return {"loss": batch.loop_pass.again(batch.names).reshape(())}
+        return {"loss": batch.loop_pass.again(batch.names, self._noted).reshape(())}
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         loss = terms["loss"]
         if not loss.requires_grad or self.forward_only:
             return
-        state = self._user_state()  # hooks on gradients are the program's as well
+        state = self._noted or self._user_state()  # hooks on gradients are the program's as well
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             if self._after is not None:

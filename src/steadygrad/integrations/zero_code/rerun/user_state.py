@@ -58,6 +58,7 @@ class UserState:
         self.complete = True
         """Whether everything within reach was noted."""
         self._frozen: list[Any] = []
+        self._slots: dict[type, tuple[str, ...]] = {}
         waiting: deque[Any] = deque(roots)
         for names in modules:
             self._note_dict(names, waiting)
@@ -256,13 +257,20 @@ class UserState:
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and id(attributes) not in self._seen:
             self._note_dict(attributes, waiting)
-        for kind in type(value).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                kept = getattr(value, name, self) if not name.startswith("__") else self
-                if kept is not self:
-                    waiting.append(kept)
-                    self._undo.append(functools.partial(_restore_attribute, value, name, kept))
+        kind = type(value)
+        if (slots := self._slots.get(kind)) is None:
+            slots = self._slots[kind] = tuple(_slots_of(kind))
+        for name in slots:
+            kept = getattr(value, name, self)
+            if kept is not self:
+                waiting.append(kept)
+                self._undo.append(functools.partial(_restore_attribute, value, name, kept))
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
 
 
 def _restore_generator(generator: torch.Generator, state: Tensor) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn, optim
 
 import steadygrad as sg
+from steadygrad.engine.state import moving_tensors
+from steadygrad.engine.state.forward_state import ForwardState
 
 SKIP_ONLY = sg.Policy.named("balanced").but(escalation=(), skip_streak_halt=10_000, skips_per_window=(10_000, 200))
 
@@ -76,3 +78,77 @@ def test_a_float64_loss_beyond_what_float32_can_hold_is_finite(settle: str) -> N
     assert guard.summary()["applied"] == 8
     assert guard.incidents == []
     assert guard.vitals == [] or all(found.code not in ("SY105", "SY106") for found in guard.vitals)
+
+
+class MovingKeys(nn.Module):
+    """As in momentum contrast: forward moves frozen parameters towards trained ones, by assignment or in place."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for query, key in zip(self.query.parameters(), self.key.parameters(), strict=True):
+                if self.in_place:
+                    key.lerp_(query, 0.1)
+                else:
+                    key.data = key.data * 0.9 + query.data * 0.1
+        return (self.query(x) - self.key(x)).square().mean() + self.query(x).sum() * 0.1
+
+
+def train_keys(entry: str, bad_at: int | None, *, in_place: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = MovingKeys(in_place=in_place)
+    optimizer = optim.SGD(model.query.parameters(), lr=0.1, momentum=0.9)
+    batches = [torch.randn(4, 3) for _ in range(12)]
+    if bad_at is not None:
+        batches.insert(bad_at, torch.full((4, 3), math.nan))
+    if entry == "guard":
+        with sg.Guard(model, optimizer, lambda m, b: m(b), policy=SKIP_ONLY, diagnose="off") as guard:
+            for batch in batches:
+                guard.step(batch)
+    else:
+        with sg.attach(optimizer, model=model, policy=SKIP_ONLY) as guard:
+            for batch in batches:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert guard.summary()["skipped"] == int(bad_at is not None)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("entry", ["guard", "attach"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("bad_at", [2, 9])
+def test_frozen_parameters_that_forward_moves_are_those_of_the_run_without_the_batch(
+    entry: str, in_place: bool, bad_at: int
+) -> None:
+    expected, found = (train_keys(entry, at, in_place=in_place) for at in (None, bad_at))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_frozen_parameters_that_the_loop_moves_between_steps_are_not_copied() -> None:
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
+    state = ForwardState([model])
+    for _ in range(8):
+        entry = state.take()
+        model(torch.randn(2, 3))
+        state.notice()
+        state.audit(values=False)
+        with torch.no_grad():
+            model[0].weight.lerp_(torch.randn(3, 3), 0.1)
+        assert entry.hot == []
+
+
+def test_frozen_parameters_too_large_to_copy_are_named_when_a_batch_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(moving_tensors, "_MOST_BYTES", 16)
+    model = MovingKeys(in_place=True)
+    state = ForwardState([model])
+    for _ in range(3):
+        entry = state.take()
+        model(torch.randn(2, 3))
+        state.notice()
+    assert entry.hot == []
+    assert set(state.restore(entry)) == {"key.weight", "key.bias"}

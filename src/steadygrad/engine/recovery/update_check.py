@@ -25,7 +25,7 @@ from ...records import Reading
 from ..distributed.consensus import SingleRank
 from ..state.state_shadow import StateShadow
 from ..state.training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
-from ..state.weak_sequence import WeakSequence
+from ..step.trained_parameters import WeakSequence
 
 MOST_TENSORS = 2048
 """Past so many tensors of state, looking at the version of each takes too long to be done in every step."""

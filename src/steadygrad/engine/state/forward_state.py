@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from ...detect.tensors.readable_tensors import has_values, only_shape
+from .moving_tensors import FrozenParameters, Slot, getter, setter
 from .rng import RngState, put_rng, rewound, same_rng, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -32,39 +33,11 @@ _INTERNAL = frozenset({"training", "call_super_init", "dump_patches", "_is_full_
 
 
 @dataclass(slots=True)
-class _Slot:
-    """One tensor that lives on a module (a buffer or a plain attribute)."""
-
-    name: str
-    module: nn.Module
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
-    tensor: Tensor
-    version: int
-    cold: Tensor | None
-    training: bool
-    hot: bool = False
-
-    def differs(self) -> bool:
-        """Whether its value is no longer that of the cold copy, to the bit. Reads the device."""
-        now = self.get()
-        if now is not self.tensor or self.cold is None:
-            return True
-        here = now.detach().to("cpu")
-        # Bytes, because a NaN differs from itself and must not.
-        return here.shape != self.cold.shape or not torch.equal(_bytes(here), _bytes(self.cold))
-
-    def moved(self) -> bool:
-        now = self.get()
-        return now is not self.tensor or (isinstance(now, Tensor) and now._version != self.version)
-
-
-@dataclass(slots=True)
 class Entry:
     """The forward-touched state at one moment; `ForwardState.restore` restores it."""
 
     rng: RngState
-    hot: list[tuple[_Slot, Tensor, Tensor]]  # slot, the object it held, a copy of its values
+    hot: list[tuple[Slot, Tensor, Tensor]]  # slot, the object it held, a copy of its values
     counters: dict[tuple[int, str], Any]
     takes_since_audit: int
     extras: dict[str, Any] = field(default_factory=dict)
@@ -77,13 +50,14 @@ class ForwardState:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
         self._counters: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._hot_counters: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._cold_counters: dict[tuple[int, str], Any] = {}
         self._counter_names: dict[tuple[int, str], str] = {}
         self._takes_since_audit = 0
         self._pool: list[list[Tensor]] = []
+        self._frozen = FrozenParameters(self._modules)
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._marks = {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
         self._told: set[str] = set()
@@ -116,6 +90,7 @@ class ForwardState:
             self._find_slots(hot=True)
         self._look_before_forward()
         self._look_at_counters()
+        self._frozen.before_forward()
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         rng = take_rng()
@@ -208,6 +183,7 @@ class ForwardState:
 
         Where one of a module's tensors moved, the others may have moved without being counted.
         """
+        self._slots |= self._frozen.moved()
         moved = {id(slot.module) for slot in self._slots.values() if not slot.hot and slot.moved()}
         for slot in self._slots.values():
             if moved and id(slot.module) in moved:
@@ -238,7 +214,8 @@ class ForwardState:
                 slot.hot = True
             if slot.hot and slot.cold is not None:
                 self._put_back(slot, slot.tensor, slot.cold)
-        exact = entry.takes_since_audit <= 1
+        unsure += self._frozen.not_restored
+        exact = entry.takes_since_audit <= 1 and not self._frozen.not_restored
         late = self.audit()
         for key, (home, name) in self._hot_counters.items():
             if key in entry.counters:
@@ -279,6 +256,7 @@ class ForwardState:
         attributes, so it runs on a few early steps, on a schedule, and after incidents.
         """
         self._takes_since_audit = 0
+        self._frozen.look_again()
         for slot in self._slots.values() if values else ():
             slot.hot = slot.hot or slot.differs()
         moved: dict[tuple[int, str], Any] = {}
@@ -325,6 +303,7 @@ class ForwardState:
 
     @torch.no_grad()
     def put_tensors(self, values: dict[str, Tensor]) -> None:
+        self._slots |= self._frozen.named(values.keys() - self._slots.keys())
         for name, value in values.items():
             if name in self._slots:
                 slot = self._slots[name]
@@ -377,7 +356,7 @@ class ForwardState:
                         self._waits = True
                         continue
                     cold = value.detach().to("cpu", copy=True)
-                    self._slots[full] = _Slot(full, module, get, put, value, value._version, cold, module.training, hot)
+                    self._slots[full] = Slot(full, module, get, put, value, value._version, cold, module.training, hot)
 
     def _remember_counters(self) -> None:
         for root_index, root in enumerate(self._modules):
@@ -407,7 +386,7 @@ class ForwardState:
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
         return reused
 
-    def _put_back(self, slot: _Slot, tensor: Tensor, copy: Tensor) -> None:
+    def _put_back(self, slot: Slot, tensor: Tensor, copy: Tensor) -> None:
         if slot.get() is not tensor:
             slot.put(tensor)
         tensor.data.copy_(copy)
@@ -419,7 +398,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
     for home in (module._buffers, vars(module)):
         for name, value in list(home.items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not only_shape(value):
-                yield name, value, _getter(home, name), _setter(home, name)
+                yield name, value, getter(home, name), setter(home, name)
 
 
 def _marks_of(module: nn.Module) -> dict[str, Any]:
@@ -435,19 +414,3 @@ def _marks_of(module: nn.Module) -> dict[str, Any]:
         # Handles of hooks are made and dropped around generation; they hold no state of the numbers.
         and not (isinstance(value, list) and any(isinstance(item, RemovableHandle) for item in value))
     }
-
-
-def _getter(home: dict[str, Any], name: str) -> Callable[[], Any]:
-    return lambda: home.get(name)
-
-
-def _setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
-    def put(value: Any) -> None:
-        home[name] = value
-
-    return put
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    # Not `contiguous`: one element of an expanded tensor has a stride of 0 and counts as contiguous.
-    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

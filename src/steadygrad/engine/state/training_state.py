@@ -19,10 +19,9 @@ from torch.optim import Optimizer
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.readable_tensors import only_shape
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
-from ..step.trained_parameters import attributes_of, own_state, states_of
+from ..step.trained_parameters import WeakSequence, attributes_of, own_state, states_of
 from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
-from .weak_sequence import WeakSequence
 
 Tree = dict[str, Any]
 

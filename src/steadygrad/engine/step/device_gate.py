@@ -21,7 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ...detect.tensors.quiet_hook import QuietHook, registered
 from ...records.errors import UsageError
-from ..state.weak_sequence import WeakSequence
+from .trained_parameters import WeakSequence
 from .trained_parameters import parameters_of as parameters_of
 
 _REFUSES_ON_DEVICE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)

@@ -6,14 +6,16 @@ costs a comparison for each parameter group and for each frozen parameter.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...records.errors import UsageError
 
+T = TypeVar("T")
 _MOST_ENTRIES = 1024
 """Entries of a list or dictionary that are still looked at as an optimizer's state."""
 
@@ -130,3 +132,24 @@ def names_of(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> dict[i
         for place, parameter in enumerate(parameters_of(optimizer)):
             named.setdefault(id(parameter), f"optimizer{number}.{place}")
     return {id(p): named[id(p)] for optimizer in optimizers for p in parameters_of(optimizer)}
+
+
+class WeakSequence(Sequence[T]):
+    """Objects, mostly optimizers, that are held elsewhere: whoever trains frees them by letting go. Those that are gone
+    are left out."""
+
+    def __init__(self, objects: Sequence[T]) -> None:
+        self._references = [weakref.ref(each) for each in objects]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([found for reference in self._references if (found := reference()) is not None])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        return list(self)[place]

@@ -28,7 +28,7 @@ from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
 from ....engine.state.training_state import TrainingState, Tree
-from ....engine.state.weak_sequence import WeakSequence
+from ....engine.step.trained_parameters import WeakSequence
 from ....records import Reading
 from ....records.rerun_flag import rerun
 from ...optimizer.optimizer_loop import OptimizerLoop

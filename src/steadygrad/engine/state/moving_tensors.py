@@ -1,0 +1,129 @@
+"""Tensors on a module that a forward may move: where each lies, and frozen parameters that are seen to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LOOKS = 3
+_MOST_BYTES = 64 << 20
+"""Frozen parameters that move are copied before every forward; more bytes than this are not."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One tensor that lives on a module (a buffer or a plain attribute)."""
+
+    name: str
+    module: nn.Module
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+    tensor: Tensor
+    version: int
+    cold: Tensor | None
+    training: bool
+    hot: bool = False
+
+    def differs(self) -> bool:
+        """Whether its value is no longer that of the cold copy, to the bit. Reads the device."""
+        now = self.get()
+        if now is not self.tensor or self.cold is None:
+            return True
+        here = now.detach().to("cpu")
+        # Bytes, because a NaN differs from itself and must not.
+        return here.shape != self.cold.shape or not torch.equal(bytes_of(here), bytes_of(self.cold))
+
+    def moved(self) -> bool:
+        now = self.get()
+        return now is not self.tensor or (isinstance(now, Tensor) and now._version != self.version)
+
+
+class FrozenParameters:
+    """Parameters without a gradient. Most of them never move, and they may be most of a large model: none is copied
+    until a forward is seen to move it, as the encoder of the keys moves in momentum contrast. Looked for in the first
+    forwards and in one after each audit. Host work only."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._all: dict[str, tuple[nn.Module, str, nn.Parameter]] = {}
+        for index, root in enumerate(modules):
+            prefix = "" if index == 0 else f"loss_fn{index}."
+            for path, module in root.named_modules():
+                for name, parameter in module._parameters.items():
+                    if type(parameter) is nn.Parameter and not parameter.requires_grad and _is_plain(parameter):
+                        self._all[f"{prefix}{path}.{name}" if path else prefix + name] = (module, name, parameter)
+        self._looks = _LOOKS
+        self._marks: dict[str, tuple[int, int]] | None = None
+        self._bytes = 0
+        self.not_restored: list[str] = []
+        """Those that move and take too many bytes to be copied before every forward."""
+
+    def look_again(self) -> None:
+        """Look at the next forward as well."""
+        self._looks = max(self._looks, 1)
+
+    def before_forward(self) -> None:
+        """Note how often each was written to, where this forward is looked at."""
+        if self._looks and self._all:
+            self._looks -= 1
+            self._marks = {name: _mark(parameter) for name, (_, _, parameter) in self._all.items()}
+
+    def moved(self) -> dict[str, Slot]:
+        """Those that the forward has moved, which from now on are copied before each."""
+        marks, self._marks = self._marks, None
+        if marks is None:
+            return {}
+        moved = [
+            name
+            for name, (module, own, parameter) in self._all.items()
+            if module._parameters.get(own) is parameter
+            and not parameter.requires_grad
+            and _mark(parameter) != marks[name]
+        ]
+        self._bytes += sum(self._all[name][2].nbytes for name in moved)
+        if self._bytes > _MOST_BYTES:
+            self.not_restored += moved
+            for name in moved:
+                del self._all[name]
+            return {}
+        return self.named(moved)
+
+    def named(self, names: Iterable[str]) -> dict[str, Slot]:
+        """Those of these names that are known and not copied yet."""
+        found = {}
+        for name in names:
+            if name in self._all:
+                module, own, parameter = self._all.pop(name)
+                home = module._parameters
+                get, put = getter(home, own), setter(home, own)
+                found[name] = Slot(
+                    name, module, get, put, parameter, parameter._version, None, module.training, hot=True
+                )
+        return found
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    return parameter.layout is torch.strided and parameter.device.type != "meta" and type(parameter.data) is Tensor
+
+
+def _mark(parameter: nn.Parameter) -> tuple[int, int]:
+    return parameter._version, parameter.data_ptr()
+
+
+def getter(home: dict[str, Any], name: str) -> Callable[[], Any]:
+    return lambda: home.get(name)
+
+
+def setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        home[name] = value
+
+    return put
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    # Not `contiguous`: one element of an expanded tensor has a stride of 0 and counts as contiguous.
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

@@ -23,6 +23,7 @@ from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....engine.state.kept_bytes import fit, pieces_of
 from ....records import Diagnosis
+from ...loops.data_origin import LoaderSource
 from .tensor_batches import SourceTensors, rows_of_view
 
 _RING = 64
@@ -46,6 +47,7 @@ class LoaderBatch:
     prints: frozenset[Any]
     heads: frozenset[Any]
     rows: int
+    source: LoaderSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class LoaderBatches:
                 frozenset(fingerprint(tensor) for tensor in on_host),
                 frozenset(heads(tensor) for tensor in on_host if tensor.dim()),
                 len(indices),
+                LoaderSource(weakref.ref(iterator), indices),
             )
         )
 
@@ -156,6 +159,11 @@ class LoaderBatches:
             rows_there = self.tables.rows_of(tensors)
             return FoundSamples(rows_there, ROWS) if rows_there is not None else None
         return None
+
+    def source_of(self, key: str | None) -> LoaderSource | None:
+        """What made the batch of this name."""
+        named = (each for each in reversed(self.ring) if each.indices)
+        return next((each.source for each in named if sample_key(FoundSamples(each.indices, "")) == key), None)
 
     def name(self, arguments: Any) -> str:
         """How a batch is called: by its samples where a loader showed them, else by its number from 0."""

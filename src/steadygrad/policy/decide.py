@@ -241,6 +241,8 @@ def _refuse(
         reason = f"{skips} of the last {min(window, ledger.steps)} steps were skipped, {count} are allowed: {what}"
         return _halt(policy, ledger, step, findings, reason)
     if codes & _POISONED and not reading.undone:
+        if before.healthy_steps >= policy.skip_streak_halt:
+            ledger = ledger.but(rollbacks=0)  # the last one helped: this is another fault
         if can.rollback and ledger.rollbacks < policy.max_rollbacks:
             return _rollback(
                 policy, ledger, step, findings, f"weights or state are already non-finite, rolling back: {what}"

@@ -72,7 +72,8 @@ class Ledger:
     relapses: int = 0
     last_recovery_step: int | None = None
     rollbacks: int = 0
-    """Rollbacks since the run was last on firm ground: no rung in force, and a healthy stretch behind it."""
+    """Rollbacks since the run was last on firm ground: no rung in force, and a healthy stretch behind it. One for state
+    that is not finite counts anew after as many healthy steps as bad ones would halt the run."""
     rollbacks_total: int = 0
     last_rollback_step: int | None = None
     first_bad_step: int | None = None

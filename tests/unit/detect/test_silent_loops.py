@@ -277,6 +277,23 @@ def test_statistics_that_absorb_validation_data_are_named() -> None:
     assert named(validated_in_training_mode, net(norm=True)) == ["train_mode_in_eval"]
 
 
+def test_a_pass_before_every_update_is_left_alone_though_the_first_one_was_not_seen() -> None:
+    """The loop of a generator: what it makes for its discriminator is made without gradients. The guard comes late."""
+    torch.manual_seed(0)
+    model = net(norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    guard = None
+    for _ in range(6):
+        with torch.no_grad():
+            model(torch.randn(8, 6))
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward()
+        guard = guard or sg.attach(optimizer, model=model)
+        optimizer.step()
+    guard.close()
+    assert guard.incidents == []
+
+
 def test_adam_is_not_throttled_by_a_small_clip() -> None:
     torch.manual_seed(0)
     model = net()

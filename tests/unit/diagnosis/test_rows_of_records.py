@@ -65,6 +65,24 @@ def test_a_sample_of_a_packed_batch_is_named_and_not_cut_out() -> None:
     assert "drop_rows" not in {trial.remedy.slug for trial in found.trials}
 
 
+def test_texts_one_behind_another_are_told_apart_by_their_lengths() -> None:
+    """A CTC loss whose third text does not fit into its frames."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ctc = nn.CTCLoss()
+
+    def loss_fn(model: nn.Module, b: dict[str, Tensor]) -> Tensor:
+        return ctc(model(b["x"]).log_softmax(-1).transpose(0, 1), b["text"], b["frames"], b["letters"])  # type: ignore[no-any-return]
+
+    with sg.Guard(model, optimizer, loss_fn=loss_fn) as guard:
+        for letters in ([2, 3, 2, 4], [3, 2, 9, 2]):
+            frames, text = torch.full((4,), 8), torch.randint(1, 5, (sum(letters),))
+            guard.step({"x": torch.randn(4, 8, 3), "frames": frames, "text": text, "letters": torch.tensor(letters)})
+        found = guard.incidents[0].diagnosis
+    assert (found.cause.slug, found.rows) == ("log_zero", (2,))
+
+
 def test_a_key_that_lists_the_samples_names_those_of_the_micro_batch_that_failed() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

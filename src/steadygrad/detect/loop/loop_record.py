@@ -56,8 +56,9 @@ class UpdateSeen:
     """Whether any dropout of the model was on in those passes; None for a model without."""
     empty_statistics: tuple[str, ...] = ()
     """Batch normalisation in evaluation mode whose statistics were never updated."""
-    evaluations: int = 0
-    """Passes without gradients, in training mode, over tensors that no pass with gradients was given."""
+    evaluations: int | None = 0
+    """Passes without gradients, in training mode, over tensors that no pass with gradients was given. None where no
+    call was seen at all, as before the update at which the recorder came to the loop."""
     distinct_evaluations: int = 0
     moves_statistics: bool = False
     """Those passes updated running statistics."""
@@ -107,7 +108,7 @@ class LoopRecord:
         self.updates.append(update)
         self.count += 1
         self.dropped |= update.dropout is True
-        self.quiet_windows += not update.evaluations
+        self.quiet_windows += update.evaluations == 0
         self.peak_rate = max(self.peak_rate, *update.rates, 0.0)
 
     @property

@@ -156,6 +156,7 @@ class RecordedOptimizer:
         self.record.state_lost, self.record.surely_lost = self.state.lost, self.state.surely
         self.record.narrowed = self.state.narrowed
         strange, distinct = calls.strange()
+        evaluations = strange if calls.changes_values or calls.moves_statistics else 0
         update = UpdateSeen(
             step=step,
             closure=window.closure,
@@ -174,7 +175,7 @@ class RecordedOptimizer:
             in_eval=calls.in_eval,
             empty_statistics=calls.empty_statistics,
             dropout=calls.dropout,
-            evaluations=strange if calls.changes_values or calls.moves_statistics else 0,
+            evaluations=evaluations if calls.calls else None,
             distinct_evaluations=distinct,
             moves_statistics=calls.moves_statistics,
             compares_itself=calls.compares_itself,

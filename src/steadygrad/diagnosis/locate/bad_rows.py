@@ -143,18 +143,24 @@ def read_groups(exam: Examination, size: int) -> tuple[int, ...] | None:
 def _packed_rows(exam: Examination, batch: Any) -> tuple[int, ...] | None:
     """The samples of a packed batch in which the origin's output is bad; None where that cannot be read off.
 
-    An entry of rising whole numbers says which sample each row belongs to, as for the atoms of several molecules, and
-    another entry has one row for each sample.
+    An entry of rising whole numbers says which sample each row belongs to, as for the atoms of several molecules, or
+    one of lengths how many rows each sample has, as for texts one behind another; another entry has one row for each
+    sample.
     """
     bad = exam.captured_op.bad_leading
     tensors = [value for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim()]
     for value in tensors if any(bad) else ():
         if value.dim() != 1 or not value.shape[0] or value.dtype not in (torch.int32, torch.int64):
             continue
+        others = [other.shape[0] for other in tensors if other is not value]
         numbers, size = value.tolist(), value.shape[0]
-        count = numbers[-1] + 1
-        if numbers[0] or sorted(numbers) != numbers or not any(count == other.shape[0] for other in tensors):
-            continue
+        if min(numbers) >= 0 and size in others and sum(numbers) in others and sum(numbers) > size:
+            numbers = [sample for sample, length in enumerate(numbers) for _ in range(length)]
+            count, size = size, len(numbers)
+        else:
+            count = numbers[-1] + 1
+            if numbers[0] or sorted(numbers) != numbers or count not in others:
+                continue
         guilty = {row if len(bad) == count else numbers[row] for row, is_bad in enumerate(bad) if is_bad}
         if len(bad) in (count, size) and len(guilty) < count < size:
             return tuple(sorted(guilty))

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...detect.history import History, RefusalLimits
 from ...detect.judge_step import judge
@@ -36,6 +36,9 @@ _DIAGNOSED_PER_SYMPTOM = 3
 
 class RunLog:
     """Judges settled steps and remembers them."""
+
+    refine: ClassVar[Callable[[Diagnosis, str | None], Diagnosis] | None] = None
+    """What `steady run` adds to a diagnosis of a batch, given by its name, from what it knows of the loaders."""
 
     def __init__(
         self, policy: Policy, journal: Journal, barrier: FaultBarrier, *, run: str, rank: int = 0, quiet: bool = False
@@ -315,6 +318,8 @@ class RunLog:
 
     def enter_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Keep the diagnosis's answer with the newest incident and say it in a line."""
+        if RunLog.refine is not None:
+            diagnosis = RunLog.refine(diagnosis, self.incidents[-1].batch_key)
         incident = replace(self.incidents[-1], diagnosis=diagnosis)
         self.incidents[-1] = incident
         self.journal.incident(incident)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,6 +350,7 @@ class Rollback:
             # After a divergence the batches that led there are left behind: they would lead there again.
             buffered = self._restore(snapshot, again=not diverged)
             self.rolling_back = True
+            at_first = set(non_finite(self._state.floating_tensors()))
             try:
                 for group in by_step(buffered) if self._whole_windows else [[batch] for batch in buffered]:
                     for batch in group:
@@ -358,11 +359,24 @@ class Rollback:
                     last = group[-1] is buffered[-1]
                     again = [(b.fetch(), b.key) for b in group]
                     self.loop.run_again(again, outcome if last else None, [b.rng for b in group])
+                    if not last and self._consensus.size == 1:
+                        self._leave_out_if_bad(group, at_first)
                 return snapshot.step, decision
             except RollBackAgain:
                 continue
             finally:
                 self.rolling_back = False
+
+    def _leave_out_if_bad(self, group: Sequence[BufferedBatch], at_first: set[str]) -> None:
+        """Roll back once more, without these batches, if running them again left state non-finite: a running statistic,
+        with a finite loss. One host read."""
+        if at_first.issuperset(non_finite(self._state.floating_tensors())):
+            return
+        for batch in group:
+            self._bad_keys.add(batch.key)
+            with self._barrier("journal", None):
+                self._log.journal.quarantine(batch.key, step=batch.step, cause="non_finite_buffer")
+        raise RollBackAgain
 
     def _snapshot_for(self, decision: Decision) -> Snapshot | None:
         assert self._ring is not None

@@ -276,7 +276,7 @@ class ProcessLoop:
         self.sampled.updated(loop)
         loop.last = None
         with self.barrier("loop_events", None):
-            if not (loop.refused or self.models.heard):  # asked here: a closure calls the model inside of the update
+            if not (loop.refused or self.models.called):  # asked here: a closure calls the model inside of the update
                 self.models.look_again(loop.parameters)
             self.events.stepped()
             self.slices.updated(refused=loop.refused)

@@ -369,3 +369,61 @@ def test_accumulated_lines_under_autocast_are_run_again_as_they_ran(watching: An
     (found,) = diagnoses(watch)
     assert (found.origin.op, found.cause.slug, found.rows) == ("log", "log_zero", (2,))
     assert any("were run again" in note for note in found.notes)
+
+
+class Parts(nn.Module):
+    """A module that is never called itself, and whose optimizers are stepped as a trainer does: always with a closure,
+    although the forward is long done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = nn.Linear(2, 3)
+        self.critic = nn.Sequential(nn.Linear(3, 6), nn.ReLU6(), nn.Linear(6, 1))
+        self.of_maker = torch.optim.Adam(self.maker.parameters(), lr=1e-3)
+        self.of_critic = torch.optim.Adam(self.critic.parameters(), lr=1e-3)
+
+    def penalty(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(x).sum(), x, create_graph=True)
+        return (slope.pow(2).sum(1).sqrt() - 1).pow(2).mean()
+
+    def training_step(self, x: Tensor) -> None:
+        drawn = torch.randn(len(x), 2)
+        loss = self.critic(self.maker(drawn).detach()).mean() - self.critic(x).mean() + self.penalty(x)
+        self.update(self.of_critic, loss)
+        self.update(self.of_maker, -self.critic(self.maker(drawn)).mean())
+
+    def update(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(closure=lambda: None)
+
+
+def test_parts_of_a_module_are_heard_where_every_update_gets_a_closure(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    parts, data = Parts(), good(4)
+    data[3][2] = 1e6  # all units are at an end: the slope is zero there
+    for x in data:
+        parts.training_step(x)
+    (found,) = diagnoses(watch)
+    assert (found.cause.slug, found.origin.op, found.rows) == ("sqrt_grad_at_zero", "sqrt", (2,))
+    assert {trial.remedy.slug for trial in found.remedies} & {"eps", "double_where"}
+
+
+def update(optimizer: Any, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_lines_behind_the_graph_that_went_bad_are_no_proof_of_a_transient_fault(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    for scale in (1.0, 1.0, 0.0):
+        losses = [(weight * scale).square().sum().sqrt()]
+        update(optimizer, losses[0])
+    (found,) = diagnoses(watch)
+    assert found.cause is None or found.cause.slug == "sqrt_grad_at_zero"

@@ -213,6 +213,48 @@ def test_weights_that_keep_turning_bad_end_the_run(watching: Any) -> None:
         loop.train(batches() * 20)
 
 
+class RunningScale(nn.Module):
+    """Divides by a running variance, which it moves after it was used: a batch of one row makes it NaN, and the loss of
+    that batch is finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 1)
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x / self.var.sqrt()
+        with torch.no_grad():
+            self.var.lerp_(x.var(0) if len(x) > 1 else x[0] * math.nan, 0.1)
+        return self.out(scaled)[:, 0]  # type: ignore[no-any-return]
+
+
+def test_updates_that_leave_a_buffer_bad_are_left_out_however_often_they_come(watching: Any) -> None:
+    def trained(data: Sequence[Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = RunningScale()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+        for x in data:
+            loss = (model(x) - x[:, 0]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        return [*model.state_dict().values(), torch.tensor(optimizer.param_groups[0]["lr"])]
+
+    random = torch.Generator().manual_seed(1)
+    bad = range(5, 60, 13)
+    data = [torch.randn(1 if number in bad else 6, 3, generator=random) for number in range(62)]
+    wanted = trained([x for number, x in enumerate(data) if number not in bad and number - 1 not in bad])
+    watch = watching()
+    found = trained(data)
+    assert all(torch.equal(one, two) for one, two in zip(found, wanted, strict=True))
+    (log,) = watch.ledger.log
+    assert log.ledger.rollbacks_total == len(bad) > watch.policy.max_rollbacks
+    assert "step 5, which left state non-finite, was left out" in log.incidents[0].decision.reason
+
+
 def test_watching_only_changes_nothing(watching: Any) -> None:
     watch = watching(policy="observe")
     loop = Loop()

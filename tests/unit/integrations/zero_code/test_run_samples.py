@@ -165,3 +165,18 @@ def test_a_batch_that_is_too_large_to_be_kept_is_not_held_until_the_next_one(mon
     found = batches.find(values)
     assert found is not None
     assert found.indices == (4, 5)
+
+
+def scaled(points: list[Tensor]) -> Tensor:
+    batch = torch.stack(points)
+    return batch / batch.abs().amax(dim=1, keepdim=True)
+
+
+def test_the_line_of_a_collate_function_that_makes_a_sample_bad_is_named(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    data = Points()
+    data.points[BROKEN] = 0.0
+    train(DataLoader(data, 8, collate_fn=scaled))
+    found = incident_of(watch).diagnosis
+    assert (found.phase, found.origin.op, found.sample_ids) == ("data", "div", (str(BROKEN),))
+    assert found.origin.code_line == "return batch / batch.abs().amax(dim=1, keepdim=True)"

@@ -25,6 +25,7 @@ from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of
 from ....records import Diagnosis
+from ...loops.data_origin import LoaderSource
 from .tensor_batches import SourceTensors, rows_of_view
 
 _RING = 64
@@ -45,6 +46,7 @@ class LoaderBatch:
     indices: tuple[Any, ...]
     number: int
     tensors: list[weakref.ref[Tensor]]
+    source: LoaderSource
     prints: frozenset[Any] = frozenset()
     heads: frozenset[Any] = frozenset()
 
@@ -131,7 +133,8 @@ class LoaderBatches:
             if not fit(self._pieces):
                 self.let_go()
         self.describe()
-        self.ring.append(LoaderBatch(indices, number, [weakref.ref(tensor) for tensor in tensors]))
+        source = LoaderSource(weakref.ref(iterator), indices)
+        self.ring.append(LoaderBatch(indices, number, [weakref.ref(tensor) for tensor in tensors], source))
         self._undescribed = (self.ring[-1], on_host)
         if not self.recent:
             self.describe()  # it is too large to be kept for a moment
@@ -167,6 +170,11 @@ class LoaderBatches:
             rows_there = self.tables.rows_of(tensors)
             return FoundSamples(rows_there, ROWS) if rows_there is not None else None
         return None
+
+    def source_of(self, key: str | None) -> LoaderSource | None:
+        """What made the batch of this name."""
+        named = (each for each in reversed(self.ring) if each.indices)
+        return next((each.source for each in named if sample_key(FoundSamples(each.indices, "")) == key), None)
 
     def name(self, arguments: Any) -> str:
         """How a batch is called: by its samples where a loader showed them, else by its number from 0."""

@@ -211,6 +211,12 @@ class ModelHooks:
         """Whether a model was called since the last update."""
         return not self._entry_is_old
 
+    @property
+    def called(self) -> bool:
+        """Whether a call of a model was heard since the last update, and not only the begin of a closure: trainers give
+        one to every update, also where the forward is long done."""
+        return self.heard and bool(self.calls or self.lost_calls)
+
     def begin_window(self) -> None:
         """Forward is about to run where no call of a model may be heard: inside a closure."""
         if self._entry is None or self._entry_is_old:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
+from ....engine.record.run_log import RunLog
 from ...loops.own_hooks import our_hooks_off, without_our_hooks
 from ...loops.patch_barrier import uncounted
 from ...loops.patching import Patches
@@ -202,6 +203,7 @@ def _loaders(watch: ProcessLoop, patches: Patches) -> None:
                 watch.batches.workers_begin(args[0])
         original(self, *args, **kwargs)
 
+    patches.set(RunLog, "refine", staticmethod(watch.examiner.with_line_of_loader))  # of the guards of trainers too
     patches.around(kind, "__init__", made)
     patches.around(kind, "_next_index", next_index)
     patches.around(kind, "__next__", following)

@@ -8,8 +8,8 @@ hint, and the next steps are traced while they run, so that a recurrence is loca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Origin, Reading
+from ...loops.data_origin import origin_in_loader
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, outputs_in
 from ..hooks.find_models import runs_alone
@@ -35,7 +36,9 @@ from .loop_step import MADE_BEFORE, LoopStep
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
 from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
+from .side_effects import HasEffect, quiet, supervised
 from .step_tracing import StepTracing
+from .user_state import UserState
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
@@ -202,6 +205,22 @@ class RefusalExaminer:
         found = outside(watch, symptom, reading, why_not)
         told = (_TALK,) if self._talk else (self._why_not_lines,) if self._why_not_lines else ()
         return replace(found, notes=(*told, *found.notes))
+
+    def with_line_of_loader(self, found: Diagnosis, batch_key: str | None) -> Diagnosis:
+        """A diagnosis of a batch that came in bad, with the line of the data set or the collate function that made it
+        so, if making the batch once more shows it."""
+        source = self._watch.batches.source_of(batch_key) if _came_in_bad(found) else None
+        if source is None or found.origin is None or found.origin.stack:
+            return found
+        try:
+            made = origin_in_loader(source, _without_effect)
+        except (Exception, HasEffect):  # their lines, out of their place, may raise anything
+            return found
+        if made is None:
+            return found
+        note = "the batch was made once more from its samples: this line of the program makes it non-finite"
+        place = replace(found.origin, op=made.op, source=made.stack[0], stack=made.stack, code_line=made.code_line)
+        return replace(found, origin=place, notes=(*found.notes, note))
 
     def _why_not_again(self) -> str | None:
         """Why the calls of this window cannot be made again, as a clause; None if they can."""
@@ -386,6 +405,19 @@ class RefusalExaminer:
             return self._by_replay(loop, reading, state, "nan_loss", depth)
         except type(error):
             return explain_crash(self._calls_replayable(loop, reading, state, "nan_loss"), error, depth=depth)
+
+
+@contextmanager
+def _without_effect(parts: Sequence[Any]) -> Iterator[None]:
+    """Around lines of a data set that are run again: an effect raises HasEffect, and what they assign is undone."""
+    state = UserState(parts)
+    if not state.complete:
+        raise HasEffect("not all that is within reach of the data set can be restored")
+    try:
+        with quiet(), supervised(state, ()):
+            yield
+    finally:
+        state.restore()
 
 
 def _came_in_bad(found: Diagnosis) -> bool:

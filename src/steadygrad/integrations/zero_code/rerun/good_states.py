@@ -4,7 +4,8 @@ Now and then, before a model is called, everything an update can change is copie
 applied is remembered: the loop's own lines with the batch they read, how it clipped, its rates, and the schedules it
 stepped. Going back puts the newest good copy in place and makes those updates again, as long as each of them gives
 the loss and the gradient norm that it gave the first time, to the bit. Where one does not, or cannot be made again,
-the run goes on from the copy and the updates since are lost; that is said.
+the run goes on from the copy and the updates since are lost; that is said. The update whose own forward makes a buffer
+bad, with a finite loss, is left out: with it the run would be where it was.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ....engine import validate
 from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
-from ....engine.state.training_state import TrainingState, Tree
+from ....engine.state.training_state import TrainingState, Tree, non_finite
 from ....engine.step.trained_parameters import WeakSequence
 from ....records import Reading
 from ....records.rerun_flag import rerun
@@ -69,9 +70,15 @@ class RollbackResult:
     again: int
     lost: int
     why: str
+    left_out: int | None = None
+    """The step whose update made the state bad, where it was found on the way."""
 
     def __str__(self) -> str:
         place = f"the state before step {self.step} was restored"
+        if self.left_out is not None:
+            made = f", {self.again} of the updates since made again to the same losses to the bit" if self.again else ""
+            lost = f"; the {self.lost} after it are lost: {self.why}" if self.lost else ""
+            return f"{place}{made}, and step {self.left_out}, which left state non-finite, was left out{lost}"
         if not self.lost:
             since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
             return f"{place} and {since} made again, to the same losses to the bit"
@@ -279,34 +286,50 @@ class GoodStates:
         now, rewound = take_rng(), state.forward.rng_without(snapshot.place)
         rates = [_plain_groups(loop.optimizer) for loop in self._loops]
         state.restore(snapshot.tree)
-        why = self._make_again(state, updates, num_since, snapshot.step)
+        why = self._why_not_again(updates, num_since, snapshot.step) or self._make_again(state, updates)
+        culprit = why if isinstance(why, AppliedUpdate) else None
+        if culprit is not None:
+            state.restore(snapshot.tree)
+            why = self._make_again(state, updates[: updates.index(culprit)])
         if why:
             state.restore(snapshot.tree)
             state.forward.forget_since(snapshot.place)
             put_rng(rewound)
         else:
             put_rng(now)
-            for loop, kept in zip(self._loops, rates, strict=True):
-                put_groups(loop.optimizer, kept)  # with what the loop set by hand since the last update
+            if culprit is None or not culprit.followed:  # else the rate is that of a schedule which went on too far
+                for loop, kept in zip(self._loops, rates, strict=True):
+                    put_groups(loop.optimizer, kept)  # with what the loop set by hand since the last update
         self._forget_updates()
         ring.discard_after(snapshot.step)
         self._due = True
+        if culprit is not None and not why:
+            place = updates.index(culprit)
+            lost = len(updates) - place - 1
+            return RollbackResult(snapshot.step, place, lost, "they were computed from it", culprit.step)
         lost = num_since if why else 0
-        return RollbackResult(step=snapshot.step, again=num_since - lost, lost=lost, why=why)
+        return RollbackResult(step=snapshot.step, again=num_since - lost, lost=lost, why=str(why))
 
-    def _make_again(self, state: TrainingState, updates: list[AppliedUpdate], num_since: int, start: int) -> str:
-        """The updates since the snapshot once more. Why not, as a clause; empty if all of them came out the same."""
-        skipped = self._watch.refused_since(start)
-        if len(updates) + skipped != num_since:
+    def _why_not_again(self, updates: list[AppliedUpdate], num_since: int, start: int) -> str:
+        """Why the updates since a step cannot be made again, as a clause; empty if they can."""
+        if len(updates) + self._watch.refused_since(start) != num_since:
             return self._why_not or "they were not kept"
         if any(loop_pass.overwritten for landed in updates for loop_pass in landed.loop_passes):
             return "their batches were written to since"
+        return ""
+
+    def _make_again(self, state: TrainingState, updates: list[AppliedUpdate]) -> str | AppliedUpdate:
+        """The updates since the snapshot once more. Empty if all of them came out the same; else why not, as a clause,
+        or the update that made the state non-finite."""
+        at_first = set(non_finite(state.floating_tensors()))
         try:
             for landed in updates:
                 with rerun():
                     same = self._update(landed)
                 if not same:
                     return "made again they do not come out the same"
+                if not at_first.issuperset(non_finite(state.floating_tensors())):
+                    return landed
         except Exception as error:  # their lines, out of their place, may raise anything
             return f"their lines raised {type(error).__name__} when they were run again"
         return ""

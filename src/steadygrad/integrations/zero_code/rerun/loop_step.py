@@ -118,6 +118,10 @@ class LoopStep(ModelCallStep):
                 if self.forward_only and bool(torch.isfinite(loss)):
                     return MADE_BEFORE
                 self.backward(terms)
+        hangs = any(tensor.grad_fn is not None for each in self.loop_passes for tensor in tensors_in(each.taken))
+        bad = any(not bool(torch.isfinite(loop_pass.loss)) for loop_pass in self.loop_passes)
+        if hangs and not bad and self.gradients_finite():
+            return MADE_BEFORE  # the gradient went bad behind what they read, and that is not run again
         return None
 
     @contextmanager

@@ -93,17 +93,11 @@ class GradientProbe:
                 if not any(grad.is_sparse for grad in grads):
                     raise
                 self._sparse = True
-        grads = self._values_of_sparse(grads, indices)
-        return _measure_alike(indices, grads) if self._alike else _measure_groups(indices, grads)
-
-    def _values_of_sparse(self, grads: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
-        """Norm and scaling of a sparse gradient are those of its coalesced values; optimizers coalesce it anyway."""
-        dense = []
-        for index, grad in zip(indices, grads, strict=True):
-            if grad.is_sparse and not grad.is_coalesced():
-                grad = self._parameters[index].grad = grad.coalesce()
-            dense.append(grad._values() if grad.is_sparse else grad)
-        return dense
+        # Of a sparse gradient the norm is that of the sums of its rows. It is left as it is, since an optimizer may add
+        # row by row, which rounds differently; `tensors` has the values in it, so that scaling those scales it.
+        sums = [grad.coalesce()._values() if grad.is_sparse else grad for grad in grads]
+        measured = _measure_alike(indices, sums) if self._alike else _measure_groups(indices, sums)
+        return replace(measured, tensors=[grad._values() if grad.is_sparse else grad for grad in grads])
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ Inside, `with barrier("part", fallback)` lets one part fail without the rest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import traceback
@@ -128,11 +129,12 @@ class FaultBarrier:
         """Record a fault of ours; loud the first time for each component."""
         count = self.faults[room] = self.faults.get(room, 0) + 1
         if count == 1:
-            logger.error(
-                "internal error of steadygrad %s in %s (%s: %s); training goes on without that part",
-                code_of(room), room, type(fault).__name__, (str(fault).splitlines() or [""])[0][:200],
-            )  # fmt: skip
-            logger.debug("internal error of steadygrad in %s", room, exc_info=fault)
+            with contextlib.suppress(Exception):  # out of a handler of the program's own
+                logger.error(
+                    "internal error of steadygrad %s in %s (%s: %s); training goes on without that part",
+                    code_of(room), room, type(fault).__name__, (str(fault).splitlines() or [""])[0][:200],
+                )  # fmt: skip
+                logger.debug("internal error of steadygrad in %s", room, exc_info=fault)
         if self._tell is not None and count <= 20:
             try:
                 text = "".join(traceback.format_exception_only(fault)).strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad import Guard
-from steadygrad.engine.recovery.preserved_attributes import preserved_attributes
+from steadygrad.engine.recovery.preserved_attributes import preserved_attributes, record_attributes
+from steadygrad.integrations.zero_code.rerun.user_state import UserState
 
 
 class Bag:
@@ -145,3 +148,29 @@ def test_a_diagnosis_leaves_no_entry_in_what_the_model_collects() -> None:
         return model.calls, len(model.losses), model.last is not None
 
     assert collected("auto") == collected("off")
+
+
+@pytest.mark.parametrize("keep", [lambda model: record_attributes([model]), lambda model: UserState([model]).restore])
+def test_a_large_table_costs_no_python_call_for_each_entry(keep: Callable[[nn.Module], Callable[[], None]]) -> None:
+    """Every replay of a diagnosis keeps and restores it."""
+    model = nn.Linear(1, 1)
+    words = [str(number) for number in range(20_000)]
+    model.words, model.table = words, {number: (word,) for number, word in enumerate(words)}  # type: ignore[assignment]
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        restore = keep(model)
+        restore()
+    finally:
+        sys.setprofile(before)
+    assert calls < 12_000
+    words.append("more")
+    model.table[3] = ("changed",)  # type: ignore[index, operator]
+    restore()
+    assert (len(words), model.table[3]) == (20_000, ("3",))  # type: ignore[index]

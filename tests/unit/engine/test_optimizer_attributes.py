@@ -110,3 +110,59 @@ def test_a_history_that_grows_is_not_copied_with_each_snapshot() -> None:
     _, optimizer = model_and_optimizer()
     optimizer.seen = [torch.zeros(())] * 2000
     assert set(attributes_of(optimizer)) == {"mean", "count"}
+
+
+class Ascending(torch.optim.Optimizer):
+    """Takes its gradient at the weights further up, as SAM does; an optimizer that it keeps makes the update."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        before = [p.clone() for p in parameters]
+        for p in parameters:
+            p.add_(p.grad, alpha=0.05)
+        with torch.enable_grad():
+            closure()
+        for p, weights in zip(parameters, before, strict=True):
+            p.copy_(weights)
+        self.base.step()
+
+
+def ascend(entry_point: str) -> list[float]:
+    """Weights and moments after six batches, the fourth of them bad, or left out where nothing guards."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    watch = ProcessLoop(RunOptions(diagnose="off")) if entry_point == "run" else None
+    if watch is not None:
+        watch.start()
+    optimizer = Ascending(model.parameters())
+    attached = sg.attach(optimizer, model=model) if entry_point == "attach" else None
+    for step, batch in enumerate(torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(1))):
+        if step == 3 and entry_point == "none":
+            continue
+        x = batch * torch.nan if step == 3 else batch
+
+        def closure(x: Tensor = x) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(closure)
+    if watch is not None:
+        watch.finish()
+        watch.stop()
+    if attached is not None:
+        attached.close()
+    moments = optimizer.base.state[model.weight]["momentum_buffer"]
+    return [*model.weight.flatten().tolist(), *moments.flatten().tolist()]
+
+
+@pytest.mark.parametrize("entry_point", ["attach", "run"])
+def test_the_moments_of_an_optimizer_within_an_optimizer_are_undone_with_it(entry_point: str) -> None:
+    assert ascend(entry_point) == ascend("none")

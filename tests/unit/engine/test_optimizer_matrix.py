@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -213,6 +214,47 @@ def test_sparse_adam_is_left_as_it_was(where: int) -> None:
     assert guard.summary()["guard_faults"] == {}
     assert guard.summary()["skipped"] == 1
     assert same_bits(expected, bits(model, optimizer)) == []
+
+
+def test_sparse_gradients_reach_the_optimizer_as_they_are() -> None:
+    """SGD adds the rows of a gradient one after another: coalesced before, they are rounded differently."""
+
+    def embed_loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return (model(ids).sum(-1) - 1).pow(3).mean()
+
+    def make() -> tuple[nn.Module, optim.Optimizer]:
+        torch.manual_seed(3)
+        model = nn.Embedding(5, 4, sparse=True)
+        return model, optim.SGD(model.parameters(), lr=0.1)
+
+    batches = torch.randint(0, 5, (6, 64), generator=torch.Generator().manual_seed(1))
+    expected = None
+    for entry_point in ("none", "attach", "guard"):
+        model, optimizer = make()
+        attached = sg.attach(optimizer, model=model) if entry_point == "attach" else None
+        with make_guard(model, optimizer, embed_loss) if entry_point == "guard" else nullcontext() as guard:
+            for batch in batches:
+                if guard is not None:
+                    guard.step(batch)
+                    continue
+                embed_loss(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        if attached is not None:
+            attached.close()
+        expected = expected or bits(model, optimizer)
+        assert same_bits(expected, bits(model, optimizer)) == [], entry_point
+
+
+def test_a_sparse_gradient_is_clipped_to_the_norm_of_its_sums() -> None:
+    model = nn.Embedding(2, 3, sparse=True)
+    before = model.weight.detach().clone()
+    guard = make_guard(
+        model, optim.SGD(model.parameters(), lr=1.0), lambda m, ids: 10 * m(ids).sum(), max_grad_norm=0.5
+    )
+    with guard:
+        guard.step(torch.tensor([1, 1, 1]))
+    assert torch.linalg.vector_norm(model.weight.detach() - before).item() == pytest.approx(0.5, rel=1e-4)
 
 
 def test_lbfgs_is_refused_in_a_sentence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import subprocess
@@ -372,3 +373,32 @@ def test_a_fault_of_ours_while_the_last_step_is_settled_does_not_reach_the_progr
     monkeypatch.setattr(guard._loop, "settle", ours)
     assert it.model.state_dict()
     assert guard.step(batches(1)[0]).applied
+
+
+@pytest.mark.parametrize("entry_point", ["guard", "attach"])
+def test_a_logging_handler_that_raises_does_not_end_the_training(entry_point: str) -> None:
+    class Strict(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise AssertionError(record.getMessage())
+
+    strict = Strict()
+    logging.getLogger("steadygrad").addHandler(strict)
+    try:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        guard: Any = sg.attach(optimizer, model=model)
+        if entry_point == "guard":
+            guard.close()
+            guard = sg.Guard(model, optimizer, lambda m, batch: m(batch).square().mean(), diagnose="off")
+        for batch in (torch.ones(2, 2), torch.full((2, 2), torch.nan), torch.ones(2, 2)):
+            if entry_point == "guard":
+                guard.step(batch)
+                continue
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        guard.close()
+    finally:
+        logging.getLogger("steadygrad").removeHandler(strict)
+    told = guard.summary()
+    assert (told["applied"], told["skipped"], told["guard_faults"]) == (2, 1, {})

@@ -6,6 +6,7 @@ journal. Host only. Each part it calls is shielded: if one breaks, the loop goes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import struct
@@ -401,7 +402,8 @@ class RunLog:
         """Say something about this run once."""
         if not self._quiet and sentence not in self._shown:
             self._shown[sentence] = 1
-            logger.warning("%s", sentence)
+            with contextlib.suppress(Exception):  # out of a handler of the program's own
+                logger.warning("%s", sentence)
 
     def show(self, sentence: str, *, kind: str) -> None:
         """Tell the user, the first few times for each kind; the journal has all. Of several ranks one speaks."""
@@ -410,7 +412,8 @@ class RunLog:
         count = self._shown[kind] = self._shown.get(kind, 0) + 1
         if count <= _SHOWN_PER_SYMPTOM:
             more = " (further ones of this kind are journaled only)" if count == _SHOWN_PER_SYMPTOM else ""
-            logger.warning("%s%s", sentence, more)
+            with contextlib.suppress(Exception):
+                logger.warning("%s%s", sentence, more)
 
 
 def symptom_of(reading: Reading, findings: Sequence[Finding]) -> str:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.readable_tensors import only_shape
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
-from ..step.trained_parameters import WeakSequence, attributes_of, own_state, states_of
+from ..step.trained_parameters import WeakSequence, attributes_of, inner_optimizers, own_state, states_of
 from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
 
@@ -134,7 +134,7 @@ class TrainingState:
         """Parameters, moments and buffers with a name each: what must be finite for a state to be called good."""
         found = [(f"parameter {name}", p.detach()) for name, p in self._parameters.items()]
         names = {id(p): name for name, p in self._parameters.items()}
-        for optimizer in self._optimizers:
+        for optimizer in [each for outer in self._optimizers for each in (outer, *inner_optimizers(outer))]:
             for parameter, state in states_of(optimizer):
                 label = names.get(id(parameter), "?")
                 found += [(f"optimizer {key} of {label}", v) for key, v in state.items() if isinstance(v, Tensor)]
@@ -208,6 +208,7 @@ def _optimizer_tree(optimizer: Optimizer) -> Tree:
         "state": states,
         "own": own_state(optimizer),
         "attributes": attributes_of(optimizer),
+        "inner": [_optimizer_tree(inner) for inner in inner_optimizers(optimizer)],
         # A step count lives on the host or, for fused kernels, beside its parameter; the copies are all on the host.
         "scalars_on_device": [
             f"{position}.{key}"
@@ -250,6 +251,8 @@ def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
     _restore_own_state(optimizer, saved.get("own", {}))
     for key, value in saved.get("attributes", {}).items():
         setattr(optimizer, key, _put(getattr(optimizer, key, None), value))
+    for inner, values in zip(inner_optimizers(optimizer), saved.get("inner", ()), strict=False):
+        _restore_optimizer(inner, values)
 
 
 def _put(here: Any, value: Any) -> Any:

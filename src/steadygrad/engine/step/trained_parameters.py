@@ -96,6 +96,16 @@ def states_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
             yield parameter, state
 
 
+def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that one keeps in its attributes, which make its update (SAM, Lookahead); not what a wrapper shows
+    as its own state."""
+    kept = [
+        each for value in vars(optimizer).values() for each in (value if isinstance(value, list | tuple) else [value])
+    ]
+    inner = [each for each in kept if isinstance(each, Optimizer) and each.state is not optimizer.state]
+    return list({id(each): each for each in inner if each is not optimizer}.values())
+
+
 def own_state(optimizer: Optimizer) -> dict[Any, Any]:
     """What the optimizer keeps in its state under keys that are not parameters."""
     return {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}

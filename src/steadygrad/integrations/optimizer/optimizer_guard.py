@@ -198,6 +198,15 @@ class OptimizerGuard:
             self._notifier.close()
         with self._barrier("journal", None):
             self._journal.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep the counts and nothing of the training: its memory is free when the program drops it, as without us."""
+        self._optimizers, self._model, self._scheduler, self._scaler = (), None, None, None
+        self._undo, self._entry, self._loss, self._losses = [], None, None, []
+        self._ring = self._snapshot_schedule = self._checker = None
+        self._forward = ForwardState([])
+        self._state = self._whole_state()
 
     def __enter__(self) -> OptimizerGuard:
         return self

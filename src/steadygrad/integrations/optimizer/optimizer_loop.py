@@ -102,11 +102,13 @@ class OptimizerLoop:
         return found
 
     def release(self) -> None:
-        """Leave no hook on the optimizer."""
+        """Leave no hook on the optimizer, and keep nothing of it but the books."""
         self._hook.remove()
         self.numbers.release()
+        self.numbers.forget()
         if self._check is not None:
             self._check.release()
+        self.parameters, self.names, self._check = [], [], None
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The optimizer's parameters by name."""

@@ -96,6 +96,7 @@ class ProcessReport:
         for kind, sentence in self.notices.items():
             journal.event("notice", kind=kind, sentence=sentence)
         self._notifier = Notifier(self._settings.notify or None, run=str(journal.path or ""))
+        self._settings.leave_note(begun=True, torch=True, guarded=True, run_dir=str(journal.path or ""))
         return journal
 
     def _open(self, names: list[str], config: dict[str, Any]) -> Journal:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,6 +91,7 @@ def test_of_a_loader_that_is_gone_nothing_is_said() -> None:
 
 def test_a_data_set_that_is_only_asked_in_workers_is_not_asked_in_this_process() -> None:
     data = Points()
-    iterator = SimpleNamespace(_dataset=data, _collate_fn=torch.stack, _num_workers=2)
+    iterator = iter(DataLoader(data, 4, collate_fn=torch.stack))
+    iterator._num_workers = 2
     assert origin_in_loader(LoaderSource(weakref.ref(iterator), (2, 3, 4)), _without_effect) is None
     assert data.asked == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -55,3 +59,28 @@ def test_every_entry_point_returns_one_handle(entry: str, tmp_path: object) -> N
         assert isinstance(handle.summary(), dict)
         handle.settle()
     handle.close()  # a second time does nothing
+
+
+def test_a_training_that_was_closed_is_freed_without_the_garbage_collector() -> None:
+    """As without a guard: a search over many models must not wait for a collection to have their memory back."""
+
+    def train() -> tuple[list[weakref.ref[object]], Any]:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        guard = sg.attach(optimizer, model=model)
+        for _ in range(2):
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        guard.close()
+        return [weakref.ref(each) for each in (model, optimizer, model.weight)], guard
+
+    train()  # torch keeps frames of its first optimizer
+    gc.collect()
+    gc.disable()
+    try:
+        training, guard = train()
+        assert [reference() for reference in training] == [None, None, None]
+    finally:
+        gc.enable()
+    assert (guard.summary()["applied"], guard.summary()["final_state"]) == (2, "finite")

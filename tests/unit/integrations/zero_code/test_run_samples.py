@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,7 +153,7 @@ def test_a_batch_of_any_layout_or_type_has_the_fingerprint_of_its_copy(tensor: t
 
 def test_a_batch_that_is_too_large_to_be_kept_is_not_held_until_the_next_one(monkeypatch: Any) -> None:
     monkeypatch.setattr(loader_batches, "fit", lambda pieces: False)
-    iterator, batches = SimpleNamespace(), LoaderBatches()
+    iterator, batches = iter(DataLoader(Points())), LoaderBatches()
     batches.restarted(iterator)
     batches.drawn(iterator, [4, 5])
     batch = torch.randn(2, 3)

@@ -5,12 +5,9 @@ One hook a library, run when that library has been imported: importing one insid
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .import_hook import when_imported
@@ -40,6 +37,21 @@ def begin(settings: RunOptions | None = None) -> None:
     if settings.reports is not None:
         _note = _Note(settings)
         _note.listen()
+    os.register_at_fork(after_in_child=lambda: _forked(settings))
+
+
+def _forked(settings: RunOptions) -> None:
+    """A forked child is a process like others: what it trains is guarded, and reported apart from its parent's."""
+    global _watch
+    before, _watch = _watch, None
+    if before is None:
+        return
+    try:
+        before.stop()
+    finally:
+        _torch_is_here(None, settings)
+        if _note is not None:
+            _note.forked()
 
 
 def watch() -> ProcessLoop | None:
@@ -94,7 +106,14 @@ class _Note:
     def __init__(self, settings: RunOptions) -> None:
         self._settings = settings
         self._process = os.getpid()
+        self._in_child = False
         self._error: BaseException | None = None
+
+    def forked(self) -> None:
+        """This is another process now. One of `multiprocessing` ends without the functions of `atexit`."""
+        self._process, self._in_child, self._error = os.getpid(), True, None
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.register_after_fork(self, lambda note: util.Finalize(None, note.leave, exitpriority=-100))
 
     def listen(self) -> None:
         """Hear of an exception that ends the program, without changing how it is shown but for our own frames."""
@@ -120,20 +139,17 @@ class _Note:
 
     def leave(self) -> None:
         if os.getpid() != self._process or self._settings.reports is None:
-            return  # a forked child
+            return
+        if self._in_child and (_watch is None or not _watch.step):
+            return  # one that did not train: a worker of a data loader
         last = getattr(sys, "last_value", None)
         if isinstance(last, BaseException):
             self._crashed(last)  # the program showed it with its own hook
         note: dict[str, Any] = {
-            "process": self._process,
             "torch": "torch" in sys.modules,
             "guarded": _watch is not None,
             "error": type(self._error).__name__ if self._error is not None else None,
         }
         if _watch is not None:
             note |= _watch.finish()
-        name = f"{time.time():.6f}-{self._process}.json"
-        try:
-            Path(self._settings.reports, name).write_text(json.dumps(note), encoding="utf-8")
-        except OSError:
-            pass  # the supervisor is gone
+        self._settings.leave_note(**note)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "STEADYGRAD_RUN"
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
@@ -14,7 +16,7 @@ BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """One run's wishes. `reports` is where each process leaves a note for the supervisor when it ends."""
+    """One run's wishes. `reports` is where each process leaves notes for the supervisor."""
 
     run_dir: str | None = None
     policy: str = "balanced"
@@ -27,6 +29,20 @@ class RunOptions:
         before = base.get("PYTHONPATH", "")
         path = os.pathsep.join([str(BOOTSTRAP), *([before] if before else [])])
         return {**base, VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": path}
+
+    def leave_note(self, **note: Any) -> None:
+        """Tell the supervisor of this process. What was told when training had `begun` is replaced at the end."""
+        if self.reports is None:
+            return
+        process = os.getpid()
+        begun = Path(self.reports, f"begun-{process}.json")
+        path = begun if note.get("begun") else Path(self.reports, f"{time.time():.6f}-{process}.json")
+        try:
+            path.write_text(json.dumps({"process": process, **note}), encoding="utf-8")
+            if path is not begun:
+                begun.unlink(missing_ok=True)
+        except OSError:
+            pass  # the supervisor is gone
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> RunOptions | None:

@@ -33,7 +33,8 @@ _SHOWS_TRAINING = ("steps", "in_backward", "incidents")
 def outcome(ended: Ended) -> dict[str, Any]:
     """Everything the screen says, as plain data for `--json`."""
     trained = [note for note in ended.notes if any(note.get(key) for key in _SHOWS_TRAINING)]
-    run_dirs = sorted({str(note["run_dir"]) for note in trained if note.get("run_dir")})
+    lost = [note for note in ended.notes if note.get("begun")]
+    run_dirs = sorted({str(note["run_dir"]) for note in [*trained, *lost] if note.get("run_dir")})
     if not run_dirs and (ended.run_dir / "run.json").is_file():
         run_dirs = [str(ended.run_dir)]  # a killed process leaves no note
     silent = not trained and bool(run_dirs)
@@ -51,7 +52,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "ended_early": silent,
         "ranks": len(ranks),
         **total,
-        "not_checked": _sentences(ended.notes, "not_checked"),
+        "not_checked": _sentences(ended.notes, "not_checked") + _without_report(len(lost) if trained else 0),
         "final_state": "not checked" if silent else _final_state(trained),
         "halted": any(note.get("halted") for note in ended.notes),
         "incidents": incidents,
@@ -74,6 +75,12 @@ def _final_state(notes: list[dict[str, Any]]) -> str:
     unequal = next((state for state in states if state != "finite"), None)
     bad = next((state for state in states if state.startswith("non-finite")), unequal)
     return bad or ("finite" if states else "not checked")
+
+
+def _without_report(number: int) -> list[str]:
+    """Workers of a pool that was terminated, for example."""
+    who = "a process that trained" if number == 1 else f"{number} processes that trained"
+    return [f"{who} ended without a report (killed?): those updates are not counted here"] if number else []
 
 
 def _sentences(notes: list[dict[str, Any]], key: str) -> list[str]:

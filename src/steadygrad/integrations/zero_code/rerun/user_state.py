@@ -9,6 +9,7 @@ prevented (see `effects`). Weights, buffers and random numbers are restored by t
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import sys
 import types
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.tensors.nested_tensors import first_tensor_in
+from ....engine.recovery.preserved_attributes import same_objects
 
 _MAX_OBJECTS = 10_000
 _MAX_WALKED = 2_000
@@ -142,7 +144,7 @@ class UserState:
         before = list(value)
 
         def undo() -> None:
-            if len(value) != len(before) or any(a is not b for a, b in zip(value, before, strict=True)):
+            if not same_objects(value, before):
                 value[:] = before
 
         self._undo.append(undo)
@@ -157,7 +159,7 @@ class UserState:
             (dict.clear, dict.update)  # fmt: skip
 
         def undo() -> None:
-            if len(value) != len(before) or any(dict.get(value, key, undo) is not kept for key, kept in before.items()):
+            if not (same_objects(dict.keys(value), before) and same_objects(dict.values(value), before.values())):
                 if before.keys() == value.keys():
                     for key, kept in before.items():
                         dict.__setitem__(value, key, kept)
@@ -166,7 +168,7 @@ class UserState:
                     update(value, before)
 
         self._undo.append(undo)
-        waiting.extend(list(before.values())[:_MAX_WALKED])
+        waiting.extend(itertools.islice(before.values(), _MAX_WALKED))
 
     def _note_module(self, value: torch.nn.Module, waiting: deque[Any]) -> None:
         """The plain attributes of a module. Its parameters, buffers, parts and hooks are not the loop's to change."""
@@ -192,7 +194,7 @@ class UserState:
         before = list(value)
 
         def undo() -> None:
-            if len(value) != len(before) or any(a is not b for a, b in zip(value, before, strict=True)):
+            if not same_objects(value, before):
                 value.clear()
                 value.extend(before)
 

@@ -51,11 +51,11 @@ def _torch_is_here(_module: object) -> None:
 
 def _leave() -> None:
     """Leave a note for the supervisor: by the guard where there is one, else by hand."""
-    if os.getpid() != _PROCESS or not _REPORTS:
-        return  # a forked child, or no one waits for a note
+    if not _REPORTS:
+        return  # no one waits for a note
     start = sys.modules.get(f"{_FAMILY}.process_start")
-    if start is not None and start.leave():
-        return
+    if (start is not None and start.leave()) or os.getpid() != _PROCESS:
+        return  # or a forked child without torch
     import time  # built into the interpreter
 
     torch = "true" if "torch" in sys.modules else "false"

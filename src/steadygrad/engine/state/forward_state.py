@@ -90,7 +90,8 @@ class ForwardState:
             self._find_slots(hot=True)
         self._look_before_forward()
         self._look_at_counters()
-        self._frozen.before_forward()
+        if self._frozen.looks:
+            self._frozen.before_forward()
         slots = [slot for slot in self._slots.values() if slot.hot]
         copies = self._copies([slot.tensor for slot in slots])
         rng = take_rng()
@@ -183,7 +184,8 @@ class ForwardState:
 
         Where one of a module's tensors moved, the others may have moved without being counted.
         """
-        self._slots |= self._frozen.moved()
+        if self._frozen.marks:
+            self._slots |= self._frozen.moved()
         moved = {id(slot.module) for slot in self._slots.values() if not slot.hot and slot.moved()}
         for slot in self._slots.values():
             if moved and id(slot.module) in moved:

@@ -55,27 +55,26 @@ class FrozenParameters:
                 for name, parameter in module._parameters.items():
                     if type(parameter) is nn.Parameter and not parameter.requires_grad and _is_plain(parameter):
                         self._all[f"{prefix}{path}.{name}" if path else prefix + name] = (module, name, parameter)
-        self._looks = _LOOKS
-        self._marks: dict[str, tuple[int, int]] | None = None
+        self.looks = _LOOKS if self._all else 0
+        """Forwards that are still to be looked at."""
+        self.marks: dict[str, tuple[int, int]] = {}
+        """How often each was written to before the forward under way, if that is looked at."""
         self._bytes = 0
         self.not_restored: list[str] = []
         """Those that move and take too many bytes to be copied before every forward."""
 
     def look_again(self) -> None:
         """Look at the next forward as well."""
-        self._looks = max(self._looks, 1)
+        self.looks = max(self.looks, 1) if self._all else 0
 
     def before_forward(self) -> None:
-        """Note how often each was written to, where this forward is looked at."""
-        if self._looks and self._all:
-            self._looks -= 1
-            self._marks = {name: _mark(parameter) for name, (_, _, parameter) in self._all.items()}
+        """Look at this forward: note how often each was written to."""
+        self.looks -= 1
+        self.marks = {name: _mark(parameter) for name, (_, _, parameter) in self._all.items()}
 
     def moved(self) -> dict[str, Slot]:
         """Those that the forward has moved, which from now on are copied before each."""
-        marks, self._marks = self._marks, None
-        if marks is None:
-            return {}
+        marks, self.marks = self.marks, {}
         moved = [
             name
             for name, (module, own, parameter) in self._all.items()

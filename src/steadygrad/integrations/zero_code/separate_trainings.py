@@ -81,6 +81,9 @@ class SeparateTrainings:
     def _in_other_thread(self, home: threading.Thread) -> bool:
         if not _of_program():
             return False  # autograd runs hooks, and forwards that were not kept, in its own threads
+        current = threading.current_thread()
+        if any(training.thread() is current for training in list(self._of.values())):
+            return True  # as long as its training lasts: it may be in the middle of a step when the one at home ends
         if home.is_alive() and not self._has_ended():
             return True
         self._home[0] = _here()
@@ -182,6 +185,7 @@ class SeparateTraining:
     def __init__(self, watch: ProcessLoop, loop: OptimizerLoop, roots: Sequence[nn.Module]) -> None:
         self._watch, self.ranks = watch, watch.ranks
         self._loop = weakref.ref(loop)
+        self.thread = weakref.ref(threading.current_thread())
         self._forward = ForwardState(roots)
         self._entry: Entry | None = None
         before, after = (QuietHook(call, self._failed) for call in (self.before_forward, self._after_forward))

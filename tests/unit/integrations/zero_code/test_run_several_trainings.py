@@ -83,6 +83,35 @@ def test_a_bad_batch_of_one_training_leaves_no_trace_in_any(
     assert sum(len(log.incidents) for log in watch.ledger.log) == 1
 
 
+def test_a_training_whose_step_is_under_way_when_the_one_at_home_ends_is_judged_once(watching: Any) -> None:
+    watch = watching(diagnose="off")
+    at_home, in_step = threading.Event(), threading.Event()
+    parts = (training := Training(0)).parts()
+
+    def first() -> None:
+        for _ in range(4):
+            next(parts)
+        at_home.set()
+        in_step.wait()
+
+    def second() -> None:
+        at_home.wait()
+        for number, _ in enumerate(Training(1, bad=True).parts()):
+            if number == 2 * BAD_AT:  # the bad batch, between its loss and backward
+                in_step.set()
+                threads[0].join()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    incidents = [incident for log in watch.ledger.log for incident in log.incidents]
+    assert [incident.symptom for incident in incidents] == ["nan_grad"]
+    assert sorted(log.ledger.skipped for log in watch.ledger.log) == [0, 1]
+    assert training.optimizer.state
+
+
 def test_trainings_one_after_another_in_threads_are_watched_in_full(watching: Any) -> None:
     watch = watching()
     with ThreadPoolExecutor(2) as pool:

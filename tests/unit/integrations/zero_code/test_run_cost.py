@@ -191,9 +191,9 @@ def test_the_rows_of_a_batch_are_searched_without_noting_the_program_each_time(
         x = torch.rand(64, 4)
         x[5 if step == 3 else 0] *= -1.0 if step == 3 else 1.0
         optimizer.zero_grad()
-        loss = (x.sum(1, keepdim=True).log() + model(x)).mean()
+        loss = x.sum(1).reshape(2, -1).log().mean() + model(x).mean()  # rows cannot be read off its result
         loss.backward()
         optimizer.step()
-    assert watch.ledger.first.incidents[0].diagnosis.rows == (5,)
+    assert 5 in watch.ledger.first.incidents[0].diagnosis.rows
     assert searches
-    assert max(searches) <= 4
+    assert max(searches) == 0

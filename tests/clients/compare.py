@@ -188,7 +188,7 @@ def compare(plain: Run, again: Run, guarded: Run) -> dict[str, Any]:
         },
         "exit_codes": [plain.code, again.code, guarded.code],
         "seconds": [round(run.seconds, 1) for run in (plain, again, guarded)],
-        "cpu_seconds": [round(run.cpu_seconds, 1) for run in (plain, again, guarded)],
+        "cpu_seconds": [round(run.cpu_seconds, 1) for run in (plain, again, guarded) if run.cpu_seconds],
         "same": len(same),
         "passed_in_both": sum(_outcome(plain, name) == "passed" for name in same),
         "passed_plain": sum(_outcome(plain, name) == "passed" for name in stable),
@@ -304,8 +304,8 @@ def describe(result: dict[str, Any]) -> str:
         rows.append("| " + " | ".join([kind, *(str(outcomes[run].get(kind, 0)) for run in outcomes)]) + " |")
     rows.append("| exit code | " + " | ".join(map(str, result["exit_codes"])) + " |")
     rows.append("| seconds | " + " | ".join(map(str, result["seconds"])) + " |")
-    if "cpu_seconds" in result:
-        rows.append("| CPU seconds | " + " | ".join(map(str, result["cpu_seconds"])) + " |")
+    if cpu := _cpu_seconds(result):
+        rows.append("| CPU seconds | " + " | ".join(map(str, cpu)) + " |")
     rows += ["", "Identical." if result["identical"] else f"Different: {_reasons(result)}."]
     rows += _classes(result["different"])
     rows += _listing("Tests that differ", [_one(item) for item in result["different"]])
@@ -319,6 +319,12 @@ def describe(result: dict[str, Any]) -> str:
     own = {key: value for key, value in result["steady_run"].items() if isinstance(value, int)}
     rows += _listing("`steady run` counted", [", ".join(f"{key} {value}" for key, value in own.items())] if own else [])
     return "\n".join(rows) + "\n"
+
+
+def _cpu_seconds(result: dict[str, Any]) -> list[float]:
+    """Of the three runs; empty where they were not measured in all of them, as in older results."""
+    found = result.get("cpu_seconds", [])
+    return found if len(found) == 3 else []
 
 
 def _reasons(result: dict[str, Any]) -> str:
@@ -360,7 +366,7 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     rows.append("|" + "---|" * 11)
     for result in results:
         printed = len(result["stdout"]) + len(result["process_stdout"])
-        cpu = result.get("cpu_seconds") or ["", "", ""]
+        cpu = _cpu_seconds(result) or ["", "", ""]
         rows.append(
             f"| {result['suite']} | {result['version']} | {result['passed_plain']} | {result['passed_in_both']} "
             f"| {result['same']} | {result['worse']} | {len(result['unstable'])} | {printed} "

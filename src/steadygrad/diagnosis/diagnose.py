@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -171,7 +172,8 @@ class DiagnosisCase:
     def _rows_in_time(self, evidence: Evidence, origin: Origin | None, cause: str, depth: str) -> BadRows:
         """The rows, or a note that says why they are not known."""
         try:
-            rows = self._rows(evidence, origin, cause, depth)
+            with getattr(self.replayable, "same_state", nullcontext)():
+                rows = self._rows(evidence, origin, cause, depth)
         except OutOfTime:
             rows = BadRows(why=limits().stopped())
         except Exception as error:

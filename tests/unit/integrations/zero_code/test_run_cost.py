@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from steadygrad.diagnosis import diagnose
 from steadygrad.integrations.zero_code.hooks import find_models
 from steadygrad.integrations.zero_code.look_budget import LookBudget
+from steadygrad.integrations.zero_code.rerun import loop_lines, loop_step
 
 
 def calls_in(run: Callable[[], Any]) -> int:
@@ -158,3 +160,40 @@ def test_of_many_short_trainings_the_first_are_looked_at_and_the_end_says_so(wat
         hooks.append(watch.sampled._checkers[kept] is not None)
     assert hooks == [True, True, False, False, False]
     assert "in 2 of 5 trainings" in watch.finish()["notices"]["looked_at"]
+
+
+def test_the_rows_of_a_batch_are_searched_without_noting_the_program_each_time(
+    watching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watching(diagnose="auto")
+    noted: list[Any] = []
+
+    class Counted(loop_step.UserState):
+        def __init__(self, *args: Any) -> None:
+            noted.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(loop_step, "UserState", Counted)
+    monkeypatch.setattr(loop_lines, "UserState", Counted)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    searches: list[int] = []
+    original = diagnose.find_rows
+
+    def find_rows(*args: Any, **kwargs: Any) -> Any:
+        before = len(noted)
+        found = original(*args, **kwargs)
+        searches.append(len(noted) - before)
+        return found
+
+    monkeypatch.setattr(diagnose, "find_rows", find_rows)
+    for step in range(4):
+        x = torch.rand(64, 4)
+        x[5 if step == 3 else 0] *= -1.0 if step == 3 else 1.0
+        optimizer.zero_grad()
+        loss = x.sum(1).reshape(2, -1).log().mean() + model(x).mean()  # rows cannot be read off its result
+        loss.backward()
+        optimizer.step()
+    assert 5 in watch.ledger.first.incidents[0].diagnosis.rows
+    assert searches
+    assert max(searches) == 0

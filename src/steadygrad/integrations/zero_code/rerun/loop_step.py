@@ -135,6 +135,16 @@ class LoopStep(ModelCallStep):
             finally:
                 self._noted = None
 
+    @contextmanager
+    def same_state(self) -> Iterator[None]:
+        """Around many runs between which nothing of the program is changed: what they restore is noted once."""
+        values = [value for loop_pass in self.loop_passes for value in loop_pass.taken.values()]
+        self._noted = UserState(values, [loop_pass.module_globals for loop_pass in self.loop_passes])
+        try:
+            yield
+        finally:
+            self._noted = None
+
     def restored_tensors(self) -> list[Tensor]:
         """Tensors that the lines may write to, because they are restored after each run."""
         owned = [*self.model.parameters(), *self.model.buffers(), *self._loop.parameters]
@@ -191,7 +201,8 @@ class LoopStep(ModelCallStep):
 
     def forward(self, batch: LoopPassBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
         self._evaluated = batch
-        return {"loss": batch.loop_pass.again(batch.names, self._noted).reshape(())}
+        own = any(batch.loop_pass is loop_pass for loop_pass in self.loop_passes)
+        return {"loss": batch.loop_pass.again(batch.names, self._noted if own else None).reshape(())}
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         loss = terms["loss"]

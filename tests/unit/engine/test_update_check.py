@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 import steadygrad as sg
 from steadygrad.engine.recovery.update_check import UpdateCheck
 from steadygrad.engine.state.forward_state import ForwardState
-from steadygrad.engine.state.training_state import TrainingState
+from steadygrad.engine.state.training_state import TrainingState, bad_state
 
 
 def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
@@ -145,3 +145,58 @@ def test_buffers_that_turn_bad_unseen_by_any_step_are_an_incident_at_the_end(ent
     guard.close()
     assert [found.code for found in guard.incidents[0].findings] == ["SY107"]
     assert guard.summary()["skipped"] == 0
+
+
+class Forbidding(nn.Module):
+    """Some transitions are forbidden by minus infinity, in a parameter that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = nn.Parameter(torch.tensor([[0.0, -math.inf], [0.0, 0.0]]))
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.log_softmax(self.layer(x)[:, :, None] + self.allowed, -1)[:, :, 0].mean()
+
+
+def train_forbidding(entry: str, *, bad: bool) -> tuple[Forbidding, Any]:
+    torch.manual_seed(0)
+    model = Forbidding()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.randn(4, 3) for _ in range(8)]
+    if bad:
+        batches.insert(5, torch.full((4, 3), math.nan))
+    if entry == "guard":
+        guard: Any = sg.Guard(model, optimizer, lambda m, b: m(b), diagnose="off")
+    else:
+        guard = sg.attach(optimizer, model=model)
+    with guard:
+        for batch in batches:
+            if entry == "guard":
+                guard.step(batch)
+                continue
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, guard
+
+
+@pytest.mark.parametrize("entry", ["guard", "attach"])
+def test_infinities_that_a_program_put_into_a_parameter_do_not_halt_it_at_a_bad_batch(entry: str) -> None:
+    expected, _ = train_forbidding(entry, bad=False)
+    model, guard = train_forbidding(entry, bad=True)
+    summary = guard.summary()
+    assert (summary["applied"], summary["skipped"], summary["halted"]) == (8, 1, False)
+    assert all(map(torch.equal, model.state_dict().values(), expected.state_dict().values()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_another_bad_value_in_such_a_parameter_is_seen(value: float) -> None:
+    model, guard = train_forbidding("guard", bad=False)
+    state = TrainingState(
+        parameters=dict(model.named_parameters()), optimizers=guard.optimizers, forward=ForwardState([model])
+    )
+    assert bad_state(state)["bad_parameters"] == ()
+    with torch.no_grad():
+        model.allowed[1, 1] = value
+    assert bad_state(state)["bad_parameters"] == ("allowed",)

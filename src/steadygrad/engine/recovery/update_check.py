@@ -175,6 +175,8 @@ class UpdateCheck:
     def _note(self, with_gradient: Sequence[int]) -> None:
         self._updates += 1
         self._loaded = False
+        if self._updates == 1 and self._bad_at_start:
+            self._bad_at_start -= self._state.accept_infinities(self._bad_at_start)
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
         optimizers = list(self._optimizers)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
 
 Tree = dict[str, Any]
+_infinities: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+"""Parameters with infinities that were accepted, by identity, and where these are."""
 
 
 class TrainingState:
@@ -130,9 +133,18 @@ class TrainingState:
             return "its optimizers have other parameter groups"
         return None
 
+    def accept_infinities(self, names: Iterable[str]) -> set[str]:
+        """From now on the infinities in these parameters are the program's own, as for classes that are forbidden: an
+        update was made with them, and all was finite. Which of them have no NaN, and are accepted so. Reads them."""
+        accepted = {name for name in names if name in self._parameters and not self._parameters[name].isnan().any()}
+        for name in accepted:
+            parameter = self._parameters[name]
+            _infinities[id(parameter)] = (weakref.ref(parameter), torch.isinf(parameter.detach()))
+        return accepted
+
     def floating_tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters, moments and buffers with a name each: what must be finite for a state to be called good."""
-        found = [(f"parameter {name}", p.detach()) for name, p in self._parameters.items()]
+        found = [(f"parameter {name}", _judged(p)) for name, p in self._parameters.items()]
         names = {id(p): name for name, p in self._parameters.items()}
         for optimizer in [each for outer in self._optimizers for each in (outer, *inner_optimizers(outer))]:
             for parameter, state in states_of(optimizer):
@@ -144,6 +156,14 @@ class TrainingState:
         if self._sharded:
             found = [(name, local_of(t)) for name, t in found]
         return [(name, t) for name, t in found if can_be_scanned(t)]
+
+
+def _judged(parameter: Tensor) -> Tensor:
+    """A parameter as it is judged: with zeros for the infinities that were accepted. Does not sync."""
+    known = _infinities.get(id(parameter)) if _infinities else None
+    if known is None or known[0]() is not parameter or known[1].shape != parameter.shape:
+        return parameter.detach()
+    return torch.where(known[1], 0.0, parameter.detach())
 
 
 def can_be_scanned(tensor: Tensor) -> bool:

@@ -42,7 +42,9 @@ def timed(loop: Loop, steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e3
 
 
-def measure(name: str, *, compiled: bool, rounds: int, steps: int, only: tuple[str, ...] | None) -> dict[str, Any]:
+def measure(
+    name: str, *, compiled: bool, rounds: int, steps: int, only: tuple[str, ...] | None, warm_up: int = 12
+) -> dict[str, Any]:
     loops: dict[str, Loop] = {}
     for key, kind in LOOPS.items():
         if (only is not None and key not in only) or (compiled and not kind.compiles):
@@ -50,7 +52,7 @@ def measure(name: str, *, compiled: bool, rounds: int, steps: int, only: tuple[s
         try:
             loop = kind(WORKLOADS[name], DEVICE, compiled)
             # Past the early audits and vitals; the second snapshot, with the moments, falls into the measured rounds.
-            for _ in range(12 if key.startswith("guard") else 4):
+            for _ in range(warm_up if key.startswith("guard") else 4):
                 loop.step()
             synchronise()
             loops[key] = loop
@@ -138,10 +140,11 @@ def main() -> None:
     parser.add_argument("--loops", nargs="*", choices=sorted(LOOPS), help="only these, beside the reference")
     parser.add_argument("--skip-audits", action="store_true", help="leave out synchronising calls and memory")
     parser.add_argument("--compiled", action="store_true", help="also measure under torch.compile")
+    parser.add_argument("--warm-up", type=int, default=12, help="first guarded steps left out; the first 200 cost more")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("steadygrad").setLevel(logging.ERROR)
-    results: dict[str, Any] = {"hardware": hardware()}
+    results: dict[str, Any] = {"hardware": hardware(), "warm_up": arguments.warm_up}
     names = arguments.work or (["small_10m", "gpt2_124m", "gpt_1300m"] if DEVICE == "cuda" else ["cpu_small"])
     for name in names:
         steps = arguments.steps or (8 if name in ("gpt_1300m", "cpu_small") else 20)
@@ -152,7 +155,9 @@ def main() -> None:
             only = ("clip", *arguments.loops)
         for compiled in (False, True) if arguments.compiled and name == "gpt2_124m" else (False,):
             key = f"{name}/{'compiled' if compiled else 'eager'}"
-            results[key] = measure(name, compiled=compiled, rounds=arguments.rounds, steps=steps, only=only)
+            results[key] = measure(
+                name, compiled=compiled, rounds=arguments.rounds, steps=steps, only=only, warm_up=arguments.warm_up
+            )
             if DEVICE == "cuda":
                 torch.cuda.empty_cache()
     if DEVICE == "cuda" and not arguments.skip_audits:

@@ -72,7 +72,7 @@ def timed(process: subprocess.Popen[str], steps: int) -> tuple[float, float]:
     return passed, worked
 
 
-def measure(name: str, *, rounds: int, steps: int) -> dict[str, Any]:
+def measure(name: str, *, rounds: int, steps: int, warm_up: int) -> dict[str, Any]:
     from .overhead import hardware
 
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def measure(name: str, *, rounds: int, steps: int) -> dict[str, Any]:
         processes = {"plain": start(name, dict(os.environ)), "guarded": start(name, settings.environment(os.environ))}
         times: dict[str, list[tuple[float, float]]] = {key: [] for key in processes}
         for process in processes.values():
-            timed(process, 12)  # past the imports and the audits of the first steps
+            timed(process, warm_up)
         for number in range(rounds):
             order = list(processes) if number % 2 else list(reversed(processes))
             for key in order:
@@ -90,7 +90,13 @@ def measure(name: str, *, rounds: int, steps: int) -> dict[str, Any]:
             process.stdin.close()
             process.wait()
         assert (Path(folder) / "run" / "run.json").is_file(), "the guarded loop was not guarded"
-    result: dict[str, Any] = {"hardware": hardware(), "work": name, "rounds": rounds, "steps": steps}
+    result: dict[str, Any] = {
+        "hardware": hardware(),
+        "work": name,
+        "rounds": rounds,
+        "steps": steps,
+        "warm_up": warm_up,
+    }
     for place, clock in enumerate(("wall", "processor")):
         plain, guarded = ([each[place] for each in times[key]] for key in ("plain", "guarded"))
         low, ratio, high = statistics.quantiles([g / p for g, p in zip(guarded, plain, strict=True)], n=4)
@@ -113,13 +119,16 @@ def main() -> None:
     parser.add_argument("--work", default="cpu_small")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument(
+        "--warm-up", type=int, default=12, help="first steps left out; past 200 the loop is recorded less"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         worker(arguments.work)
         return
-    result = measure(arguments.work, rounds=arguments.rounds, steps=arguments.steps)
+    result = measure(arguments.work, rounds=arguments.rounds, steps=arguments.steps, warm_up=arguments.warm_up)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -37,6 +37,8 @@ class Gradients:
     alike: bool
     clipped: tuple[int, ...] = ()
     """The tensors' versions after they were clipped by us, if they were: while these hold, `total` says all of them."""
+    total_on_host: float | None = None
+    """The total, where the host has read it."""
 
     def are_still_those_of(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are the gradients of all these parameters, clipped by us and not written to since."""
@@ -44,6 +46,11 @@ class Gradients:
             return False
         same = all(map(operator.is_, map(_grad, parameters), self.tensors))
         return same and self.clipped == self.versions()
+
+    def read_as(self, total: float) -> tuple[int, ...]:
+        """The host has read this total: then it knows whether it must clip. Which parameters have a gradient."""
+        self.total_on_host = total
+        return self.indices
 
     def versions(self) -> tuple[int, ...]:
         """How often each of them has been written to. Walks the list without a Python call for each."""
@@ -159,10 +166,9 @@ class ClipRule:
     max_norm: float
     folded: bool = False
 
-    def leaves(self, total: Tensor) -> bool:
-        """Whether gradients of this total norm are certain to stay as they are, in any precision: the factor is 1.
-        Asked of a number in host memory only; one on a device is not read."""
-        return total.device.type == "cpu" and float(total) + 1e-6 <= 0.9 * self.max_norm
+    def leaves(self, total: float | None) -> bool:
+        """Whether gradients of this total norm are certain to stay as they are, in any precision: the factor is 1."""
+        return total is not None and total + 1e-6 <= 0.9 * self.max_norm
 
     def factor(self, total: Tensor) -> Tensor:
         """What gradients of this total norm are multiplied with, by the arithmetic of
@@ -180,7 +186,7 @@ def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = No
     `factor` is that of the rule for this norm, if someone has worked it out already.
     """
     rule = ClipRule(max_norm)
-    if rule.leaves(gradients.total):
+    if rule.leaves(gradients.total_on_host):
         return
     factor = rule.factor(gradients.total) if factor is None else factor
     if gradients.alike:

@@ -194,7 +194,7 @@ class OwnedLoop:
         """Read first, commit then. One host read."""
         alone = self.consensus.size == 1
         limits = self.log.limits(self.parts.updater.max_grad_norm)
-        values = row.read() if alone else self.consensus.read(row.numbers())
+        values = row.values.tolist() if alone else self.consensus.read(row.numbers())
         lr = self.parts.updater.rate(self.log.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
@@ -217,7 +217,7 @@ class OwnedLoop:
         verdict = self.engine.judge(step, reading)
         if not verdict.applies:
             return
-        fed = gradients.indices if gradients is not None else ()
+        fed = gradients.read_as(reading.grad_norm) if gradients is not None else ()
         copies, large = alone and self.config.policy.acts, reading.grad_norm > LARGE  # several ranks had to agree
         undo = self.update_check.before(fed, may_copy=copies, hold_rate=force.rate_held, large=large)
         self._update(gradients, None, force, update)

@@ -83,16 +83,7 @@ def test_gradients_are_clipped_to_torchs_own_bits_at_any_norm(dtype: torch.dtype
     theirs.grad = ours.grad.clone()
     gradients = GradientProbe([ours]).measure()
     assert gradients is not None
+    gradients.total_on_host = float(gradients.total)
     clip_exact(gradients, limit)
     torch.nn.utils.clip_grad_norm_([theirs], limit)
     assert torch.equal(ours.grad, theirs.grad)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-def test_a_row_reads_the_same_whether_or_not_it_was_joined(dtype: torch.dtype) -> None:
-    gradients = GradientProbe([parameter([3.0, 4.0]), parameter([math.inf])]).measure()
-    terms = [{"loss": torch.tensor(number, dtype=dtype), "aux": torch.tensor(0.5)} for number in (1.25, math.nan)]
-    row = RowReader(["a", "b"], CPU).pack(gradients, terms, torch.tensor(1024.0))
-    apart = row.read(torch.tensor(7.0))
-    assert apart[-1] == 7.0
-    torch.testing.assert_close(apart[:-1], row.values.tolist()[:-1], rtol=0, atol=0, equal_nan=True)

@@ -29,21 +29,12 @@ class Layout:
 class Row:
     """One step's numbers, still on the device, in the order of the layout. The last place is the flag's, 0 so far."""
 
-    parts: list[Tensor]
-    """One after another, each with one dimension and all of one type."""
+    values: Tensor
     layout: Layout
     plain_total: bool = True
     """Whether the total norm stands here as it was computed, and not widened."""
     stays: bool = False
     """Whether the next row of this layout will be put into the same place."""
-    joined: Tensor | None = None
-
-    @property
-    def values(self) -> Tensor:
-        """All of it as one vector, made when it is first asked for. Does not sync."""
-        if self.joined is None:
-            self.joined = torch.cat(self.parts)
-        return self.joined
 
     @property
     def scalars(self) -> Tensor:
@@ -54,14 +45,6 @@ class Row:
     def numbers(self) -> Tensor:
         """All of it but the flag."""
         return self.values[:-1]
-
-    def read(self, *more: Tensor) -> list[float]:
-        """All of it but the flag, and these numbers behind it. One host read; none of a device for a row on a CPU."""
-        if self.parts[0].device.type != "cpu":
-            numbers = self.numbers()
-            read: list[float] = torch.cat([numbers, *(each.to(numbers).reshape(1) for each in more)]).tolist()
-            return read
-        return [number for part in self.parts[:-1] for number in part.tolist()] + [float(each) for each in more]
 
 
 class RowReader:
@@ -109,13 +92,12 @@ class RowReader:
             parts = [part.to(wide) for part in parts]
         if in_place and self._device.type == "cuda" and parts[0].dtype is torch.float32:
             return self._in_place(parts, layout, total)
-        return Row(parts, layout, total.dtype is parts[0].dtype)
+        return Row(torch.cat(parts), layout, total.dtype is parts[0].dtype)
 
     def _in_place(self, parts: list[Tensor], layout: Layout, total: Tensor) -> Row:
         row = self._places.get(layout)
         if row is None:
-            row = self._places[layout] = Row(parts, layout, total.dtype is torch.float32, stays=True)
-            row.parts = [row.values]
+            row = self._places[layout] = Row(torch.cat(parts), layout, total.dtype is torch.float32, stays=True)
         else:
             torch.cat(parts, out=row.values)
         return row

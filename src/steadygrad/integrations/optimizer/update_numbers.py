@@ -143,7 +143,10 @@ class UpdateNumbers:
         gradients, clipped = self._measured(clipped) if scale is None else (self._probe.measure(), clipped)
         shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
         row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        values = row.read() if clipped is None else row.read(clipped.total)
+        vector = row.numbers()
+        if clipped is not None:
+            vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
+        values: list[float] = vector.tolist()
         before_clip = values.pop() if clipped is not None else None
         limits = self._log.limits(None)
         reading = reading_of(

@@ -74,9 +74,9 @@ class ProcessReport:
         """Say something about this program once, now and in the end."""
         if kind not in self.notices:
             logger.warning("%s", sentence)
-            self.note(kind, sentence)
+            self.say_at_end(kind, sentence)
 
-    def note(self, kind: str, sentence: str) -> None:
+    def say_at_end(self, kind: str, sentence: str) -> None:
         """Say something about this program in the end."""
         self.notices[kind] = sentence
         if self._journal is not None:

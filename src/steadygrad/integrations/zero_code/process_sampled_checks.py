@@ -156,7 +156,7 @@ class SampledChecks:
             sentence = (
                 f"silent problems were looked for in {made} of {all_of_them} trainings: the others were too short"
             )
-            self._watch.ledger.note("looked_at", sentence)
+            self._watch.ledger.say_at_end("looked_at", sentence)
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and loop.log.recent:

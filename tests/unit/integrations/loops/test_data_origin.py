@@ -14,8 +14,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from steadygrad.integrations.loops.data_origin import LoaderSource, MadeBad, origin_in_loader
+from steadygrad.integrations.zero_code.rerun import user_state
 from steadygrad.integrations.zero_code.rerun.examine_refusal import _without_effect
 from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect
+
+
+@pytest.fixture(autouse=True)
+def everything_within_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a function can reach depends on what other tests of the process have loaded."""
+    monkeypatch.setattr(user_state, "_MAX_OBJECTS", 10_000_000)
 
 
 class Points(Dataset[Tensor]):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from steadygrad.integrations.zero_code.hooks import loader_batches
 from steadygrad.integrations.zero_code.hooks.loader_batches import LoaderBatches, fingerprint, heads
+from steadygrad.integrations.zero_code.rerun import user_state
 
 BROKEN = 13
 
@@ -171,7 +172,8 @@ def scaled(points: list[Tensor]) -> Tensor:
     return batch / batch.abs().amax(dim=1, keepdim=True)
 
 
-def test_the_line_of_a_collate_function_that_makes_a_sample_bad_is_named(watching: Any) -> None:
+def test_the_line_of_a_collate_function_that_makes_a_sample_bad_is_named(watching: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(user_state, "_MAX_OBJECTS", 10_000_000)  # other tests of the process load what it can reach
     watch = watching(diagnose="auto")
     data = Points()
     data.points[BROKEN] = 0.0

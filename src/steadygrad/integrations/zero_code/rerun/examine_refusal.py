@@ -142,7 +142,7 @@ class RefusalExaminer:
         if depth is not None and self._watch.alone and not self._budget.begin():  # ranks ask together
             depth, left_out = None, self._budget.left_out
             sentence = f"{left_out} incidents were not diagnosed: the others took a tenth of the program's time"
-            self._watch.ledger.note("not_diagnosed", sentence)
+            self._watch.ledger.say_at_end("not_diagnosed", sentence)
         diagnosis = self._together(loop, reading, state, depth)
         if diagnosis is not None:
             if self.found is not None and log.incidents[-1].batch_key is None:

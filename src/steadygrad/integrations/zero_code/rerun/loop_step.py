@@ -138,8 +138,7 @@ class LoopStep(ModelCallStep):
     @contextmanager
     def same_state(self) -> Iterator[None]:
         """Around many runs between which nothing of the program is changed: what they restore is noted once."""
-        values = [value for loop_pass in self.loop_passes for value in loop_pass.taken.values()]
-        self._noted = UserState(values, [loop_pass.module_globals for loop_pass in self.loop_passes])
+        self._noted = self._user_state()
         try:
             yield
         finally:
@@ -219,9 +218,9 @@ class LoopStep(ModelCallStep):
 
     def _user_state(self) -> UserState:
         """The program's own objects within reach of the lines, as they are now."""
-        first = self.loop_passes[0]
+        values = [value for loop_pass in self.loop_passes for value in loop_pass.taken.values()]
         more = self._after.taken.values() if self._after is not None else ()
-        return UserState([*first.taken.values(), *more], [first.module_globals])
+        return UserState([*values, *more], [loop_pass.module_globals for loop_pass in self.loop_passes])
 
     def commit(self) -> None:
         """The optimizer's step, with the loss scale divided out first as a GradScaler does."""

@@ -152,3 +152,11 @@ def test_frozen_parameters_too_large_to_copy_are_named_when_a_batch_is_refused(m
         state.notice()
     assert entry.hot == []
     assert set(state.restore(entry)) == {"key.weight", "key.bias"}
+
+
+def test_frozen_parameters_that_the_first_refused_batch_moves_are_named_as_not_restored() -> None:
+    model = MovingKeys(in_place=False)
+    state = ForwardState([model])
+    entry = state.take()
+    model(torch.randn(2, 3))
+    assert set(state.restore(entry)) == {"key.weight", "key.bias"}

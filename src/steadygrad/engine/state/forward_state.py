@@ -216,8 +216,10 @@ class ForwardState:
                 slot.hot = True
             if slot.hot and slot.cold is not None:
                 self._put_back(slot, slot.tensor, slot.cold)
-        unsure += self._frozen.not_restored
-        exact = entry.takes_since_audit <= 1 and not self._frozen.not_restored
+        # Frozen parameters that moved for the first time, or are too large: there is no copy of them.
+        lost = [slot.name for slot in self._slots.values() if slot.cold is None and id(slot) not in held]
+        lost += self._frozen.not_restored
+        exact = entry.takes_since_audit <= 1
         late = self.audit()
         for key, (home, name) in self._hot_counters.items():
             if key in entry.counters:
@@ -228,7 +230,7 @@ class ForwardState:
                 self._counters[key] = (home, name, home[name])
         self.put_extras(entry.extras)
         put_rng(entry.rng)
-        return [] if exact else unsure + [name for _, name in late]
+        return lost + ([] if exact else unsure + [name for _, name in late])
 
     @contextmanager
     def as_of(self, entry: Entry | None) -> Iterator[None]:

@@ -138,8 +138,9 @@ class TrainingState:
         update was made with them, and all was finite. Which of them have no NaN, and are accepted so. Reads them."""
         accepted = {name for name in names if name in self._parameters and not self._parameters[name].isnan().any()}
         for name in accepted:
-            parameter = self._parameters[name]
-            _infinities[id(parameter)] = (weakref.ref(parameter), torch.isinf(parameter.detach()))
+            parameter, key = self._parameters[name], id(self._parameters[name])
+            gone = weakref.ref(parameter, lambda _, key=key: _infinities.pop(key, None))  # type: ignore[misc]
+            _infinities[key] = (gone, torch.isinf(parameter.detach()))
         return accepted
 
     def floating_tensors(self) -> list[tuple[str, Tensor]]:

@@ -30,3 +30,9 @@ def _one_thread_and_fixed_seeds() -> None:
 def _replayable_journals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asserted of an acknowledgement must not depend on how busy this machine's disk is."""
     monkeypatch.setattr("steadygrad.journal.journal._WAIT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _slow_machines_diagnose_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asserted of a diagnosis must not depend on how busy this machine is."""
+    monkeypatch.setenv("STEADYGRAD_DIAGNOSIS_SECONDS", "300")

@@ -107,8 +107,8 @@ class GradientProbe:
         return replace(measured, tensors=[grad._values() if grad.is_sparse else grad for grad in grads])
 
 
-@torch.no_grad()
 def _measure_alike(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
+    """One device and dtype. Not under `no_grad`, which costs as much: gradients rarely have a graph."""
     dtype = grads[0].dtype
     if dtype in _LOW_PRECISION:
         # The kernel accumulates in float32 and casts at the end: ask for float32 and cast ourselves, same bits.
@@ -117,6 +117,8 @@ def _measure_alike(indices: tuple[int, ...], grads: list[Tensor]) -> Gradients:
     else:
         norms = torch.stack(torch._foreach_norm(grads, 2.0))
         total = torch.linalg.vector_norm(norms, 2.0)
+    if norms.requires_grad:
+        norms, total = norms.detach(), total.detach()
     return Gradients(indices, grads, norms, total, True)
 
 
@@ -179,7 +181,6 @@ class ClipRule:
         return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
 
 
-@torch.no_grad()
 def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = None) -> None:
     """Scale gradients in place as `torch.nn.utils.clip_grad_norm_` does, to the bit. Does not sync.
 
@@ -188,12 +189,14 @@ def clip_exact(gradients: Gradients, max_norm: float, factor: Tensor | None = No
     rule = ClipRule(max_norm)
     if rule.leaves(gradients.total_on_host):
         return
-    factor = rule.factor(gradients.total) if factor is None else factor
-    if gradients.alike:
-        torch._foreach_mul_(gradients.tensors, factor)
-        return
-    for (device, _), ((group,), _) in group_by_device_and_dtype([gradients.tensors]).items():  # type: ignore[list-item]
-        torch._foreach_mul_([t for t in group if t is not None], factor.to(device))
+    with torch.no_grad():
+        factor = rule.factor(gradients.total) if factor is None else factor
+        if gradients.alike:
+            torch._foreach_mul_(gradients.tensors, factor)
+            return
+        groups = group_by_device_and_dtype([gradients.tensors])  # type: ignore[list-item]
+        for (device, _), ((group,), _) in groups.items():
+            torch._foreach_mul_([t for t in group if t is not None], factor.to(device))
 
 
 def finite_gradients(gradients: Gradients) -> bool:

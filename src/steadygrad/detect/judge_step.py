@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from ..policy import Policy
 from ..records import Finding, Reading, Severity
 from .detectors import ALL, OF_THE_RUN
 from .history import History
+from .refusal_rule import all_finite
 
 _GRAVITY = {Severity.FATAL: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 _DETECT = tuple(module.detect for module in ALL)
@@ -33,11 +32,9 @@ def judge(reading: Reading, history: History, policy: Policy) -> tuple[Finding, 
 
 
 def _looks_fine(reading: Reading, history: History, policy: Policy) -> bool:
-    if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)) or reading.refused:
+    if reading.refused or not all_finite(reading):
         return False
     if reading.bad_parameters or reading.bad_state or reading.bad_buffers or reading.bad_inputs:
-        return False
-    if not all(map(math.isfinite, reading.terms.values())) or not all(map(math.isfinite, reading.micro_losses)):
         return False
     if policy.max_norm_to_apply is not None and reading.grad_norm > policy.max_norm_to_apply:
         return False

@@ -15,13 +15,19 @@ from .history import RefusalLimits
 
 def must_refuse(reading: Reading) -> bool:
     """The rule on the host."""
-    numbers = (reading.grad_norm, reading.loss, *reading.terms.values(), *reading.micro_losses)
-    if not all(map(math.isfinite, numbers)):
+    norm_limit, loss_limit = reading.grad_norm_limit, reading.loss_limit
+    if not all_finite(reading) or (norm_limit is not None and reading.grad_norm > norm_limit):
         return True
-    losses = reading.micro_losses or (reading.loss,)
-    norm_limit = math.inf if reading.grad_norm_limit is None else reading.grad_norm_limit
-    loss_limit = math.inf if reading.loss_limit is None else reading.loss_limit
-    return reading.grad_norm > norm_limit or any(loss > loss_limit for loss in losses)
+    return loss_limit is not None and max(reading.micro_losses or (reading.loss,)) > loss_limit
+
+
+def all_finite(reading: Reading) -> bool:
+    """Whether its loss and norm are finite, and so are all terms and the losses of its micro-batches."""
+    if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
+        return False
+    if not (reading.terms or reading.micro_losses):
+        return True
+    return all(map(math.isfinite, reading.terms.values())) and all(map(math.isfinite, reading.micro_losses))
 
 
 def bounds(term_names: Sequence[str], num_micro: int, limits: RefusalLimits, largest: float) -> list[list[float]]:

@@ -17,7 +17,15 @@ from .causes.evidence import Evidence
 from .interventions.backend.alternatives import proved_by_memory
 from .interventions.backend.compiled import AsCompiled, runs_compiled
 from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
-from .locate.bad_rows import BadRows, bad_batch_rows, data_rows, find_rows, num_rows, read_rows, readers_of_state
+from .locate.bad_rows import (
+    BadRows,
+    bad_batch_rows,
+    data_rows,
+    find_rows,
+    num_rows,
+    readers_of_state,
+    rows_without_proof,
+)
 from .locate.examine import Examination, could_be_scrubbed, examine, locate, scrubbed, tampered_with
 from .remedies import propose
 from .remedies.remedy_context import RemedyContext
@@ -108,10 +116,11 @@ class DiagnosisCase:
         if doubt and (origin is None or origin.phase != "data"):
             cause, match, also = None, None, ()
         if cause is not None and cause.slug == "lr_divergence" and origin is not None and origin.op is not None:
-            self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'} ({origin.source})")
+            place = f" ({origin.source})" if origin.source else ""
+            self.notes.append(f"it overflowed in {origin.op} of {origin.module or 'the loss'}{place}")
             origin = Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs)
         rows = self._rows_in_time(evidence, origin, cause.slug if cause else "", depth)
-        self.notes += self._not_read()
+        self.notes += [*self._first_read(), *self._not_read()]
         self.notes += [f"also considered: {slug} ({sure:.2f})" for slug, sure in also[1:4]]
         diagnosis = Diagnosis(
             symptom=evidence.symptom,
@@ -182,6 +191,17 @@ class DiagnosisCase:
         if rows.why:
             self.notes.append(f"rows: not determined: {rows.why}")
         return rows
+
+    def _first_read(self) -> list[str]:
+        """Where the step reads what came into it bad, in one note."""
+        born = self.exam.bad_origin if self.exam is not None else None
+        if self.exam is None or born is None or born.leaf is None or born.record is not None:
+            return []
+        reader = self.exam.trace.first_reader(born.leaf)
+        frame = reader.stack.innermost if reader is not None else None
+        if reader is None or frame is None:
+            return []
+        return [f"{born.leaf[1]} is first read by {reader.op} at {frame.source}: {frame.text}"]
 
     def _not_read(self) -> list[str]:
         """What the examination met and did not read, in one note."""
@@ -309,7 +329,7 @@ class DiagnosisCase:
         if cause in ("transient_fault", "lr_divergence", "scaler_misuse"):
             return BadRows()
         if depth == "origin":
-            return BadRows(rows=read_rows(self.exam, num_rows(self._batch, self.replayable.facts.select_rows)))
+            return BadRows(rows=rows_without_proof(self.exam, self._batch, self.replayable.facts.select_rows))
         found = find_rows(self.replayable, self.exam)
         if (
             cause in ("empty_reduction", "poisoned_state")

@@ -69,17 +69,11 @@ class DiagnosisService:
         from ..engine.recovery.preserved_attributes import preserved_attributes
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
-        from .isolation.resource_limits import (
-            OutOfTime,
-            ResourceLimits,
-            forget,
-            is_out_of_memory,
-            limited,
-            release_memory,
-        )
+        from .isolation.resource_limits import OutOfTime, for_incident, forget, is_out_of_memory, release_memory
 
+        parts = self._parts
         try:
-            with rerun(), limited(ResourceLimits()), preserved_attributes((self._parts.program.model, *self.preserve)):
+            with for_incident(parts.log), rerun(), preserved_attributes((parts.program.model, *self.preserve)):
                 return work()
         except SteadyError:
             raise
@@ -109,15 +103,20 @@ class DiagnosisService:
         past: EarlierSteps | None = None,
     ) -> Diagnosis:
         """Find out why the window was refused, while the weights are still those from before it."""
+        from .isolation.resource_limits import for_incident, not_diagnosed
         from .replay.guard_step import examine_window
 
         parts = self._parts
-        if parts.consensus.size > 1:
-            return self._examine_together(window, step, findings, others, depth)
-        return examine_window(
-            parts.program, parts.forward, parts.state, parts.log, window, step, findings, self._names,
-            self.max_grad_norm, others, depth=depth, past=past, preserve=self.preserve,
-        )  # fmt: skip
+        found: Diagnosis | None = None
+        with for_incident(parts.log) as own:
+            if parts.consensus.size > 1:
+                found = self._examine_together(window, step, findings, others, depth)
+            else:
+                found = examine_window(
+                    parts.program, parts.forward, parts.state, parts.log, window, step, findings, self._names,
+                    self.max_grad_norm, others, depth=depth, past=past, preserve=self.preserve,
+                )  # fmt: skip
+        return found or not_diagnosed(parts.log.incidents[-1].symptom, own.stopped())
 
     def look_into(
         self,

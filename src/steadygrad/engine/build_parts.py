@@ -105,8 +105,12 @@ def assemble(
 
 
 def _follow(parts: Parts, journal: Journal) -> None:
-    """Parameters were unfrozen or added: everything that goes by their list goes by the new one."""
+    """Modules were replaced, or parameters unfrozen, added or replaced: everything that goes by them goes by what
+    there is now."""
     guarded = parts.parameters
+    if parts.forward.refresh():
+        parts.state.accept_buffers()
+        parts.mode.follow()
     parts.program.parameters = guarded.parameters
     parts.probe.watch(guarded.parameters)
     parts.readout.rename(guarded.names)

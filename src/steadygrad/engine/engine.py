@@ -14,6 +14,7 @@ What an entry point cannot do it does not declare in its capabilities; the polic
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from .distributed.consensus import SingleRank
 from .fault_barrier import FaultBarrier
 from .record.run_log import RunLog
 from .state.forward_state import Entry
-from .step.numerics_findings import is_fatal, with_numerics_findings
+from .step.numerics_findings import BOARD, is_fatal, with_numerics_findings
 from .step.window import Window
 
 _POISONED = frozenset({"SY105", "SY106"})
@@ -110,7 +111,8 @@ class Engine:
 
         `reading.refused` is the device's own decision.
         """
-        reading = with_numerics_findings(reading, made=made, alone=self.ranks.size == 1)
+        if BOARD in sys.modules:
+            reading = with_numerics_findings(reading, made=made, alone=self.ranks.size == 1)
         bad = reading.refused or must_refuse(reading) or (reading.posted and is_fatal(reading.posted))
         if bad and self.policy.acts and (reading.refused or (not made and self.loop.capabilities(reading).hold)):
             return self.refuse(step, reading)

@@ -11,6 +11,7 @@ Two drivers. `sg.Guard` hands batches to `feed`, which runs them. A trainer runs
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ import torch
 
 from ..detect.gradient_norms import LARGE, Gradients, look_at_infinite_norm
 from ..detect.refusal_rule import must_refuse
+from ..detect.tensors.kept_content import KeptContent
 from ..detect.tensors.nested_tensors import tensors_in
 from ..policy import Capabilities
 from ..policy.escalation import Ledger
@@ -31,6 +33,7 @@ from .distributed.collectives import OtherRankFailed
 from .engine import Engine, Step, Verdict
 from .record.loop_skips import LoopSkips
 from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
+from .recovery.open_windows import OpenWindows
 from .recovery.rollback import Rollback
 from .recovery.silent_faults import SilentFaults
 from .recovery.update_check import UpdateCheck
@@ -41,7 +44,7 @@ from .step.plain_loop import PlainLoop
 from .step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS
 from .step.step_row import Row, reading_of
 from .step.user_step import Terms, Update
-from .step.window import PendingStep, Window, answer_for, left_over
+from .step.window import PendingStep, Window, answer_for, left_over, with_room
 
 
 class OwnedLoop:
@@ -59,6 +62,7 @@ class OwnedLoop:
         self.diagnoses = DiagnosisRequests(self, diagnostician, config)
         self.own_skips = LoopSkips(self)
         self.silent_faults = SilentFaults(self)
+        self.open_windows = OpenWindows(self)
         self.step, self.batches_seen, self.window = 0, 0, Window()
         self.pending: PendingStep | None = None
         self.fallback: PlainLoop | None = None
@@ -67,10 +71,11 @@ class OwnedLoop:
         self.settle_for_readers: Callable[[], None] = self.settle
         """What an outcome calls when it is read; a facade puts its own, safer method here."""
         self.entered: Entry | None = None  # what was taken before the forward that is under way
+        self.content: KeptContent | None = None  # of the micro-batch that is under way
         self.refusing: Step | None = None
         """Of several ranks: a step that all of them refuse."""
         self._recorded_by_all = False  # whether every rank has looked into that step, so that none waits for another
-        self._rng_after: RngState | None = None  # to go on with after a refusal
+        self.rng_after: RngState | None = None  # to go on with after a refusal
         self._rng_now: RngState | None = None  # those at the refusal
         self.terms: Terms | None = None
         """The losses of the step under way, once its backward is done."""
@@ -110,16 +115,15 @@ class OwnedLoop:
         """One micro-batch, and the commit if it fills the window. `original` is what the user gave, the first time;
         `last` says that it does or does not fill the window, where counting cannot tell."""
         entry = self.enter()
-        tensors = tensors_in(batch)
-        versions = [tensor._version for tensor in tensors]
+        self.content = content = self.program.refilled.keep(tensors_in(batch))
         if not attempt:
-            self.recovery.batch_buffer(self.step, batch, key, entry.rng, tensors)
+            self.recovery.batch_buffer(self.step, batch, key, entry.rng, content)
         fills = len(self.window.batches) + 1 >= self.program.accumulate if last is None else last
         tell = None
         if fills and self.consensus.size > 1:
             tell = self.consensus.before_backward(self.step, self.batches_seen, self.window, self.barrier)
         self.terms = terms = self.program.micro(batch, original=original, before_backward=tell)
-        if versions != [tensor._version for tensor in tensors]:
+        if content.counted_writes:
             self.program.writes_batches = True
             self.log.tell_batch_written(key)
         if terms is None:
@@ -129,7 +133,7 @@ class OwnedLoop:
         if not fills:
             return Outcome(step=self.step, accumulating=True)
         outcome = Outcome(step=self.step, settle=self.settle_for_readers)
-        if self.pending is not None and self.settle_pending(self.window.fed, outcome):
+        if self.pending is not None and self.settle_pending(outcome):
             return outcome  # step t-1 was bad: this window has been run again and `outcome` resolved on the way
         gradients, row = self.measure(in_place=late)
         commit = self._commit_late if late else self._commit_now
@@ -141,7 +145,8 @@ class OwnedLoop:
         if not self.window.batches and not self.config.outside:
             self.window.left_over = left_over(self.program.parameters)
         self.entered = entry = self.forward.take()
-        self.parts.checker.before_forward(self.step)
+        if self.step not in self.parts.checker.idle:
+            self.parts.checker.before_forward(self.step)
         return entry
 
     def leave(self, batch: Any, key: str, terms: Terms, entry: Entry) -> None:
@@ -151,7 +156,7 @@ class OwnedLoop:
         checker = self.parts.checker
         if checker.forwards < EARLY_FORWARDS or self.step % AUDIT_EVERY == 0:
             checker.after_forward(self.step, self.forward)
-        self.window.add(batch, key, terms, entry)
+        self.window.add(batch, key, terms, entry, self.content)
 
     def measure(self, *, in_place: bool = False) -> tuple[Gradients | None, Row]:
         """The window's numbers, unscaled and unclipped, still on the device. Does not sync."""
@@ -194,7 +199,7 @@ class OwnedLoop:
         """Read first, commit then. One host read."""
         alone = self.consensus.size == 1
         limits = self.log.limits(self.parts.updater.max_grad_norm)
-        values = row.values.tolist() if alone else self.consensus.read(row.numbers())
+        values = row.read() if alone else self.consensus.read(row.numbers())
         lr = self.parts.updater.rate(self.log.ledger)
         reading = reading_of(values, row.layout, step=step.number, lr=lr, batch_key=step.window.key, limits=limits)
         try:
@@ -235,7 +240,8 @@ class OwnedLoop:
         """The update made something non-finite out of finite gradients: undo it to the bit, or roll back."""
         if undo is not None:
             self.parts.state.restore(undo)
-        step.gradients = None
+        if step.gradients is not None:
+            step.gradients.tensors, step.gradients = [], None
         self.engine.refuse(step, replace(reading, **bad))
 
     def _update(
@@ -268,25 +274,13 @@ class OwnedLoop:
         if self.pending is not None or len(self.window):
             with self.parts.mode.again():
                 if self.pending is not None:
-                    self.settle_pending(self.window.fed)
+                    self.settle_pending()
                 if len(self.window) and not self.config.outside and self.consensus.size == 1:
-                    self._tidy_window()  # not with several ranks: one of them alone may be asking
+                    self.open_windows.tidy()  # not with several ranks: one of them alone may be asking
         self.diagnoses.of_suspects()
 
-    def _tidy_window(self) -> None:
-        """The model is about to be looked at with a window unfinished: a bad micro-batch in it must not show."""
-        window = self.window
-        kept = self.recovery.good_part(window)
-        if len(kept) < len(window):
-            self.window = Window()
-            out = window.without({key for _, key in kept})
-            reading, decision = self.log.leave_out(self.step, out)
-            self.diagnose(Step(self.step, out, Outcome(step=self.step)), reading, decision)
-            self.log.announce()
-            self.run_again(kept)
-
-    def settle_pending(self, behind: Sequence[tuple[Any, str]] = (), outcome: Outcome | None = None) -> bool:
-        """Judge the step in flight, if there is one. True if it was bad: then all `behind` it has been run again."""
+    def settle_pending(self, outcome: Outcome | None = None) -> bool:
+        """Judge the step in flight, if there is one. True if it was bad: then all behind it has been run again."""
         pending, self.pending = self.pending, None
         if pending is None:
             return False
@@ -295,8 +289,9 @@ class OwnedLoop:
             values, pending.layout, step=step.number, lr=pending.lr, batch_key=step.window.key, limits=pending.limits,
             refused=values[-1] != 0.0,
         )  # fmt: skip
-        step.behind, step.next_outcome = behind, outcome
+        step.next_outcome = outcome
         if reading.refused:
+            self.open_windows.put_behind(step)
             step.after = self.window.entry
             self.parts.gate.forget_fresh(pending.fresh)
             self.program.zero_grad()
@@ -319,7 +314,9 @@ class OwnedLoop:
         """Restore what the refused window moved, and look closer: what was bad, and which micro-batches were good."""
         self.parts.checker.after_refusal()
         assert step.window.entry is not None
-        self._rng_after = self.forward.rng_without(step.window.entry.place)
+        self.recovery.as_fed(step.number, step.window)
+        self.rng_after = self.forward.rng_without(step.window.entry.place)
+        self.open_windows.looked_at = step.window.entry
         after = step.after or self.forward.take()
         self._rng_now = take_rng()
         with muted(), rerun():
@@ -327,12 +324,13 @@ class OwnedLoop:
             step.gradients = None
             if reading.scale_to_blame:
                 # An overflow of the loss scale is part of a healthy run: all else is as the plain loop has it.
-                self._rng_after = after.rng
+                self.rng_after = after.rng
                 self.recovery.second_look.leave_as(after)
             ours = self.consensus.size == 1 and not self.config.outside and self.config.policy.acts
             other_numbers = self.parts.noise.at_fault(reading, step.window) if ours else None
         if other_numbers is not None:
-            step.kept, step.again, self._rng_after = step.window.fed, True, other_numbers
+            step.kept, step.again, self.rng_after = step.window.fed, True, other_numbers
+        self.open_windows.looked_at = None
         return reading
 
     def quarantine(self, step: Step, reading: Reading) -> None:
@@ -345,7 +343,7 @@ class OwnedLoop:
         self._go_on_together()
         self.refusing = None  # what fails from here on, on one rank, ends all of them
         again = not self.recovery.is_quarantined(step.window.keys)  # then it is run again with the others
-        rng = (self._rng_now if again else self._rng_after) or take_rng()
+        rng = (self._rng_now if again else self.rng_after) or take_rng()
         if step.window.entry is not None:
             self.forward.forget_since(step.window.entry.place)
         self.recovery.apply(decision)
@@ -361,10 +359,11 @@ class OwnedLoop:
         self.recovery.apply(decision)
         assert step.window.entry is not None
         self.forward.forget_since(step.window.entry.place)
-        if self._rng_after is not None:
-            put_rng(self._rng_after)
-        self._rng_after = self._rng_now = None
+        if self.rng_after is not None:
+            put_rng(self.rng_after)
+        self.rng_after = self._rng_now = None
         kept, behind = (step.kept, step.behind) if step.again else ([], [*step.kept, *step.behind])
+        step.window, step.after = Window(step.window.entry), None  # copies of its batches may lie on the device
         self.run_again(kept, step.outcome)  # its batch is applied after all, and its outcome says so
         self.run_again(behind, step.next_outcome)
 
@@ -385,15 +384,11 @@ class OwnedLoop:
     def halting(self, step: Step) -> None:
         if not self._recorded_by_all:
             self._go_on_together()
-        if self._rng_after is not None:
-            put_rng(self._rng_after)
+        if self.rng_after is not None:
+            put_rng(self.rng_after)
         self.recovery.save_before_halt(self.step, self.batches_seen - len(step.behind))
 
     # -- small things
-
-    def explain_crash(self, error: BaseException, batch: Any, key: str) -> None:
-        """The user's code raised in forward."""
-        self.diagnoses.of_crash(error, [*self.window.fed, (batch, key)], self.window.entry or self.entered)
 
     def run_again(
         self, batches: Sequence[tuple[Any, str]], outcome: Outcome | None = None, rngs: Sequence[RngState | None] = ()
@@ -408,7 +403,9 @@ class OwnedLoop:
                 put_rng(rng)
             with rerun():
                 last = number == len(batches) - 1 if self.config.outside else None
-                answer = self.feed(batch, key, late=False, attempt=1, last=last)
+                again = functools.partial(self.feed, batch, key, late=False, attempt=1, last=last)
+                # With gradients of others in the window, those of a half-made backward could not be taken out.
+                answer = again() if len(self.window) else with_room(again, self.open_windows.undo_forward)
         if outcome is not None and answer is not None:
             answer_for(outcome, answer)
 
@@ -430,8 +427,7 @@ class OwnedLoop:
 
     def begin(self) -> None:
         """A step begins: nothing of it has been applied and nothing has to be restored."""
-        self.entered = self.refusing = self._rng_after = self._rng_now = None
-        self._owed = []
+        self.entered, self.refusing, self.rng_after, self._rng_now, self._owed = None, None, None, None, []
 
     def reset_to(self, step: int) -> None:
         """A rollback has restored the state before this step."""
@@ -448,18 +444,6 @@ class OwnedLoop:
         if urgent() or checked or self.update_check.careful or self.update_check.wants_host:
             return False
         return self.parts.updater.refuses_on_device()
-
-    def abandon_window(self) -> None:
-        """The user's code raised, or Ctrl-C came: forget the unfinished window, leave no trace of it."""
-        window, self.window = self.window, Window()
-        self.consensus.abandon()
-        with self.barrier("forward_state", None):
-            entry = window.entry or self.entered
-            rng = self.forward.rng_without(entry.place) if entry is not None else None
-            self.program.forget()
-            if entry is not None and rng is not None:
-                self.forward.restore(entry)
-                put_rng(rng)
 
     def _plain_loop(self) -> PlainLoop:
         clip, place = self.parts.updater.max_grad_norm, lambda: (self.step, self.batches_seen)

@@ -114,16 +114,12 @@ def settle_before_others_look(model: nn.Module, optimizers: Sequence[Optimizer],
         raise error
 
     settle = QuietHook(settle_last_step, raise_theirs)
-    hooks: list[Any] = [
-        model.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
-        model.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
-    ]
+    places: list[Any] = [model.register_state_dict_pre_hook, model.register_load_state_dict_pre_hook]
     for optimizer in optimizers:
-        hooks += [registered(optimizer.register_state_dict_pre_hook, settle)]
-        hooks += [registered(optimizer.register_load_state_dict_pre_hook, settle)]
+        places += [optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook]
     if any(True for _ in model.buffers()):
-        hooks.append(model.register_forward_pre_hook(settle))
-    return hooks
+        places.append(model.register_forward_pre_hook)
+    return [registered(place, settle) for place in places]
 
 
 def batch_namer(batch_key: Callable[[Any], str] | None, barrier: FaultBarrier) -> Callable[[Any, int], str]:

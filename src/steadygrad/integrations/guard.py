@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..detect.tensors.graph_capture import capturing
 from ..engine import validate
 from ..engine.config import GuardConfig, GuardOptions
 from ..engine.distributed.collectives import OtherRankFailed
 from ..engine.fault_barrier import UserCodeError, boundary
-from ..engine.state.batch_buffer import pristine
 from ..records import Finding, Incident, Outcome
 from ..records.errors import ClosedError, SteadyError, UsageError
 from .build import build_loop
@@ -88,6 +89,9 @@ class Guard:
         loop = self._loop
         if loop.engine.halt is not None:
             raise loop.engine.halted()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            with loop.barrier("guard", None):
+                check_no_capture()
         loop.batches_seen += 1
         loop.committed, loop.terms, loop.program.began = False, None, False
         self._inside, self._kept = True, batch
@@ -109,11 +113,11 @@ class Guard:
                     return plain.committed(loop.step - 1)
                 return plain.step(self._kept, loop.step, loop.terms if loop.consensus.size > 1 else None)
         except UserCodeError as fault:
-            loop.abandon_window()
+            loop.open_windows.raised()
             raised = loop.consensus.leaving(fault.original)
             raise raised from (fault.original.__cause__ if raised is fault.original else fault.original)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            loop.abandon_window()
+            loop.open_windows.raised()
             raise
         finally:
             self._inside, self._kept, loop.program.answer = False, None, None
@@ -201,21 +205,31 @@ class Guard:
             late = loop.late()
             if loop.pending is not None and not late:
                 # The optimizer was fused when that step was committed and is so no longer.
-                loop.settle_pending(loop.window.fed)
+                loop.settle_pending()
             if not loop.window.batches:
                 loop.keep_state()
             if loop.engine.halt is None:
-                self._kept = kept = pristine(batch, clone=loop.program.writes_batches)
+                self._kept = kept = loop.program.keep(batch)
                 outcome = loop.feed(kept, key, late=late, original=batch)
             if loop.pending is not None or loop.window.batches:
                 loop.parts.mode.note()  # in case what is open must be run again under other modes
         except UserCodeError as fault:
             with loop.barrier("diagnosis", None):
-                loop.explain_crash(fault.original, self._kept, key)
+                loop.open_windows.explain_crash(fault.original, self._kept, key)
             raise
         if loop.engine.halt is not None:
             raise loop.engine.halted()
         return outcome
+
+
+def check_no_capture() -> None:
+    """One clear sentence where a step would be recorded into a CUDA graph."""
+    if capturing():
+        raise UsageError(
+            "guard.step(batch) was called while a CUDA graph is captured. It reads the device, which no graph can "
+            "hold, so nothing was done. Call it outside of torch.cuda.graph, or capture the model alone with "
+            "torch.cuda.make_graphed_callables."
+        )
 
 
 def check_model(model: Any, loss_fn: Any) -> None:

@@ -59,7 +59,7 @@ class Action(StrEnum):
     HALT = "halt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, as a reading
 class Decision:
     """What to do about one step. `clip_factor` and `lr_factor` are relative to what the user asked for.
 

@@ -614,3 +614,20 @@ def test_dropout_that_goes_off_with_a_part_that_is_frozen_is_left_alone() -> Non
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Tanh())
     assert named(trunk_frozen_half_way, nn.Sequential(trunk, nn.Linear(16, 3))) == []
+
+
+@pytest.mark.parametrize(("frozen", "found"), [(True, []), (False, ["eval_mode_in_training"])])
+def test_untouched_statistics_in_evaluation_mode_are_named_only_where_they_are_trained(
+    frozen: bool, found: list[str]
+) -> None:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh()).requires_grad_(not frozen)
+
+    def training(model, optimizer, batch):
+        model[0].eval()
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+
+    assert named(training, nn.Sequential(trunk, nn.Linear(16, 3))) == found

@@ -489,3 +489,11 @@ def test_a_model_saved_while_it_is_sampled_can_be_loaded_where_steadygrad_is_not
     assert b"steadygrad" not in saved
     loaded = pickle.loads(saved)
     assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 200])
+def test_no_step_that_is_due_lies_before_the_next_one(every: int) -> None:
+    model = nn.Linear(2, 1)
+    vitals = StepSampler(model, [torch.optim.SGD(model.parameters())], POLICY.but(vitals_every=every))
+    for step in range(420):
+        assert vitals.next_due(step) == next(later for later in range(step + 1, 1000) if vitals.due(later))

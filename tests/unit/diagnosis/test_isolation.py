@@ -7,6 +7,7 @@ import importlib
 import logging
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ from steadygrad.diagnosis.isolation.resource_limits import (
     NotRestored,
     OutOfTime,
     ResourceLimits,
+    for_incident,
     forget,
     is_out_of_memory,
     isolated,
     limited,
     limits,
 )
-from steadygrad.records import Diagnosis
+from steadygrad.engine.record.diagnosis_time import DiagnosisTime
+from steadygrad.records import Diagnosis, StepRecord
 from steadygrad.records.rerun_flag import rerunning
 
 ANSWER = Diagnosis(symptom="nan_loss", phase="loss", because="found")
@@ -191,20 +194,71 @@ def test_everything_inside_counts_as_a_rerun() -> None:
 # -- time
 
 
-def test_a_diagnosis_has_a_minute_or_two_hundred_plain_steps_whichever_is_longer() -> None:
-    own = ResourceLimits()
-    assert own.allowed == 60.0
-    own.saw_step(0.5)
-    own.saw_step(2.0)
-    assert own.allowed == 100.0
-    own.check()
-    own.started -= 101.0
-    with pytest.raises(OutOfTime):
-        own.check()
+@pytest.fixture
+def usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STEADYGRAD_DIAGNOSIS_SECONDS")
+
+
+def steps_of(seconds: float, number: int = 8) -> list[StepRecord]:
+    return [
+        StepRecord(run="r", step=i, time=i * seconds, loss=1.0, grad_norm=1.0, applied=i != 3) for i in range(number)
+    ]
+
+
+@pytest.mark.usefixtures("usual_limit")
+@pytest.mark.parametrize(
+    ("plain", "most"), [(0.0, 30.0), (0.001, 30.0), (2.0, 60.0), (1000.0, 300.0)]
+)  # seconds of a plain step, seconds for a diagnosis
+def test_a_diagnosis_has_half_a_minute_or_thirty_plain_steps_up_to_five_minutes(plain: float, most: float) -> None:
+    now = [0.0]
+    account = DiagnosisTime(lambda: now[0])
+    now[0] = 1e6
+    assert account.allowed(steps_of(plain)) == most
+
+
+@pytest.mark.usefixtures("usual_limit")
+def test_without_a_step_before_it_a_diagnosis_has_half_a_minute() -> None:
+    assert DiagnosisTime().allowed([]) == 30.0
+
+
+@pytest.mark.usefixtures("usual_limit")
+def test_all_diagnoses_of_a_run_take_a_minute_and_a_tenth_of_its_time() -> None:
+    now = [0.0]
+    account = DiagnosisTime(lambda: now[0])
+    for _ in range(2):
+        with account.counted(), account.counted():  # one inside of the other counts once
+            now[0] += 33.0
+    assert account.allowed([]) == pytest.approx(60.0 + 6.6 - 66.0)
+    with account.counted():
+        now[0] += 10.0
+    assert account.allowed([]) == 0.0
+    now[0] += 1000.0
+    assert account.allowed([]) == 30.0
+
+
+def test_the_seconds_of_a_diagnosis_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEADYGRAD_DIAGNOSIS_SECONDS", "7.5")
+    assert DiagnosisTime().allowed(steps_of(1000.0)) == 7.5
+    monkeypatch.setenv("STEADYGRAD_DIAGNOSIS_SECONDS", "soon")
+    assert DiagnosisTime().allowed([]) == 30.0
+
+
+@pytest.mark.usefixtures("usual_limit")
+def test_all_that_is_done_for_one_incident_has_one_limit() -> None:
+    log: Any = SimpleNamespace(recent=[], diagnosis_time=DiagnosisTime())
+    with for_incident(log) as own:
+        assert own.seconds == 30.0
+        own.started -= 31.0
+        with for_incident(log) as inner:
+            assert inner is own
+        found = isolated("nan_loss", lambda _: limits().check() or ANSWER, depth="full")
+        assert found.because == "not diagnosed: time limit of 30 s reached"
+        limits().check()
+        raise AssertionError("the limit is not raised beyond the incident, and ends what is inside")
 
 
 def test_outside_of_a_diagnosis_there_is_no_limit() -> None:
-    assert limits().allowed == float("inf")
+    assert limits().seconds == float("inf")
     with limited(ResourceLimits(seconds=0.0)) as own:
         time.sleep(0.002)
         assert limits() is own
@@ -242,11 +296,11 @@ def test_a_diagnosis_that_runs_out_of_time_says_what_it_knows_and_what_was_not_t
     assert diagnosis is not None
     said = [diagnosis.because, *diagnosis.notes]
     if most == 0:
-        assert diagnosis.because.startswith("not diagnosed: stopped after")
+        assert diagnosis.because == "not diagnosed: time limit of 300 s reached"
         assert diagnosis.cause is None
     elif most <= 12:
         assert diagnosis.cause is not None
-        assert any("stopped after" in line for line in said)
+        assert any("time limit of 300 s reached" in line for line in said)
     assert not diagnosis.rows_coupled
     assert all(trial.steps_followed or not trial.verified for trial in diagnosis.trials)
 

@@ -87,3 +87,35 @@ def test_code_written_for_one_batch_size_is_asked_with_rows_over_and_over(make_r
     data["k"][2] = 0.0
     found = diagnose(make_replayable(nn.Linear(3, 1), picked, [data]))
     assert found.rows == (2,)
+
+
+def nodes_of_graphs(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    per_node = model(batch["nodes"]).squeeze(1) / batch["degree"]
+    return (torch.zeros(3).index_add(0, batch["owner"], per_node) - batch["y"]).square().mean()
+
+
+def test_without_proof_a_bad_node_is_read_as_its_graph(make_replayable: Any) -> None:
+    owner = torch.tensor([0, 1, 1, 1, 1, 2])
+    batch = {"nodes": torch.rand(6, 3), "degree": torch.ones(6), "owner": owner, "y": torch.rand(3)}
+    batch["degree"][2] = 0.0
+    assert diagnose(make_replayable(nn.Linear(3, 1), nodes_of_graphs, [batch]), depth="origin").rows == (1,)
+
+
+def test_without_proof_nothing_is_read_off_rows_that_no_entry_of_the_batch_has(make_replayable: Any) -> None:
+    batch = {"x": torch.rand(3, 3), "y": torch.rand(3), "z": torch.zeros(3)}
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        halves = torch.cat([model(batch["x"]).squeeze(1), batch["y"]])
+        return (halves / torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])).square().mean()
+
+    assert diagnose(make_replayable(nn.Linear(3, 1), loss_fn, [batch]), depth="origin").rows is None
+
+
+def test_the_text_of_a_bad_token_is_read_off_a_flattened_output(make_replayable: Any) -> None:
+    batch = {"x": torch.rand(4, 5, 3), "scale": torch.ones(4, 5)}
+    batch["scale"][2, 3] = 0.0
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (model(batch["x"]).reshape(-1) / batch["scale"].reshape(-1)).square().mean()
+
+    assert diagnose(make_replayable(nn.Linear(3, 1), loss_fn, [batch]), depth="origin").rows == (2,)

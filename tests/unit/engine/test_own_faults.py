@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from specimens import SKIP_ONLY, batches, differing, make_guard, run_plain, setup, state_of
+from specimens import SKIP_ONLY, Setup, batches, differing, loss_fn, make_guard, run_plain, setup, state_of
 from torch import Tensor, nn
 
 import steadygrad as sg
@@ -216,34 +217,119 @@ class TheirOwn(RuntimeError):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", [0, 5])
 @pytest.mark.parametrize("error", [TheirOwn, KeyboardInterrupt])
-@pytest.mark.parametrize("after", ["forward", "backward"])
-def test_what_loss_fn_raises_reaches_the_user_and_the_next_step_is_exact(
-    mode: str, where: int, error: type[BaseException], after: str
+@pytest.mark.parametrize("when", ["before", "forward", "backward"])
+def test_what_loss_fn_raises_reaches_the_user_and_leaves_what_a_plain_loop_leaves(
+    mode: str, where: int, error: type[BaseException], when: str
 ) -> None:
-    data = batches(10)
-    plain = state_of(run_plain(data))
-    it = setup()
-
-    def raising(model: nn.Module, batch: Tensor) -> Tensor:
-        loss = it.loss_fn(model, batch)
-        if float(batch[0, 0]) == 77.0:
-            if after == "forward":
-                raise error("mine")
-            loss.register_hook(_raise(error))
-        return loss
-
     bad = batches(1)[0].clone()
     bad[0, 0] = 77.0
-    guard = make_guard(it.model, it.optimizer, raising, max_grad_norm=1.0, scheduler=it.scheduler, ema=it.ema,
-                       settle=mode)  # fmt: skip
-    with guard:
-        for number, batch in enumerate(data):
-            if number == where:
-                with pytest.raises(error, match="mine"):
-                    guard.step(bad)
-            guard.step(batch)
-        assert guard.summary()["guard_faults"] == {}
-    assert differing(plain, state_of(it)) == []
+    data = batches(10)
+    data.insert(where, bad)
+
+    def run(guarded: bool) -> Setup:
+        it = setup()
+
+        def raising(model: nn.Module, batch: Tensor) -> Tensor:
+            if batch is bad and when == "before":
+                raise error("mine")
+            loss = loss_fn(model, batch)
+            if batch is bad and when == "forward":
+                raise error("mine")
+            if batch is bad:
+                loss.register_hook(_raise(error))
+            return loss
+
+        it.loss_fn = raising
+        if not guarded:
+            return plain_loop_that_catches(it, data, error)
+        with make_guard(it.model, it.optimizer, raising, max_grad_norm=1.0, scheduler=it.scheduler, ema=it.ema,
+                        settle=mode) as guard:  # fmt: skip
+            for batch in data:
+                with contextlib.suppress(error):
+                    guard.step(batch)
+            assert guard.summary()["guard_faults"] == {}
+        return it
+
+    assert differing(state_of(run(False)), state_of(run(True))) == []
+
+
+def plain_loop_that_catches(
+    it: Setup, data: Sequence[Tensor], error: type[BaseException], accumulate: int = 1
+) -> Setup:
+    made = 0
+    for batch in data:
+        try:
+            (it.loss_fn(it.model, batch) / accumulate).backward()
+        except error:
+            if not made:
+                it.optimizer.zero_grad()
+            continue
+        made += 1
+        if made % accumulate:
+            continue
+        torch.nn.utils.clip_grad_norm_(it.model.parameters(), 1.0)
+        it.optimizer.step()
+        it.scheduler.step()
+        it.ema.update_parameters(it.model)
+        it.optimizer.zero_grad()
+        made = 0
+    return it
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", [0, 1, 4])
+def test_micro_batches_before_one_that_raised_stay_in_their_window(mode: str, where: int) -> None:
+    bad = batches(1)[0].clone()
+    data = batches(9)
+    data.insert(where, bad)
+
+    def raising(model: nn.Module, batch: Tensor) -> Tensor:
+        loss = loss_fn(model, batch)
+        if batch is bad:
+            raise TheirOwn("mine")
+        return loss
+
+    it = setup()
+    with make_guard(it.model, it.optimizer, raising, max_grad_norm=1.0, scheduler=it.scheduler, ema=it.ema,
+                    settle=mode, accumulate=3) as guard:  # fmt: skip
+        for batch in data:
+            with contextlib.suppress(TheirOwn):
+                guard.step(batch)
+        assert guard.summary()["applied"] == 3
+    here = state_of(it)
+    plain = setup()
+    plain.loss_fn = raising
+    assert differing(state_of(plain_loop_that_catches(plain, data, TheirOwn, 3)), here) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_exception_that_is_looked_into_leaves_what_it_left(mode: str) -> None:
+    """With a NaN near it the forward is run again, to name where it came from."""
+
+    def run(guarded: bool) -> Setup:
+        it = setup()
+        bad = batches(1)[0].clone()
+        bad[1, 8] = math.nan
+
+        def raising(model: nn.Module, batch: Tensor) -> Tensor:
+            loss = loss_fn(model, batch)
+            if not bool(loss.detach().isfinite()):
+                raise TheirOwn("the loss is not finite")
+            return loss
+
+        data = [*batches(3), bad, *batches(3, seed=2)]
+        it.loss_fn = raising
+        if not guarded:
+            return plain_loop_that_catches(it, data, TheirOwn)
+        with make_guard(it.model, it.optimizer, raising, max_grad_norm=1.0, scheduler=it.scheduler, ema=it.ema,
+                        settle=mode, diagnose="auto") as guard:  # fmt: skip
+            for batch in data:
+                with contextlib.suppress(TheirOwn):
+                    guard.step(batch)
+            assert len(guard.incidents) == 1
+        return it
+
+    assert differing(state_of(run(False)), state_of(run(True))) == []
 
 
 def _raise(error: type[BaseException]) -> Callable[[Tensor], Tensor]:

@@ -27,6 +27,14 @@ MOVES: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: random.shuffle(list(range(2000))),
     "numpy": lambda: numpy.random.rand(),
     "another thread": lambda: _in_thread(random.random),
+    "torch": lambda: torch.rand(1),
+    "torch, many": lambda: torch.rand(5000),
+    "torch, whole rounds": lambda: torch.rand(2 * 624),
+    "a normal number of torch": lambda: torch.randn(1),
+    "a second normal number of torch": lambda: (torch.randn(1), torch.randn(1)),
+    "a seed of torch": lambda: torch.manual_seed(7),
+    "a state of torch": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
+    "torch in another thread": lambda: _in_thread(lambda: torch.rand(1)),
 }
 
 
@@ -38,23 +46,40 @@ def _in_thread(work: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("move", MOVES, ids=str)
 def test_what_is_taken_is_the_state_as_it_is(move: str) -> None:
-    kept = random.getstate(), numpy.random.get_state()
+    kept = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+
+    def drawn() -> list[float]:
+        of_torch = float(torch.randn(1)), float(torch.rand(1))
+        return [random.random(), random.gauss(0.0, 1.0), float(numpy.random.rand()), *of_torch]
+
     try:
         for _ in range(3):
             take_rng()
             MOVES[move]()
             taken = take_rng()
             assert taken.python == random.getstate()
-            expected = [random.random(), random.gauss(0.0, 1.0), float(numpy.random.rand())]
+            assert torch.equal(taken.cpu, torch.get_rng_state())
+            expected = drawn()
             put_rng(taken)
-            assert [random.random(), random.gauss(0.0, 1.0), float(numpy.random.rand())] == expected
+            assert drawn() == expected
     finally:
         random.setstate(kept[0])
         numpy.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+
+
+@pytest.mark.parametrize("move", [move for move in MOVES if "torch" in move])
+def test_the_state_is_taken_as_it_is_where_its_memory_is_not_found(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng._TorchRng, "SEARCHED", 0)
+    monkeypatch.setattr(rng, "_torch", rng._TorchRng())
+    test_what_is_taken_is_the_state_as_it_is(move)
+    assert rng._torch._memory is None
+    assert take_rng() is take_rng()
 
 
 def test_an_unmoved_state_is_not_taken_twice() -> None:
-    assert take_rng().python is take_rng().python
+    take_rng()
+    assert take_rng() is take_rng()
 
 
 def test_states_that_are_kept_lie_together_and_apart_from_the_heap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from steadygrad.detect.history import RefusalLimits
 from steadygrad.detect.refusal_rule import must_refuse
 from steadygrad.engine.step.device_check import DeviceCheck
 from steadygrad.engine.step.step_row import RowReader, reading_of
+from steadygrad.records import Reading
 
 CPU = torch.device("cpu")
 NUMBER = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -3.0, 3.4028234663852886e38])
@@ -42,6 +44,51 @@ def test_the_device_refuses_exactly_what_the_host_would(
     if each_finite == means_finite:
         assert (values[-1] == 1.0) is must_refuse(reading)
     assert values[-1] in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_row_is_read_as_the_numbers_that_are_packed(dtype: torch.dtype, scaled: bool) -> None:
+    gradients = GradientProbe([parameter([0.1, 3.0]), parameter([-7.0])]).measure()
+    terms = [{"loss": torch.tensor(0.3, dtype=dtype), "aux": torch.tensor(1e-3)} for _ in range(2)]
+    scale = torch.tensor(1024.0) if scaled else None
+    reader = RowReader(["v", "w"], CPU)
+    row, packed = reader.pack(gradients, terms, scale), reader.pack(gradients, terms, scale)
+    assert row.read() == packed.values.tolist()[:-1] == packed.read()
+    assert all(type(number) is float for number in row.read())
+
+
+def test_rows_in_one_place_have_the_numbers_of_the_last_step_and_leave_the_flag_to_be_set() -> None:
+    reader, places = RowReader(["w"], CPU), []
+    for number in (1.0, 2.0, 3.0):
+        gradients = GradientProbe([parameter([number])]).measure()
+        row = reader._in_place(reader.pack(gradients, [{"loss": torch.tensor(-number)}], None))
+        assert row.stays
+        assert row.plain_total
+        assert row.values.tolist() == [number, number, -number, 0.0]
+        row.values[-1] = 1.0
+        places.append(row.values.data_ptr())
+    assert len(set(places)) == 1
+    wide = reader.pack(GradientProbe([parameter([1.0])]).measure(), [{"loss": torch.tensor(0.5).double()}], None)
+    assert reader._in_place(wide) is wide
+    assert wide.values.dtype is torch.float64
+    assert not wide.plain_total
+
+
+def test_a_reading_of_a_step_is_the_one_that_its_fields_make() -> None:
+    row = RowReader(["w"], CPU).pack(GradientProbe([parameter([3.0])]).measure(), [{"loss": torch.tensor(0.5)}], None)
+    reading = reading_of(row.read(), row.layout, step=7, lr=0.1, batch_key="b", limits=RefusalLimits(2.0, 4.0))
+    expected = Reading(
+        step=7, loss=0.5, grad_norm=3.0, norms=[3.0], names=("w",), lr=0.1, batch_key="b", grad_norm_limit=2.0,
+        loss_limit=4.0,
+    )  # fmt: skip
+    assert (reading, asdict(reading), replace(reading, step=8)) == (
+        expected,
+        asdict(expected),
+        replace(expected, step=8),
+    )
+    with pytest.raises(FrozenInstanceError):
+        reading.loss = 1.0  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

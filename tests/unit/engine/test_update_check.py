@@ -13,6 +13,7 @@ import steadygrad as sg
 from steadygrad.engine.recovery.update_check import UpdateCheck
 from steadygrad.engine.state.forward_state import ForwardState
 from steadygrad.engine.state.training_state import TrainingState, bad_state
+from steadygrad.integrations.optimizer import update_numbers
 
 
 def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
@@ -73,21 +74,31 @@ def test_moments_of_a_loaded_state_are_looked_at_once() -> None:
     assert guard.incidents == []
 
 
+def checked(model: nn.Module, optimizer: optim.Optimizer) -> UpdateCheck:
+    return UpdateCheck([optimizer], TrainingState(parameters=dict(model.named_parameters()), optimizers=[optimizer],
+                                                  forward=ForwardState([model])))  # fmt: skip
+
+
+def updated(model: nn.Module, optimizer: optim.Optimizer, check: UpdateCheck, batch: Tensor) -> bool:
+    """Make an update; whether everything was copied first."""
+    loss_fn(model, batch).backward()
+    copied = check.before((0, 1), may_copy=True)
+    optimizer.step()
+    assert check.after((0, 1), copied) is None
+    optimizer.zero_grad()
+    return copied is not None
+
+
 def test_nothing_is_copied_while_all_goes_as_before_and_everything_is_when_it_does_not() -> None:
     model = nn.Linear(4, 1)
     optimizer = optim.Adam(model.parameters(), lr=0.01)
-    check = UpdateCheck([optimizer], TrainingState(parameters=dict(model.named_parameters()), optimizers=[optimizer],
-                                                   forward=ForwardState([model])))  # fmt: skip
-    copied = []
-    for batch in batches(4):
-        loss_fn(model, batch).backward()
-        copied.append(check.before((0, 1), may_copy=True))
-        optimizer.step()
-        assert check.after((0, 1), copied[-1]) is None
-        optimizer.zero_grad()
-    assert [each is not None for each in copied] == [True, False, False, False]
+    check = checked(model, optimizer)
+    assert [updated(model, optimizer, check, batch) for batch in batches(4)] == [True, False, False, False]
     assert check.before((0, 1, 2), may_copy=True) is not None
     optimizer.state[model.weight]["exp_avg"].add_(1.0)
+    assert check.before((0, 1), may_copy=True) is not None
+    check.after((0, 1), None)
+    optimizer.state[model.weight]["exp_avg"] = optimizer.state[model.weight]["exp_avg"].clone()
     assert check.before((0, 1), may_copy=True) is not None
     check.after((0, 1), None)
     optimizer.param_groups[0]["lr"] *= 10
@@ -96,6 +107,23 @@ def test_nothing_is_copied_while_all_goes_as_before_and_everything_is_when_it_do
     assert not check.wants_host
     optimizer.param_groups[0]["weight_decay"] = math.inf
     assert check.wants_host
+
+
+def test_an_optimizer_that_replaces_its_state_in_each_update_is_not_copied_for_that() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    check = checked(model, optimizer)
+
+    def replace_moments(*_: Any) -> None:
+        for state in optimizer.state.values():
+            state["exp_avg"] = state["exp_avg"].clone()
+
+    optimizer.register_step_post_hook(replace_moments)
+    copied = [updated(model, optimizer, check, batch) for batch in batches(8)]
+    assert sum(copied) <= 2
+    assert not any(copied[3:])
+    replace_moments()
+    assert updated(model, optimizer, check, batches(1)[0])
 
 
 def test_weights_that_turn_bad_unseen_are_found_within_a_few_updates() -> None:
@@ -159,20 +187,21 @@ class Forbidding(nn.Module):
         return -torch.log_softmax(self.layer(x)[:, :, None] + self.allowed, -1)[:, :, 0].mean()
 
 
-def train_forbidding(entry: str, *, bad: bool) -> tuple[Forbidding, Any]:
+def train_forbidding(entry: str, *, bad: bool, device: str = "cpu") -> tuple[Forbidding, Any]:
     torch.manual_seed(0)
-    model = Forbidding()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [torch.randn(4, 3) for _ in range(8)]
+    model = Forbidding().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=entry in ("late", "device"))
+    batches = [torch.randn(4, 3).to(device) for _ in range(8)]
     if bad:
-        batches.insert(5, torch.full((4, 3), math.nan))
-    if entry == "guard":
-        guard: Any = sg.Guard(model, optimizer, lambda m, b: m(b), diagnose="off")
+        batches.insert(5, torch.full((4, 3), math.nan, device=device))
+    if entry in ("guard", "late"):
+        settle = "late" if entry == "late" else "now"
+        guard: Any = sg.Guard(model, optimizer, lambda m, b: m(b), diagnose="off", settle=settle)
     else:
         guard = sg.attach(optimizer, model=model)
     with guard:
         for batch in batches:
-            if entry == "guard":
+            if entry in ("guard", "late"):
                 guard.step(batch)
                 continue
             model(batch).backward()
@@ -181,10 +210,16 @@ def train_forbidding(entry: str, *, bad: bool) -> tuple[Forbidding, Any]:
     return model, guard
 
 
-@pytest.mark.parametrize("entry", ["guard", "attach"])
-def test_infinities_that_a_program_put_into_a_parameter_do_not_halt_it_at_a_bad_batch(entry: str) -> None:
-    expected, _ = train_forbidding(entry, bad=False)
-    model, guard = train_forbidding(entry, bad=True)
+@pytest.mark.parametrize("entry", ["guard", "late", "attach", "device"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_infinities_that_a_program_put_into_a_parameter_do_not_halt_it_at_a_bad_batch(
+    entry: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "late" and "device": the update is made under a flag, as on a GPU."""
+    if entry == "device" and device == "cpu":
+        monkeypatch.setattr(update_numbers, "ON_DEVICE", ("cpu",))
+    expected, _ = train_forbidding(entry, bad=False, device=device)
+    model, guard = train_forbidding(entry, bad=True, device=device)
     summary = guard.summary()
     assert (summary["applied"], summary["skipped"], summary["halted"]) == (8, 1, False)
     assert all(map(torch.equal, model.state_dict().values(), expected.state_dict().values()))
@@ -200,3 +235,34 @@ def test_another_bad_value_in_such_a_parameter_is_seen(value: float) -> None:
     with torch.no_grad():
         model.allowed[1, 1] = value
     assert bad_state(state)["bad_parameters"] == ("allowed",)
+
+
+def train_half(*, attached: bool, bad: int | None = None, left_out: int | None = None) -> list[Tensor]:
+    """float16 weights whose second moment underflows: a batch with a zero gradient divides by an eps that is zero."""
+    torch.manual_seed(1)
+    model = nn.Linear(8, 1).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-15, weight_decay=0.0, fused=True)
+    generator = torch.Generator().manual_seed(3)
+    data = [torch.randn(32, 9, generator=generator) for _ in range(12)]
+    for number, batch in enumerate(data):
+        batch[:, 0] = 0.0 if number == bad else 0.002 * (0.5 + batch[:, 0].abs())
+    guard = sg.attach(optimizer, model=model) if attached else None
+    for number, batch in enumerate(data):
+        if number != left_out:
+            half = batch.half()
+            (model(half[:, :8]).float() - half[:, 8:].float()).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if guard is not None:
+        guard.close()
+        assert guard.summary()["skipped"] == (bad is not None)
+    return [*model.parameters(), *(value for p in model.parameters() for value in optimizer.state[p].values())]
+
+
+def test_an_update_of_half_precision_that_makes_infinities_is_undone_where_the_device_could_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not all(tensor.isfinite().all() for tensor in train_half(attached=False, bad=6))
+    monkeypatch.setattr(update_numbers, "ON_DEVICE", ("cpu",))
+    assert all(map(torch.equal, train_half(attached=False), train_half(attached=True)))
+    assert all(map(torch.equal, train_half(attached=False, left_out=6), train_half(attached=True, bad=6)))

@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,22 @@ def test_a_model_prepared_by_accelerate_is_copied() -> None:
             for make in COPIES.values():
                 assert torch.equal(make(model)[0].weight, model[0].weight)
     assert guard.summary()["guard_faults"] == {}
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_a_schedule_and_a_scaler_of_an_attached_optimizer_are_copied_and_pickled_as_themselves(
+    duplicate: Callable[[Any], Any],
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    guard = sg.attach(optimizer, model=model, scheduler=schedule, scaler=scaler)
+    schedule.last_epoch = 3
+    copies = duplicate([schedule, scaler])
+    assert type(duplicate(schedule)) is torch.optim.lr_scheduler.StepLR
+    assert type(duplicate(scaler)) is torch.amp.GradScaler
+    assert duplicate(schedule).last_epoch == 3
+    assert len(copies) == 2
+    guard.close()
+    assert type(schedule) is torch.optim.lr_scheduler.StepLR

@@ -81,7 +81,7 @@ class LiveGraph:
         gradients = [(n, p.grad) for n, p in chosen if p.grad is not None and p.grad.layout is torch.strided]
         if not gradients or len({gradient.device for _, gradient in gradients}) > 1:
             return
-        norms = torch.stack([gradient.detach().float().norm() for _, gradient in gradients]).tolist()
+        norms = torch.stack([_norm(gradient.detach()) for _, gradient in gradients]).tolist()
         sizes = [
             GradientSize(name, norm, gradient.numel(), gradient.dim())
             for (name, gradient), norm in zip(gradients, norms, strict=True)
@@ -101,3 +101,9 @@ class LiveGraph:
         """What was found and not taken yet."""
         found, self.found = self.found, []
         return found
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    """In float32; of a complex one with its imaginary part. Does not sync."""
+    norm: torch.Tensor = (gradient if gradient.is_complex() else gradient.float()).norm()
+    return norm.float()

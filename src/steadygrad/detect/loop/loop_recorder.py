@@ -94,21 +94,25 @@ class LoopRecorder:
             return
         self._left = updates
         self._undo = [
-            model.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove,
-            model.register_forward_hook(hook(self._returned)).remove,
+            registered(model.register_forward_pre_hook, hook(self._called), with_kwargs=True).remove,
+            registered(model.register_forward_hook, hook(self._returned)).remove,
         ]
         for copy in self._copies:
             module = copy()
             # A shallow copy may share the dictionary of the model's hooks.
             if module is not None and module._forward_pre_hooks is not model._forward_pre_hooks:
-                self._undo.append(module.register_forward_pre_hook(hook(self._called), with_kwargs=True).remove)
+                self._undo.append(
+                    registered(module.register_forward_pre_hook, hook(self._called), with_kwargs=True).remove
+                )
         for loop, reference in zip(self._loops, self._optimizers, strict=True):
             if (optimizer := reference()) is not None:
                 self._undo.append(registered(optimizer.register_step_pre_hook, hook(self._before_update(loop))).remove)
                 self._undo.append(registered(optimizer.register_step_post_hook, hook(self._after_update(loop))).remove)
             for name, layer in loop.adapted_layers:
                 if (module := layer()) is not None:
-                    self._undo.append(module.register_forward_hook(hook(self._layer_ran(loop, name))).remove)
+                    self._undo.append(
+                        registered(module.register_forward_hook, hook(self._layer_ran(loop, name))).remove
+                    )
 
     def _pause(self) -> None:
         undo, self._undo = self._undo, []
@@ -124,6 +128,10 @@ class LoopRecorder:
         elif not self._undo and not self._closed and step % _THEN_EVERY == 0:
             self._listen(_IN_A_ROW)
 
+    def next_look(self, step: int) -> int:
+        """The first step after this one at which `before_forward` may have something to do."""
+        return step + 1 if self._undo else (step // _THEN_EVERY + 1) * _THEN_EVERY
+
     def close(self) -> None:
         """Leave no hook."""
         self._closed = True
@@ -137,8 +145,13 @@ class LoopRecorder:
 
     def before_backward(self, loss: Tensor) -> None:
         """A loss, before its backward, where the entry point sees it."""
-        if self._values and not self._idle and not self._graph.done:
+        if self.wants_losses:
             QuietHook(self._look, self._failed)(loss)
+
+    @property
+    def wants_losses(self) -> bool:
+        """Whether `before_backward` looks at what it is given."""
+        return self._values and not self._idle and not self._graph.done
 
     def _look(self, loss: Tensor) -> None:
         self._graph.loss(loss, self._updates, self._rows)

@@ -127,6 +127,8 @@ class ModeModules:
             part = reference()
             if part is None or part.training:
                 continue
+            if part.weight is not None and not part.weight.requires_grad:
+                continue  # frozen, and in evaluation mode on purpose
             counter = getattr(part, "num_batches_tracked", None)
             mean, variance = part.running_mean, part.running_var
             if counter is None or mean is None or variance is None or int(counter) != 0:
@@ -168,3 +170,10 @@ def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments
     elif model.training and modules:
         seen.moves_statistics |= modules.moves_statistics()
         seen.changes_values |= modules.drops()
+
+
+def callable_parts(module: nn.Module) -> list[nn.Module]:
+    """The module, or where it cannot be called (a `ModuleDict`) the outermost parts that can."""
+    if type(module).forward is not nn.Module.forward:
+        return [module]
+    return [part for child in module.children() for part in callable_parts(child)]

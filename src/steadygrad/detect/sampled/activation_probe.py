@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from ..tensors.quiet_hook import QuietHook
+from ..tensors.living_objects import compiled_around
+from ..tensors.quiet_hook import Handle, QuietHook, registered
 from ..tensors.readable_tensors import has_values
 from .parameter_measurement import absmax
 from .sample_helpers import ActivationNumbers
@@ -42,7 +42,7 @@ class ActivationProbe:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._seen: SeenActivation | None = None
         self._fault: Exception | None = None
 
@@ -60,7 +60,9 @@ class ActivationProbe:
         if not self._handles:
             for name, module in model.named_modules():
                 self._handles.append(
-                    module.register_forward_hook(QuietHook(functools.partial(self.measure, name), self.failed))
+                    registered(
+                        module.register_forward_hook, QuietHook(functools.partial(self.measure, name), self.failed)
+                    )
                 )
 
     def detach(self) -> None:
@@ -101,11 +103,13 @@ def _note(seen: SeenActivation, key: tuple[str, torch.dtype], tensor: Tensor) ->
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it is compiled."""
-    return any(
+    """Whether the model, a part of it or something around it is compiled: a hook that is added or removed would compile
+    it anew."""
+    inside = (
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+    return any(inside) or bool(compiled_around(model))
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -98,6 +98,11 @@ class StepSampler:
         """Whether this step is to be sampled. Host only."""
         return step in _EARLY or step % self._policy.vitals_every == 0
 
+    def next_due(self, step: int) -> int:
+        """The first step after this one that is to be sampled."""
+        every = self._policy.vitals_every
+        return min(step + every - step % every, *(early for early in _EARLY if early > step), step + every)
+
     def inspect_setup(self) -> tuple[Finding, ...]:
         """What can be said before the first step. Host only: looks at dtypes and membership, not at values."""
         tensors = tuple(self._describe(entry, None) for entry in self._watch())

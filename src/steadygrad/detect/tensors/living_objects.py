@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
+import weakref
 from itertools import compress
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import nn
 
 Kind = TypeVar("Kind")
 
@@ -20,3 +24,18 @@ def living(kind: type[Kind]) -> list[Kind]:
     numbers = list(map(id, classes))  # a class may define what equality is, a number does not
     wanted = {number for number, each in dict(zip(numbers, classes, strict=True)).items() if issubclass(each, kind)}
     return list(compress(objects, map(wanted.__contains__, numbers)))
+
+
+_compiled: dict[str, Any] = {"frames": 0, "found": []}
+
+
+def compiled_around(model: nn.Module) -> list[nn.Module]:
+    """The modules that `torch.compile(model)` returned for this model or for one that it is a part of. A walk over all
+    objects where the compiler has seen new frames since the last one, else nothing."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    frames = sum((dynamo.counters.get("frames") or {}).values()) if dynamo is not None else 0
+    if frames != _compiled["frames"]:
+        kind: Any = sys.modules["torch._dynamo.eval_frame"].OptimizedModule
+        _compiled.update(frames=frames, found=[weakref.ref(each) for each in living(kind)])
+    found = [each for reference in _compiled["found"] if (each := reference()) is not None]
+    return [each for each in found if any(part is model for part in each._modules["_orig_mod"].modules())]

@@ -16,6 +16,7 @@ LONG, _ENDS = 64, 8
 """A container with more items than this is long; so many are looked at from each end of it."""
 _DEEPEST = 12
 """A container may hold itself; no batch is nested deeper than this."""
+_SEQUENCES = frozenset({tuple, list})
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
@@ -29,7 +30,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
-    if isinstance(value, dict) or callable(getattr(value, "values", None)):
+    if type(value) in _SEQUENCES:
+        if len(value) > LONG and not _may_hold_tensors(value, deepest):
+            return
+    elif isinstance(value, dict) or callable(getattr(value, "values", None)):
         if not _may_hold_tensors(value, deepest):
             return
         value = value.values()

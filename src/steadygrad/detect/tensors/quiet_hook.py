@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -11,14 +10,19 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ...records.errors import SteadyError
+from .graph_capture import capturing
 from .torch_private import tracing_state
 
 
-def raise_halt(fault: Exception) -> None:
-    """For a hook that may halt the program: that is raised, and a fault of ours is not."""
-    if isinstance(fault, SteadyError):
-        raise fault
-    logging.getLogger("steadygrad").error("internal error of steadygrad (%s); training goes on", fault)
+def halting(failed: Callable[[Exception], Any]) -> Callable[[Exception], None]:
+    """For a hook that may halt the program: that is raised, and a fault of ours goes to `failed`."""
+
+    def raised(fault: Exception) -> None:
+        if isinstance(fault, SteadyError):
+            raise fault
+        failed(fault)
+
+    return raised
 
 
 class NoHook:
@@ -28,12 +32,15 @@ class NoHook:
         """Nothing is there."""
 
 
-def registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., Any]) -> RemovableHandle | NoHook:
-    """`register(hook)`; nothing where an optimizer of the user's own has no place for it, because it does not call
-    torch's `__init__`."""
+Handle = RemovableHandle | NoHook
+
+
+def registered(register: Callable[..., RemovableHandle], hook: Callable[..., Any], **options: bool) -> Handle:
+    """`register(hook, **options)`; nothing where an optimizer of the user's own has no place for it, because it does
+    not call torch's `__init__`, and on a ScriptModule, which takes none."""
     try:
-        return register(hook)
-    except AttributeError:
+        return register(hook, **options)
+    except (AttributeError, RuntimeError):
         return NoHook()
 
 
@@ -41,8 +48,8 @@ class QuietHook:
     """Calls `call`, and `failed` with what that raises: no failure of ours reaches the program.
 
     A model that is copied or saved while it is on carries a function of the standard library that does nothing, so that
-    it can be loaded where steadygrad is not installed. Under a compiler or `torch.jit.trace` it does nothing: no break
-    in the graph and nothing added to it.
+    it can be loaded where steadygrad is not installed. Under a compiler, `torch.jit.trace` or the capture of a CUDA
+    graph it does nothing: no break in the graph and nothing added to it.
     """
 
     __slots__ = ("__weakref__", "_call", "_failed")
@@ -54,7 +61,8 @@ class QuietHook:
         if torch.compiler.is_compiling() or tracing_state() is not None:
             return
         try:
-            self._call(*args)
+            if not capturing():
+                self._call(*args)
         except Exception as fault:
             self._failed(fault)
 

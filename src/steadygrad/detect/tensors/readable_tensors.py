@@ -57,7 +57,7 @@ def why_not_read(tensor: Any) -> str | None:
             return "nested tensor"
         if tensor.layout is not torch.strided:
             return _LAYOUTS.get(tensor.layout, f"tensor of layout {str(tensor.layout).removeprefix('torch.')}")
-        if only_shape(tensor):
+        if tensor.device.type == "meta":
             return "meta tensor"
         if tensor.is_quantized:
             return "quantised tensor"
@@ -109,6 +109,20 @@ def values_of(tensor: Tensor) -> Tensor | None:
     elif tensor.layout in _LAYOUTS and type(tensor) in _PLAIN:
         tensor = tensor.detach().values()
     return tensor if describable(tensor) else None
+
+
+def finite_as_far_as_read(tensor: Tensor) -> bool:
+    """Whether a tensor of any kind has no NaN or Inf; True where it cannot be read. Reads the device."""
+    why = why_not_read(tensor)
+    try:
+        values = tensor.detach().values() if tensor.is_nested else values_of(tensor)
+        if values is None and why == f"tensor of class {type(tensor).__name__}" and not only_shape(tensor):
+            values = tensor.detach()
+        if values is None:
+            return True
+        return bool(torch.isfinite(values.float() if values.element_size() == 1 else values).all())
+    except Exception:  # its class has no such function
+        return True
 
 
 def stored_values(item: Any) -> Any:

@@ -31,6 +31,7 @@ __all__ = [
     "dynamo_counters",
     "dynamo_is_loaded",
     "fill_memory_of",
+    "free_cublas_workspaces",
     "get_deterministic",
     "get_mkldnn",
     "get_precision",
@@ -75,6 +76,8 @@ innermost_transform = _C._functorch.peek_interpreter_stack
 without_torch_function = _C.DisableTorchFunction
 set_grad_enabled = _C._set_grad_enabled
 OpOverload = torch._ops.OpOverload
+free_cublas_workspaces: Any = getattr(_C, "_cuda_clearCublasWorkspaces", None)
+"""They are made again where they are needed; None where torch was built without CUDA."""
 versions_kept: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Hides from autograd that a tuple of tensors was written to: for those that get their bits back."""
 

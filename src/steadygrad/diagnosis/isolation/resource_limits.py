@@ -7,6 +7,7 @@ on with what the diagnosis left behind.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...engine.record.diagnosis_time import MOST_SECONDS, DiagnosisTime
+from ...engine.record.run_log import RunLog
 from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...records import Diagnosis
 from ...records.errors import SteadyError
@@ -27,9 +30,6 @@ from ...records.rerun_flag import rerun
 
 logger = logging.getLogger("steadygrad")
 
-SECONDS = 60.0
-STEPS = 200.0
-"""A diagnosis takes at most SECONDS, or the time of so many plain steps where that is longer."""
 SPARE = 2
 """A copy of the state stays on the device only where so many times its size is free there."""
 
@@ -46,33 +46,24 @@ class NotRestored(SteadyError):
 class ResourceLimits:
     """What one diagnosis may use. `lean` means: keep no tensors on the device that are not needed."""
 
-    seconds: float = SECONDS
+    seconds: float = MOST_SECONDS
     lean: bool = False
     started: float = field(default_factory=time.monotonic)
-    step: float = 0.0
-    """How long the fastest plain replay took."""
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started
 
-    @property
-    def allowed(self) -> float:
-        return max(self.seconds, STEPS * self.step)
-
-    def saw_step(self, seconds: float) -> None:
-        """Take note of how long a plain replay took."""
-        self.step = min(self.step, seconds) if self.step else seconds
-
     def check(self) -> None:
         """Raise OutOfTime when the time is used up. Called before every replay."""
-        if self.elapsed > self.allowed:
+        if self.elapsed > self.seconds:
             raise OutOfTime
 
     def stopped(self, untried: Sequence[str] = ()) -> str:
-        """One sentence about a diagnosis that ran out of time."""
-        left = f"; not tried: {', '.join(untried)}" if untried else ""
-        return f"stopped after {self.elapsed:.0f} s (limit {self.allowed:.0f} s){left}"
+        """One clause about what was not done any more for want of time."""
+        left = f"not tried: {', '.join(untried)}: " if untried else ""
+        limit = f"time limit of {self.seconds:.3g} s" if self.seconds else "time limit of all diagnoses of the run"
+        return f"{left}{limit} reached"
 
 
 _current: ContextVar[ResourceLimits | None] = ContextVar("limits of the diagnosis", default=None)
@@ -92,20 +83,31 @@ def limited(given: ResourceLimits) -> Iterator[ResourceLimits]:
         _current.reset(token)
 
 
+@contextmanager
+def for_incident(log: RunLog, kept: DiagnosisTime | None = None) -> Iterator[ResourceLimits]:
+    """Around everything that is done because of one incident of a run: it has one limit, and counts for the limit of
+    all. `kept` is the time of a program with several runs. That the time is up is never raised beyond this."""
+    if (outer := _current.get()) is not None:
+        yield outer
+        return
+    account = kept or log.diagnosis_time
+    with contextlib.suppress(OutOfTime), account.counted(), limited(ResourceLimits(account.allowed(log.recent))) as own:
+        yield own
+
+
 def isolated(
     symptom: str,
     attempt: Callable[[str], Diagnosis],
     *,
     depth: str,
     preserve: Iterable[Any] = (),
-    seconds: float = SECONDS,
 ) -> Diagnosis:
     """A diagnosis by `attempt(depth)` that can only end in an answer. Out of memory, it is tried once more with less.
 
     `preserve` are objects whose plain attributes are as before when this returns. Raises SteadyError only: other ranks
-    that are gone, or a state that could not be restored.
+    that are gone, or a state that could not be restored. Inside `for_incident` the limit is that of the incident.
     """
-    own = ResourceLimits(seconds=seconds)
+    own = replace(_current.get() or ResourceLimits())
     with rerun(), limited(own), preserved_attributes(preserve):
         answer = _attempt(symptom, attempt, depth)
         if answer is None:

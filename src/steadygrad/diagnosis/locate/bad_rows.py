@@ -7,9 +7,11 @@ question has no answer.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -129,6 +131,19 @@ def read_rows(exam: Examination, size: int) -> tuple[int, ...] | None:
         return None  # see `read_groups` for rows that come in groups
     share = len(bad) // size
     return tuple(row for row in range(size) if any(bad[row * share : (row + 1) * share]))
+
+
+def rows_without_proof(exam: Examination, batch: Any, select: Select | None) -> tuple[int, ...] | None:
+    """The rows that can be read off without a replay that proves them: where an entry says which sample each row of the
+    output belongs to, where it has one for each sample, or as many as an entry of the batch has places for each sample
+    (tokens of texts)."""
+    packed = _packed_rows(exam, batch)
+    if packed is not None:
+        return packed
+    size, length = num_rows(batch, select), len(exam.captured_op.bad_leading)
+    sides = [value.shape for _, value in walk_batch(batch) if isinstance(value, torch.Tensor) and value.dim() > 1]
+    flattened = any(length in accumulate(shape, operator.mul) for shape in sides if shape[0] == size)
+    return read_rows(exam, size) if length == size or flattened else None
 
 
 def read_groups(exam: Examination, size: int) -> tuple[int, ...] | None:

@@ -25,7 +25,7 @@ from ..replay.replay_step import replay
 from ..replay.replayable import Replayable
 from ..trace.trace_log import Touch, Trace
 from ..trace.tracer import Tracer
-from .bad_rows import BadRows, num_rows, read_rows
+from .bad_rows import BadRows, rows_without_proof
 from .examine import Examination, capture_op
 from .origin import find_bad_origin
 
@@ -115,4 +115,4 @@ class _CrashCase(DiagnosisCase):
         assert self.exam is not None
         if origin is not None and origin.phase == "data":
             return super()._rows(evidence, origin, cause, depth)
-        return BadRows(rows=read_rows(self.exam, num_rows(self._batch, self.replayable.facts.select_rows)))
+        return BadRows(rows=rows_without_proof(self.exam, self._batch, self.replayable.facts.select_rows))

@@ -46,7 +46,7 @@ def op_facts(
         denominator_zero=_divides_by_zero(captured_op, op)
         or (denominator is not None and bool((denominator == 0).any())),
         incoming_zero=_all(incoming_at, lambda t: t == 0),
-        masked_row=_masked_row(captured_op),
+        masked_row=_masked_row(about),
         num_reduced=_num_reduced(captured_op, out),
         **_wider(captured_op),
     )

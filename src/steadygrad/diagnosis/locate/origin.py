@@ -220,6 +220,9 @@ class _OriginSearch:
 
     def _innocent_here(self, bad_origin: BadOrigin, consumer: OpRecord, touch: Touch) -> bool:
         if bad_origin.intended:
+            # A softmax takes minus infinity for a mask; plus infinity, unless it is turned over on its way, is none.
+            if consumer.op in SOFTMAX and bad_origin.leaf in self.trace.positive:
+                return turned_over(self.trace, touch, None)
             # No one masks features: in a batch, or by plus infinities in a buffer, an infinity among them is an error.
             from_batch = bad_origin.leaf is not None and bad_origin.leaf[0] == "batch"
             data = from_batch or bad_origin.leaf in self.trace.overflowed
@@ -296,8 +299,9 @@ def kernel_of(record: OpRecord) -> str:
     return owners[0] if owners else "unseen_kernel"
 
 
-def turned_over(trace: Trace, touch: Touch, maker: OpRecord) -> bool:
-    """Whether an infinity changed its sign between the op that made it and this touch of it."""
+def turned_over(trace: Trace, touch: Touch, maker: OpRecord | None) -> bool:
+    """Whether an infinity changed its sign between the op that made it, or the leaf that it came with (None), and this
+    touch of it."""
     pending, seen = [(touch, False)], set[int]()
     while pending:
         current, flipped = pending.pop()

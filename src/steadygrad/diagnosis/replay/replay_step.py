@@ -8,7 +8,6 @@ change one thing. Replaying syncs with the host; it happens only after a step wa
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -90,14 +89,10 @@ def replay(
     there to be explained.
     """
     limits().check()
-    began = time.monotonic()
     with rerun():
-        seen = _replay(
+        return _replay(
             replayable, tracer, change or ReplayChange(), until, batches, restore, prepare, thorough, altered
         )
-    if tracer is None and until == "commit":
-        limits().saw_step(time.monotonic() - began)
-    return seen
 
 
 def _replay(
@@ -296,6 +291,9 @@ def name_leaves(replayable: Replayable, tracer: Tracer, batch: Any) -> None:
     for key, value in walk_batch(batch):
         if isinstance(value, Tensor):
             tracer.trace.name(value, "batch", key)
+            floats = has_values(value) and value.is_floating_point() and value.dtype.itemsize > 1
+            if floats and bool(torch.isposinf(value).any()):
+                tracer.trace.positive.add(("batch", key))
     for name, tensor in plain_tensors(replayable.model):
         tracer.trace.name(tensor, "buffer", name)
 

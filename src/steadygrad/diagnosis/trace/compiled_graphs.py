@@ -246,7 +246,7 @@ class _Search:
         """By bisection: the longest beginning that does not fail, and the op after it."""
         good, bad = 0, len(self.nodes)
         while bad - good > 1:
-            if limits().elapsed > SHARE_OF_TIME * limits().allowed:
+            if limits().elapsed > SHARE_OF_TIME * limits().seconds:
                 between = f"{_name(self.nodes[good])} and {_name(self.nodes[bad - 1])}"
                 origin = Origin(phase="backward" if self.backward else "forward")
                 return FoundInGraph(origin, note=f"compiled code fails between {between}; the time was used up")

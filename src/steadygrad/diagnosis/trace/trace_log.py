@@ -94,6 +94,8 @@ class Trace:
     """Buffers that hold nothing but infinities: a range that no one has measured yet, or a constant for masks."""
     overflowed: set[tuple[str, str]] = field(default_factory=set)
     """Buffers that hold plus infinities among finite numbers."""
+    positive: set[tuple[str, str]] = field(default_factory=set)
+    """Entries of the batch that hold plus infinities."""
     writers: dict[Key, list[tuple[int, int | None]]] = field(default_factory=dict)
     readings: list[Any] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -130,6 +132,11 @@ class Trace:
         """(kind, name) of the leaf the storage belongs to; kind is "constant" for what no one named."""
         exact = self.labels.get((touch.storage, touch.offset))
         return exact or self.storage_labels.get(touch.storage, ("constant", ""))
+
+    def first_reader(self, leaf: tuple[str, str]) -> OpRecord | None:
+        """The first op that reads a bad value of this leaf, and is no view of it."""
+        reads = ((record, touch) for record in self.records if not record.view for touch in record.reads)
+        return next((r for r, touch in reads if self.label(touch) == leaf and is_bad(self.value(touch))), None)
 
     def key_of(self, tensor: torch.Tensor) -> Key:
         """The identity of a tensor's storage, kept unique for as long as the trace is being made."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ...detect.loop.backward_root import backward_root
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
-from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.quiet_hook import Handle, QuietHook, registered
 from ...detect.tensors.torch_private import current_graph_task
 from ...records import Finding
 from ...records.rerun_flag import rerunning
@@ -68,7 +67,7 @@ class CollapseWatch:
     def __init__(self, model: nn.Module, failed: Callable[[Exception], None]) -> None:
         self._model = weakref.ref(model)
         self._failed_outside = failed
-        self._handle: RemovableHandle | None = None
+        self._handle: Handle | None = None
         self._outputs: list[_Output] = []
         self._passes: dict[int, _Pass] = {}
         self._input: Tensor | None = None
@@ -86,7 +85,9 @@ class CollapseWatch:
         if model is None or step > _UNTIL or is_compiled(model):
             self.close()
         elif self._handle is None and not self.done:
-            self._handle = model.register_forward_hook(QuietHook(self._returned, self._failed), with_kwargs=True)
+            self._handle = registered(
+                model.register_forward_hook, QuietHook(self._returned, self._failed), with_kwargs=True
+            )
 
     @property
     def _drawn(self) -> bool:

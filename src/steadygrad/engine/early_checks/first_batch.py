@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ...detect.graph.rules import frozen_by_mistake, saturated_activation
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import tensors_in
-from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.quiet_hook import Handle, QuietHook, registered
 from ...detect.tensors.readable_tensors import why_not_read
 from ...records import Finding
 from ...records.rerun_flag import rerun, rerunning
@@ -39,14 +38,14 @@ class FirstBatch:
     def __init__(self, model: nn.Module, failed: Callable[[Exception], None]) -> None:
         self._model = weakref.ref(model)
         self._failed_outside = failed
-        self._handle: RemovableHandle | None = None
+        self._handle: Handle | None = None
         self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._num_calls = 0
         self._used: list[Any] = []
         self._versions: list[int] = []
         self._beside: dict[str, Tensor] = {}
         self._recurrent: dict[str, float] = {}
-        self._tables: list[RemovableHandle] = []
+        self._tables: list[Handle] = []
         self._read: dict[int, Tensor] = {}
         self.done = False
 
@@ -59,13 +58,13 @@ class FirstBatch:
             self.close()
             return
         hook = QuietHook(self._returned, self._failed)
-        self._handle = model.register_forward_hook(hook, with_kwargs=True)
+        self._handle = registered(model.register_forward_hook, hook, with_kwargs=True)
         for part in model.modules():
             if isinstance(part, nn.Embedding) and not part.weight.requires_grad:
-                self._tables.append(part.register_forward_hook(QuietHook(self._looked_up, self._failed)))
+                self._tables.append(registered(part.register_forward_hook, QuietHook(self._looked_up, self._failed)))
         for name, part in model.named_modules():
             if isinstance(part, nn.RNNBase):
-                self._tables.append(part.register_forward_hook(QuietHook(self._ran(name), self._failed)))
+                self._tables.append(registered(part.register_forward_hook, QuietHook(self._ran(name), self._failed)))
 
     def _failed(self, fault: Exception) -> None:
         self.close()

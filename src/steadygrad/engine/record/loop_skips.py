@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import named_tensors_in
-from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.quiet_hook import QuietHook, registered
 from ...detect.tensors.readable_tensors import describable
 from ...records import Decision, Outcome, Reading
 from ...records.rerun_flag import rerun, rerunning
@@ -152,7 +152,9 @@ class _Watched:
         self._entry: Entry | None = None
         self._made: list[Tensor] = []
         model, hook = loop.program.model, QuietHook(self._returned, self._failed)
-        self._handles = [each.register_forward_hook(hook) for each in (model, *list(model.children())[:_MOST_PARTS])]
+        self._handles = [
+            registered(each.register_forward_hook, hook) for each in (model, *list(model.children())[:_MOST_PARTS])
+        ]
 
     def of(self, entry: Entry) -> list[Tensor]:
         """What was made since this entry."""

@@ -24,6 +24,7 @@ from ...records import Action, Decision, Diagnosis, Finding, Incident, Reading, 
 from ...records.rules import Rule
 from ..fault_barrier import FaultBarrier
 from ..step.window import Window
+from .diagnosis_time import DiagnosisTime
 from .memory_use import MemoryUse
 
 logger = logging.getLogger("steadygrad")
@@ -61,6 +62,7 @@ class RunLog:
         """Called with every incident once, when what could be found out about it is known."""
         self._announced = 0
         self._memory = MemoryUse()
+        self.diagnosis_time = DiagnosisTime()
         self.skipped_by_program = 0
 
     def limits(self, max_grad_norm: float | None) -> RefusalLimits:
@@ -121,7 +123,8 @@ class RunLog:
                 terms = {**terms, **used}
         except Exception as fault:
             self._barrier.note("journal", fault)
-        record = StepRecord(
+        record = object.__new__(StepRecord)  # `StepRecord(...)`, but fast: there is one for each step
+        record.__dict__.update(
             run=self._run,
             step=reading.step,
             attempt=attempt,
@@ -269,13 +272,16 @@ class RunLog:
             self.enter_silent(step, findings, Diagnosis(symptom="nan_state", phase="state", because=because))
             self.announce()
 
-    def leave_out(self, step: int, window: Window) -> tuple[Reading, Decision]:
-        """Remember micro-batches that were taken out of a window before it was full, because someone looked."""
+    def leave_out(self, step: int, window: Window, why: str = "") -> tuple[Reading, Decision]:
+        """Remember micro-batches that were taken out of a window before it was full, because someone looked, or `why`
+        else."""
         losses = [float(terms["loss"]) for terms in window.terms]
         loss = sum(losses) / max(1, len(losses))
-        reading = Reading(step=step, loss=loss, grad_norm=math.nan, batch_key=window.key, refused=True)
+        norm = 0.0 if why else math.nan
+        reading = Reading(step=step, loss=loss, grad_norm=norm, batch_key=window.key, refused=True)
         findings = self.judge(reading)
-        reason = f"left out of an unfinished window: {findings[0].detail if findings else 'it was not finite'}"
+        why = why or (findings[0].detail if findings else "it was not finite")
+        reason = f"left out of an unfinished window: {why}"
         decision = Decision(step=step, actions=(Action.SKIP,), findings=findings, reason=reason)
         with self._barrier("journal", None):
             self._enter_incident(reading, decision)
@@ -380,6 +386,16 @@ class RunLog:
                 kind="batch_written",
             )
             self.journal.event("batch_written", batch_key=key)
+
+    def tell_batch_overwritten(self, step: int, keys: Sequence[str]) -> None:
+        """The program has refilled the memory of batches that would be run again, and there is no copy of them."""
+        with self._barrier("journal", None):
+            self.show(
+                f"step {step}: the memory of batch {', '.join(keys)} was written to after it was fed and there is no "
+                "copy, so its update is left out as a whole and not diagnosed",
+                kind="batch_overwritten",
+            )
+            self.journal.event("batch_overwritten", step=step, batch_keys=list(keys))
 
     def tell_vital(self, found: Finding) -> None:
         """Keep what a sampled check found; it names silent trouble and refuses nothing."""

@@ -15,7 +15,6 @@ from ...detect.refusal_rule import must_refuse
 from ...records import Decision, Diagnosis, Finding, Reading
 from ..distributed.collectives import FailedForAll
 from ..state.earlier_steps import EarlierSteps
-from ..state.forward_state import Entry
 from ..step.numerics_findings import is_fatal, muted
 from ..step.window import Window
 
@@ -112,22 +111,24 @@ class DiagnosisRequests:
 
     # -- an exception of the program
 
-    def of_crash(self, error: BaseException, fed: Sequence[tuple[Any, str]], entry: Entry | None) -> None:
+    @property
+    def explains_crashes(self) -> bool:
+        """Whether one more exception of the program is looked into."""
+        return self._depth is not None and self._loop.consensus.size == 1 and self._crashes < MOST_CRASHES
+
+    def of_crash(self, error: BaseException, window: Window) -> None:
         """The user's code raised in forward: if a NaN of this step is the cause, keep an incident that names it.
 
-        Looks only where a bad tensor is near, and then runs the forward again. The exception is raised as it was. `fed`
-        are the micro-batches of the window with the one it raised for.
+        Looks only where a bad tensor is near, and then runs the forward again. The exception is raised as it was.
+        `window` ends with the micro-batch it raised for.
         """
         loop, depth = self._loop, self._depth
-        if depth is None or entry is None or loop.consensus.size > 1 or self._crashes >= MOST_CRASHES:
+        if depth is None:
             return
-        window = Window()
-        for each, name in fed:
-            window.add(each, name, {}, entry)
         found = self._diagnostician.explain(window, loop.step, error, depth=depth)
         if found is not None:
             self._crashes += 1
-            loop.log.enter_crash(loop.step, fed[-1][1], error)
+            loop.log.enter_crash(loop.step, window.keys[-1], error)
             loop.log.enter_diagnosis(found)
 
     # -- silent problems

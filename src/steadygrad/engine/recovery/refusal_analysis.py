@@ -6,24 +6,27 @@ Restores what the step's forward moved and may run it again. Ends with everythin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.tensors.nested_tensors import named_tensors_in
+from ...detect.tensors.readable_tensors import describable, finite_as_far_as_read
 from ...records import Reading
 from ...records.rerun_flag import rerun
 from ..distributed.consensus import SingleRank
 from ..record.run_log import RunLog
 from ..state.forward_state import Entry, ForwardState
 from ..state.rng import put_rng, take_rng
-from ..state.training_state import TrainingState, bad_state, non_finite
+from ..state.training_state import TrainingState, bad_state, can_be_scanned, non_finite
 from ..step.numerics_findings import muted
 from ..step.user_step import UserStep
-from ..step.window import Window
+from ..step.window import Window, with_room
 
+T = TypeVar("T")
 Kept = list[tuple[Any, str]]
 """Micro-batches with their keys."""
 
@@ -54,28 +57,30 @@ class RefusalAnalysis:
         looked: dict[str, Any] = {}
         if gradients is not None and math.isinf(reading.grad_norm):
             looked["gradients_finite"] = finite_gradients(gradients)
+        if gradients is not None:
+            gradients.tensors = []  # whoever called holds on to this object while the step is run again
         self.put_back(window)
         if not reading.undone:
             looked |= bad_state(self._state)
         looked["bad_inputs"] = tuple(
-            name or "batch" for name in non_finite([item for b in window.batches for item in _floating(b)])
+            name or "batch" for name in _non_finite_in([item for b in window.batches for item in _floating(b)])
         )
         looked = self._consensus.looked(looked, reading)
         clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
         losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
         again = self._consensus.all("can run again", window.can_run_again)
         if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None and again:
-            looked["gradients_finite"] = self._gradients_finite_again(window)
+            looked["gradients_finite"] = self._again(window, lambda: self._gradients_finite_again(window))
         if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
             # What cannot be tried again is taken for an overflow, as GradScaler takes it; a scale that keeps
             # shrinking is its own symptom.
-            looked["scale_to_blame"] = self._finite_at_scale_one(window) if again else True
+            looked["scale_to_blame"] = self._again(window, lambda: self._finite_at_scale_one(window)) if again else True
             if looked["scale_to_blame"]:
                 self._back_off_scale()
         kept: Kept = []
-        may_part = self._program.accumulate > 1 and not self._whole
+        may_part = self._program.accumulate > 1 and not self._whole and again
         if may_part and clean_enough(looked) and not looked.get("scale_to_blame"):
-            kept = self._good_micro_batches(reading, window)
+            kept = self._again(window, lambda: self._good_micro_batches(reading, window))
         reading = replace(reading, refused=True, **looked)
         may_run = clean and again and not looked.get("scale_to_blame")
         reading = self._consensus.find_culprits(reading, self._program, window if may_run else None)
@@ -106,6 +111,10 @@ class RefusalAnalysis:
         scaler._growth_tracker.copy_(growth)
         self._program.zero_grad()
 
+    def _again(self, window: Window, work: Callable[[], T]) -> T:
+        """Out of memory, once more with what can be given back; one of several ranks cannot do that by itself."""
+        return with_room(work, lambda: self.put_back(window)) if self._consensus.size == 1 else work()
+
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:
             self._program.micro(batch)
@@ -126,7 +135,7 @@ class RefusalAnalysis:
         rng = take_rng()
         with muted(), rerun():
             self.put_back(window)
-            finite = self._gradients_finite_again(window)
+            finite = self._again(window, lambda: self._gradients_finite_again(window))
         put_rng(rng)
         return finite
 
@@ -152,7 +161,10 @@ class RefusalAnalysis:
         gradients = GradientProbe(self._program.parameters).measure()
         if finite and (gradients is None or finite_gradients(gradients)):
             return None
-        return self._good_micro_batches(Reading(step=-1, loss=math.nan), window)
+        if not window.can_run_again:
+            self.put_back(window)
+            return []
+        return self._again(window, lambda: self._good_micro_batches(Reading(step=-1, loss=math.nan), window))
 
     def _good_micro_batches(self, reading: Reading, window: Window) -> Kept:
         """Run the window's micro-batches one by one from its beginning and keep the good ones."""
@@ -185,7 +197,15 @@ def clean_enough(looked: dict[str, Any]) -> bool:
 
 
 def _floating(batch: Any) -> list[tuple[str, torch.Tensor]]:
-    return [(n, t) for n, t in named_tensors_in(batch) if t.is_floating_point() and t.numel() and not t.is_sparse]
+    return [(n, t) for n, t in named_tensors_in(batch) if t.is_floating_point() and t.numel()]
+
+
+def _non_finite_in(tensors: list[tuple[str, torch.Tensor]]) -> list[str]:
+    """The names of those with a NaN or Inf: dense ones in one pass, others one by one. Reads the device."""
+    dense = [(name, tensor) for name, tensor in tensors if describable(tensor) and can_be_scanned(tensor)]
+    done = {id(tensor) for _, tensor in dense}
+    odd = [name for name, tensor in tensors if id(tensor) not in done and not finite_as_far_as_read(tensor)]
+    return non_finite(dense) + odd
 
 
 def _norm_of(gradients: Gradients | None, scaler: Any) -> float:

@@ -13,17 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ...detect.detectors.non_finite import non_finite_buffer, non_finite_optimizer_state, non_finite_parameter
 from ...detect.history import History, RefusalLimits
+from ...detect.tensors.kept_content import KeptContent
 from ...policy import Capabilities
 from ...policy.escalation import Ledger
 from ...records import Action, Decision, Finding, Outcome, Reading, from_plain, to_plain
 from ...records.errors import UsageError
 from ..build_parts import Parts
 from ..engine import Engine, Step
-from ..state.batch_buffer import BatchBuffer, BufferedBatch, by_step
+from ..state.batch_buffer import BatchBuffer, BufferedBatch, FetchedBatches, by_step
 from ..state.checkpoint_store import NEVER, CheckpointStore
 from ..state.earlier_steps import EarlierSteps, earlier_steps_of, kinds_and_names
 from ..state.rng import RngState
@@ -141,14 +140,22 @@ class Rollback:
         self._batch_buffer = BatchBuffer()
 
     def batch_buffer(
-        self, step: int, batch: Any, key: str, rng: RngState | None = None, tensors: list[Tensor] | None = None
+        self, step: int, batch: Any, key: str, rng: RngState | None = None, content: KeptContent | None = None
     ) -> None:
         """Keep a batch, with the random state its forward begins with, so that it can be run again."""
         if self._ring is not None:
             try:
-                self._batch_buffer.put(step, batch, key, rng, tensors)
+                self._batch_buffer.put(step, batch, key, rng, content)
             except Exception as fault:
                 self._barrier.note("tape", fault)
+
+    def as_fed(self, step: int, window: Window, later: Window | None = None) -> Window:
+        """The window with the content that its micro-batches had when they were fed; what is lost cannot be run
+        again."""
+        lost = window.as_fed(self._batch_buffer.copy_of, later.contents if later is not None else ())
+        if lost:
+            self._log.tell_batch_overwritten(step, lost)
+        return window
 
     def rngs_of(self, batches: Kept) -> list[RngState | None]:
         """The random states that these of the newest micro-batches began with, where they are known."""
@@ -177,7 +184,9 @@ class Rollback:
     # -- divergence
 
     def note(self, reading: Reading, decision: Decision) -> None:
-        """An applied step: what is learned of its terms, and whether a divergence is suspected."""
+        """An applied step: its loss, what is learned of its terms, and whether a divergence is suspected."""
+        if self._ring is not None:
+            self._batch_buffer.losses[reading.step] = reading.loss
         if reading.terms:
             self._note_terms(reading)
         if decision.findings or self._divergence.watching:
@@ -202,17 +211,20 @@ class Rollback:
         nothing: tuple[Reading, Finding] | None = None
         with self._barrier("divergence_check", nothing) as answer:
             answer.value = self._divergence.look(
-                step, self._snapshot_before_divergence(), self._batch_buffer.newest(len(self._batch_buffer)),
-                self._log.history.recent_losses,
-            )  # fmt: skip
+                step, self._snapshots_for_divergence(), self._batch_buffer, self._log.history.recent_losses
+            )
         if answer.value is not None and self._log.policy.acts:
             reading, found = answer.value
             engine.act_on(Step(step, Window(), Outcome(step=step)), replace(reading, step=step), (found,))
 
-    def _snapshot_before_divergence(self) -> Snapshot | None:
+    def _snapshots_for_divergence(self) -> list[Snapshot]:
+        """The last good one from before it, and those since."""
         assert self._ring is not None
-        onset = self._log.history.best_step
-        return self._ring.newest_good(before=onset) if onset is not None else self._ring.oldest_good()
+        good, onset = self._ring.good(), self._log.history.best_step
+        if onset is None:
+            return good
+        before = [snapshot for snapshot in good if snapshot.step <= onset]
+        return [*before[-1:], *good[len(before) :]] if before else []
 
     def log_tree(self, step: int, batches_seen: int) -> dict[str, Any]:
         """What a resumed run needs besides the training state."""
@@ -263,7 +275,7 @@ class Rollback:
         self._program.precision = _WIDER[self._narrow] if ledger.widened else self._narrow
         return int(log["step"]), int(log["batches_seen"])
 
-    def recent_good(self, window: Window, steps: int = 3) -> list[list[Any]]:
+    def recent_good(self, window: Window, steps: int = 3) -> list[Sequence[Any]]:
         """The micro-batches of a few good steps before this window, for the diagnosis to follow a remedy with."""
         bad = self._bad_keys | set(window.keys)
         size = max(self._program.accumulate, len(window))
@@ -275,7 +287,7 @@ class Rollback:
         else:
             good = good[-steps * size :]
             groups = [good[i : i + size] for i in range(0, len(good) - size + 1, size)]
-        return [[buffered.fetch() for buffered in group] for group in groups]
+        return [FetchedBatches(group) for group in groups]
 
     def past(self, window: Window, scheduler: Any) -> EarlierSteps | None:
         """The good snapshots and the applied steps since the oldest, for the diagnosis to go back to. Copies

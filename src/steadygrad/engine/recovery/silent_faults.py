@@ -120,11 +120,6 @@ class GradientLevels:
                 self._on_device = None
 
 
-def _can_run_again(step: Step) -> bool:
-    """Whether forward and backward of all its micro-batches can be run again to the same gradients."""
-    return step.window.can_run_again and not step.window.left_over
-
-
 class SilentFaults:
     """Asked before each update of a loop whose steps can be run again. One per guard."""
 
@@ -136,12 +131,18 @@ class SilentFaults:
         self.self_check = SelfCheck(loop)
         loop.update_check.failed = lambda fault: loop.barrier.note("silent_faults", fault)
 
+    def _can_run_again(self, step: Step) -> bool:
+        """Whether forward and backward of all its micro-batches can be run again to the same gradients."""
+        window = self._loop.recovery.as_fed(step.number, step.window)
+        return window.can_run_again and not window.left_over
+
     def handled(self, step: Step, reading: Reading) -> bool:
         """Whether a fault was undone, or a step is doubtful: then it has been run again and is settled."""
         loop = self._loop
         shadow, again = loop.update_check.shadow, False
         try:  # not `with loop.barrier`: this is every step's path
-            if shadow is not None and undo_faults(shadow, loop.log, step.number) is not None and _can_run_again(step):
+            found = undo_faults(shadow, loop.log, step.number) if shadow is not None else None
+            if found is not None and self._can_run_again(step):
                 again = True
             else:
                 again = self._doubtful(step, reading)
@@ -185,18 +186,20 @@ class SilentFaults:
             found = answer.value
         if found is None:
             refuses = must_refuse(reading)
-            if self._levels.far_above(reading) and self._may_doubt() and _can_run_again(step):
+            if self._levels.far_above(reading) and self._may_doubt() and self._can_run_again(step):
                 self._first, self._twice, self._checking = reading, self._twice + 1, False
             elif refuses and not self._only_norm_overflows(step, reading):
                 return False
             elif not refuses and loop.update_check.shadow is None:
                 return False  # nothing was compared on the device, so nothing there can have changed
+        if not step.window.can_run_again:
+            return False
         self._run_again(step)
         return True
 
     def _only_norm_overflows(self, step: Step, reading: Reading) -> bool:
         """The host applies such an update: see `look_at_infinite_norm`."""
-        if self._loop.parts.updater.clips or not _can_run_again(step):
+        if self._loop.parts.updater.clips or not self._can_run_again(step):
             return False
         return self._loop.recovery.second_look.only_norm_overflows(reading, step.window)
 
@@ -212,7 +215,7 @@ class SilentFaults:
         far = self._levels.far_above(reading)
         if not (far or self._checking):
             return False
-        if not _can_run_again(step) or not (self._checking or self._may_doubt()):
+        if not self._can_run_again(step) or not (self._checking or self._may_doubt()):
             return False
         self._first, self._twice = reading, self._twice + (not self._checking)
         return True

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -23,9 +25,9 @@ from ...detect.tensors.quiet_hook import registered
 from ...policy.decide import RATE
 from ...records import Reading
 from ..distributed.consensus import SingleRank
+from ..state.kept_bytes import DEVICE, allowed_bytes
 from ..state.state_shadow import StateShadow
 from ..state.training_state import TrainingState, Tree, bad_state, can_be_scanned, copy_tree, largest_magnitudes
-from ..step.trained_parameters import WeakSequence
 
 MOST_TENSORS = 2048
 """Past so many tensors of state, looking at the version of each takes too long to be done in every step."""
@@ -37,9 +39,9 @@ OPTIONS = ("lr", "weight_decay", "momentum", "eps", "betas")
 """Options of a parameter group that must be numbers."""
 JUMP = 3.0
 """A learning rate so many times the last one is new to the update."""
-FIRST, SMALL = 2, 16 << 20
+FIRST, SMALL, COPIES = 2, 16 << 20, 4
 """Updates of an optimizer that torch does not bring along, or of half-precision weights, that are copied first; all of
-them where the weights are on a CPU and take no more bytes than this."""
+them where the weights take no more bytes than this, and on a device so many times that may be kept there."""
 
 _version = operator.attrgetter("_version")
 
@@ -52,39 +54,50 @@ class UpdateCheck:
         on_device: bool = False,
     ) -> None:  # fmt: skip
         """`on_device`: what updates leave in the memory of a device is kept and compared too."""
-        self._optimizers, self._state, self._consensus = WeakSequence(optimizers), state, consensus or SingleRank()
+        self._references = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._state, self._consensus = state, consensus or SingleRank()
         tensors = state.parameters()
         self._on_host = all(t.device.type == "cpu" for t in tensors)
         self._half = any(t.dtype is torch.float16 for t in tensors)
         self._foreign = any(not type(o).__module__.startswith("torch.optim") for o in optimizers)
-        self._small = self._on_host and sum(t.numel() * t.element_size() for t in tensors) <= SMALL
+        self._bytes = sum(t.numel() * t.element_size() for t in tensors)
         self._versions = self._on_host
         self._loaded = self._many = False
         self._with_gradient: frozenset[int] | None = None
-        self._mark: tuple[int, ...] | None = None
+        self._mark: tuple[list[Tensor], int] | None = None
+        """The tensors of state that the last update left, and how often they were written, where that is compared."""
         self._listed: tuple[int, list[Tensor]] = (0, [])
         """The tensors of state, and the identities that they were listed by."""
+        self._looked = self._replaces = False
+        """Whether they were listed just before the update under way; whether an update was seen to replace some."""
         self._rates: list[float] = []
         self._options: list[Any] = []
         """The options of all groups when they were last looked at, and found to be numbers."""
+        self._rated: list[Any] = []
+        """The options that the learning rates were read from."""
         self._held: list[tuple[dict[str, Any], float]] = []
         self._updates = self._careful_left = 0
         self._bad_before: dict[str, Any] = {}
-        self._bad_at_start = set(bad_state(state)["bad_parameters"]) if self._on_host else set()
+        self._begun = state.sharded  # of shards no rank reads alone
+        self._bad_at_start = set[str]()
         self.shadow: StateShadow | None = StateShadow(state) if self._on_host or on_device else None
         """What the last update left; None where it is not kept."""
         self.failed: Callable[[Exception], None] = lambda fault: None
         """Called with a fault of that copy."""
         self._hooks = [registered(o.register_load_state_dict_post_hook, self._note_load) for o in optimizers]
 
+    def _optimizers(self) -> list[Optimizer]:
+        """Those that are still there: whoever trains frees them by letting go."""
+        return [found for reference in self._references if (found := reference()) is not None]
+
     def release(self) -> None:
         """Leave no hook on the optimizers, and keep no copy of what they made."""
         while self._hooks:
             self._hooks.pop().remove()
-        self.shadow, self._listed = None, (0, [])
+        self.shadow, self._listed, self._mark = None, (0, []), None
 
     def _note_load(self, _optimizer: Optimizer) -> None:
-        self._loaded, self._listed = True, (0, [])
+        self._loaded, self._listed, self._mark = True, (0, []), None
         if self.shadow is not None:
             self.shadow.renew()
 
@@ -100,8 +113,19 @@ class UpdateCheck:
 
     @property
     def wants_host(self) -> bool:
-        """Whether the host must be there when the next update is made, also where it could be settled late."""
-        return self._loaded or not self._are_numbers(_options_of(self._optimizers))
+        """Whether the host must be there when the next update is made, also where it could be settled late. Reads the
+        device before the first one: infinities that are there on purpose are accepted once an update was made."""
+        if not self._begun:
+            self._look_at_start()
+        new = self._loaded or (self._bad_at_start and not self._updates)
+        return bool(new) or not self._are_numbers(_options_of(self._optimizers()))
+
+    @property
+    def copies_each(self) -> bool:
+        """Whether every update may go wrong by itself, and its state is so small that it is copied before each."""
+        if not (self._half or self._foreign) or self._bytes > SMALL:
+            return False
+        return self._on_host or COPIES * self._bytes <= allowed_bytes(DEVICE)
 
     def forget(self) -> None:
         """The trained parameters have changed: the next update is new."""
@@ -118,36 +142,58 @@ class UpdateCheck:
         With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value; with
         `large` gradients moments may overflow, and that is this update's doing.
         """
-        self._bad_before = {}
-        self._give_rates_back()  # where the update before raised
+        self._bad_before, self._looked, at_start = {}, False, self._look_at_start()
+        if self._held:
+            self._give_rates_back()  # where the update before raised
         if hold_rate:
             self._hold_rates()
         if self._careful_left:
             self._careful_left -= 1
         elif may_copy and (large or self._is_new(with_gradient)):
-            self._bad_before = bad_state(self._state)
+            self._bad_before = at_start or bad_state(self._state)
             if large and not (self._bad_before["bad_parameters"] or self._bad_before["bad_state"]):
                 self._bad_before = {}
         else:
             return None
-        copied: Tree = copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
-        return copied
+        return self._copy()
+
+    def _copy(self) -> Tree | None:
+        """In host memory, or beside the weights where that is done before each update; None if memory is short."""
+        beside = not self._on_host and self.copies_each
+        try:
+            copied: Tree = copy_tree(self._state.live(), lambda t: t.clone() if beside else t.to("cpu", copy=True))
+            return copied
+        except torch.OutOfMemoryError:
+            self._bytes = sys.maxsize
+            return None
+
+    def _look_at_start(self) -> dict[str, Any] | None:
+        """What is bad before the first update of all; None before the others."""
+        if self._begun:
+            return None
+        bad, self._begun = bad_state(self._state), True
+        self._bad_at_start = set(bad["bad_parameters"])
+        return bad
 
     def _is_new(self, with_gradient: Sequence[int]) -> bool:
         if self._with_gradient is None or self._loaded or not self._with_gradient.issuperset(with_gradient):
             return True
-        optimizers = list(self._optimizers)
+        optimizers = self._optimizers()
         options = _options_of(optimizers)
         if not self._are_numbers(options):
             return True
-        if (self._half or self._foreign) and (self._updates < FIRST or self._small):
+        if self.copies_each or ((self._half or self._foreign) and self._updates < FIRST):
             return True
-        rates = _rates(options)
-        if rates != self._rates and any(
-            now > JUMP * before for now, before in zip(rates, self._rates, strict=False) if before > 0
+        if not _same(options, self._rated) and any(
+            now > JUMP * before for now, before in zip(_rates(options), self._rates, strict=False) if before > 0
         ):
             return True
-        return self._mark is not None and self._mark != self._marked(optimizers)
+        if self._mark is None:
+            return False
+        self._list_state(optimizers)
+        self._looked = True
+        tensors, written = self._mark
+        return tensors is not self._listed[1] or written != sum(map(_version, tensors))
 
     # -- after
 
@@ -156,8 +202,9 @@ class UpdateCheck:
 
         Where there is a copy from before, the caller restores it: then the update is undone to the bit.
         """
-        self._give_rates_back()
-        self._note(with_gradient)
+        if self._held:
+            self._give_rates_back()
+        self._note(with_gradient, new=undo is not None)
         if undo is None:
             return self._sampled()
         bad = self._consensus.looked(bad_state(self._state), Reading(step=-1, loss=0.0))
@@ -172,18 +219,22 @@ class UpdateCheck:
             return before  # the update only passed on what had been put into its moments
         return {**bad, "undone": True, "bad_options": self._bad_options()}
 
-    def _note(self, with_gradient: Sequence[int]) -> None:
+    def _note(self, with_gradient: Sequence[int], *, new: bool) -> None:
         self._updates += 1
         self._loaded = False
         if self._updates == 1 and self._bad_at_start:
             self._bad_at_start -= self._state.accept_infinities(self._bad_at_start)
         if self._with_gradient is None or not self._with_gradient.issuperset(with_gradient):
             self._with_gradient = (self._with_gradient or frozenset()).union(with_gradient)
-        optimizers = list(self._optimizers)
-        self._mark = self._marked(optimizers)
-        now = _rates(_options_of(optimizers))
-        kept = self._rates if len(self._rates) == len(now) else now
-        self._rates = [rate if math.isfinite(rate) else last for rate, last in zip(now, kept, strict=True)]
+        if not self._versions or (self._many and self._updates % MARK_EVERY):
+            self._mark = None
+        else:
+            self._mark_state(new=new)
+        options = _options_of(self._optimizers())
+        if not _same(options, self._rated):
+            now, self._rated = _rates(options), options
+            kept = self._rates if len(self._rates) == len(now) else now
+            self._rates = [rate if math.isfinite(rate) else last for rate, last in zip(now, kept, strict=True)]
         if self.shadow is not None:
             try:
                 self.shadow.keep()
@@ -210,7 +261,7 @@ class UpdateCheck:
     # -- learning rates that are no numbers
 
     def _hold_rates(self) -> None:
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        groups = [group for optimizer in self._optimizers() for group in optimizer.param_groups]
         for group, last in zip(groups, self._rates, strict=False):
             rate = group.get("lr")
             if isinstance(rate, float) and not math.isfinite(rate) and math.isfinite(last):
@@ -224,7 +275,7 @@ class UpdateCheck:
 
     def _bad_options(self) -> tuple[str, ...]:
         """Options that are no finite numbers, each with its value."""
-        options = _options_of(self._optimizers)
+        options = _options_of(self._optimizers())
         named = zip(OPTIONS * len(options), options, strict=False)
         bad = {key: value for key, value in named if isinstance(value, float) and not math.isfinite(value)}
         return tuple(f"{RATE if key == 'lr' else key} is {value}" for key, value in bad.items())
@@ -233,6 +284,8 @@ class UpdateCheck:
 
     def _are_numbers(self, options: list[Any]) -> bool:
         """Whether all of them are finite. A tensor on a device is not read. Those that were not set anew are known."""
+        if _same(options, self._options):
+            return True
         known = self._options if len(options) == len(self._options) else [None] * len(options)
         for value, before in zip(options, known, strict=True):
             if value is not before:
@@ -242,7 +295,8 @@ class UpdateCheck:
         self._options = options
         return True
 
-    def _state_tensors(self, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    def _list_state(self, optimizers: Sequence[Optimizer]) -> None:
+        """Look which tensors of state there are."""
         states = [state for optimizer in optimizers for state in optimizer.state.values()]
         try:
             values = list(chain.from_iterable(map(dict.values, states)))
@@ -250,27 +304,33 @@ class UpdateCheck:
             values = [value for state in states if isinstance(state, dict) for value in state.values()]
         ids = sum(map(id, values))
         if ids != self._listed[0]:
-            self._listed = (ids, [value for value in values if isinstance(value, Tensor)])
-        return self._listed[1]
+            tensors = [value for value in values if isinstance(value, Tensor)]
+            self._listed = (ids, self._listed[1] if _same(tensors, self._listed[1]) else tensors)
 
-    def _marked(self, optimizers: Sequence[Optimizer]) -> tuple[int, ...] | None:
-        """Which tensors of state there are and how often they were written."""
-        if not self._versions or (self._many and self._updates % MARK_EVERY):
-            return None
-        tensors = self._state_tensors(optimizers)
-        which = sum(map(id, tensors))
-        if self._mark is None or which != self._mark[0]:
+    def _mark_state(self, *, new: bool) -> None:
+        """Mark the state that an update has left. Most updates write to the tensors that were there before."""
+        if new or self._replaces or not self._looked:
+            before = self._listed[1]
+            self._list_state(self._optimizers())
+            self._replaces |= self._looked and before is not self._listed[1]
+        tensors = self._listed[1]
+        if self._mark is None or self._mark[0] is not tensors:
             if len(tensors) > MOST_TENSORS or any(map(Tensor.is_inference, tensors)):
-                self._versions = False
-                return None
+                self._versions, self._mark = False, None
+                return
             self._many = len(tensors) > FEW_TENSORS
-        return which, len(tensors), sum(map(_version, tensors))
+        self._mark = tensors, sum(map(_version, tensors))
 
 
 def _options_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     """Those options of all groups that must be numbers, group by group."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return [value for group in groups for value in map(group.get, OPTIONS)]
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    """Whether these are the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _rates(options: list[Any]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .batch_buffer import BatchBuffer, BufferedBatch, by_step
+from .batch_buffer import BatchBuffer, BufferedBatch, FetchedBatches, by_step
 from .snapshot_ring import Snapshot, SnapshotRing
 
 
@@ -24,12 +24,12 @@ class EarlierSteps:
     bad_at_start: frozenset[tuple[str, str]] = frozenset()
     """(kind, name) of parameters and buffers that were not finite before the very first step."""
 
-    def since(self, step: int, before: int) -> list[tuple[int, list[Any]]] | None:
+    def since(self, step: int, before: int) -> list[tuple[int, Sequence[Any]]] | None:
         """(step, batches) of the steps from `step` up to `before`, that not among them; None if some are lost."""
         wanted = [(number, group) for number, group in self.windows if step <= number < before]
         if step < self.lost_before or any(buffered.changed() for _, group in wanted for buffered in group):
             return None
-        return [(number, [buffered.fetch() for buffered in group]) for number, group in wanted]
+        return [(number, FetchedBatches(group)) for number, group in wanted]
 
 
 def earlier_steps_of(

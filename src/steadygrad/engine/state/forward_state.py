@@ -11,9 +11,9 @@ in every incident, because batch norm's kernels write running statistics without
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from ...detect.tensors.readable_tensors import has_values, only_shape
-from .moving_tensors import FrozenParameters, Slot, getter, setter
-from .rng import RngState, put_rng, rewound, same_rng, take_rng
+from ..step.trained_parameters import ModuleTree
+from .moving_tensors import FrozenParameters, Slot, getter, prefix_of, setter
+from .rng import Asides, RngState, put_rng, rewound, same_rng, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _STRETCHES, _IN_ONE_WINDOW = 512, 4096
@@ -50,7 +51,11 @@ class ForwardState:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
+        self._tree = ModuleTree(self._modules)
+        self.changes = 0
+        """How often modules were found to have been added, removed or replaced."""
         self._slots: dict[str, Slot] = {}
+        self._finite_at_start: dict[str, bool] = {}
         self._counters: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self._hot_counters: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._cold_counters: dict[tuple[int, str], Any] = {}
@@ -59,10 +64,11 @@ class ForwardState:
         self._pool: list[list[Tensor]] = []
         self._frozen = FrozenParameters(self._modules)
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
-        self._marks = {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
+        self._marks = self._all_marks()
         self._told: set[str] = set()
         self._stretches: list[tuple[RngState, RngState | None]] = []
         self._num_stretches = self._window_began = 0
+        self._asides = Asides()
         self._find_slots()
         self._remember_counters()
         self._cold: tuple[list[tuple[int, str]], list[dict[str, Any]], list[str], list[Any]] = ([], [], [], [])
@@ -72,39 +78,77 @@ class ForwardState:
         """Add state the guard cannot see: `take()` returns a copy, `put(copy)` restores it."""
         self._extras[name] = (take, put)
 
+    def refresh(self) -> bool:
+        """To be called before a forward. Whether modules were added, removed or replaced since the last: then what they
+        hold is taken from now on, before every forward."""
+        if not self._tree.changed():
+            return False
+        self.changes += 1
+        self._look_at_counters()
+        self._marks = {key: self._marks.get(key, mark) for key, mark in self._all_marks().items()}
+        before, self._slots = self._slots, {}
+        self._find_slots(hot=True, known=before)
+        self._frozen = FrozenParameters(self._modules)
+        self._slots |= self._frozen.named([name for name, slot in before.items() if slot.cold is None])
+        self._counters, self._counter_names = {}, {}
+        self._remember_counters()
+        homes = {key: home for key, (home, _, _) in self._counters.items()}
+        hot = {key: each for key, each in self._hot_counters.items() if homes.get(key) is each[0]}
+        self._hot_counters, self._cold_counters = hot, {key: self._cold_counters[key] for key in hot}
+        self._list_cold_counters()
+        return True
+
     def non_finite_at_start(self) -> frozenset[str]:
         """Tensors that held a NaN or an infinity before the first step: additive masks, values not yet measured."""
-        return frozenset(
-            slot.name
-            for slot in self._slots.values()
-            if slot.cold is not None
-            and (slot.cold.is_floating_point() or slot.cold.is_complex())
-            and has_values(slot.cold)
-            and not bool(torch.isfinite(slot.cold.float() if slot.cold.element_size() == 1 else slot.cold).all())
-        )
+        for slot in self._slots.values():
+            if slot.name not in self._finite_at_start:
+                self._finite_at_start[slot.name] = slot.cold is None or _is_finite(slot.cold)
+        return frozenset(name for name, finite in self._finite_at_start.items() if not finite)
 
     def take(self) -> Entry:
         """A copy of the state before a forward pass. Allocates for hot tensors only, does not sync."""
         self._takes_since_audit += 1
         if self._waits:
             self._find_slots(hot=True)
-        self._look_before_forward()
+        if self._slots:
+            self._look_before_forward()
         self._look_at_counters()
         if self._frozen.looks:
             self._frozen.before_forward()
-        slots = [slot for slot in self._slots.values() if slot.hot]
-        copies = self._copies([slot.tensor for slot in slots])
+        hot = [slot for slot in self._slots.values() if slot.hot] if self._slots else []
+        copies = self._copies([slot.tensor for slot in hot]) if hot else []
         rng = take_rng()
+        self._asides.window_begins()
         self._window_began = self._num_stretches
         self._begin_stretch(rng, _STRETCHES)
         return Entry(
             rng,
-            [(slot, slot.tensor, copy) for slot, copy in zip(slots, copies, strict=True)],
-            {key: home.get(name) for key, (home, name) in self._hot_counters.items()},
+            [(slot, slot.tensor, copy) for slot, copy in zip(hot, copies, strict=True)] if hot else [],
+            {key: home.get(name) for key, (home, name) in self._hot_counters.items()} if self._hot_counters else {},
             self._takes_since_audit,
-            self.extras(),
+            self.extras() if self._extras else {},
             self._num_stretches - 1,
         )
+
+    @property
+    def num_modules(self) -> int:
+        return len(self._modules)
+
+    def include(self, modules: list[nn.Module], entry: Entry) -> None:
+        """Further modules, before their first forward in the window that `entry` began: it is as if taken with them."""
+        first, slots, counters = len(self._modules), set(self._slots), set(self._counters)
+        self._modules += modules
+        self._tree = ModuleTree(self._modules)
+        self._marks |= {id(module): _marks_of(module) for root in modules for module in root.modules()}
+        self._frozen.include(modules, first)
+        self._find_slots(hot=True)
+        fresh = [slot for name, slot in self._slots.items() if name not in slots]
+        entry.hot += [(slot, slot.tensor, slot.tensor.detach().clone()) for slot in fresh]
+        self._remember_counters(first)
+        for key, (home, name, value) in self._counters.items():
+            if key not in counters:
+                self._hot_counters[key] = (home, name)
+                self._cold_counters[key] = entry.counters[key] = value
 
     def took_again(self) -> None:
         """Another forward of the same window begins: what other code draws between two of them is not its own."""
@@ -130,10 +174,33 @@ class ForwardState:
         """The stretch of training code that comes next."""
         return self._num_stretches
 
+    def aside(self, *, began: bool) -> None:
+        """A forward without gradients begins or ends, before the first one of a window. Does not sync."""
+        self._asides.began() if began else self._asides.ended()
+
+    @property
+    def uncertain_draws(self) -> list[str]:
+        """What may have been drawn for the window under way before it began, and is not known to be its own."""
+        return [] if self._asides.usual else ["random numbers (drawn by calls without gradients before it)"]
+
+    def drawn_before(self, entry: Entry) -> bool:
+        """Whether other code drew numbers of torch between the stretch before an entry and the entry, or it is not
+        known."""
+        before = entry.place - (self._num_stretches - len(self._stretches)) - 1
+        left = self._stretches[before][1] if before >= 0 else None
+        for began, ended in (*self._asides.of_window, (entry.rng, None)):
+            if left is None or not same_rng(
+                replace(left, python=(), numpy=None), replace(began, python=(), numpy=None)
+            ):
+                return True
+            left = ended
+        return False
+
     def rng_without(self, place: int) -> RngState:
         """The random states as if training code since `place` had drawn nothing; draws of other code stay drawn."""
         first = place - (self._num_stretches - len(self._stretches))
-        return rewound(take_rng(), self._stretches[first:]) if first >= 0 else take_rng()
+        before = self._asides.of_window if self._asides.usual and place == self._window_began else ()
+        return rewound(take_rng(), [*before, *self._stretches[first:]]) if first >= 0 else take_rng()
 
     def forget_since(self, place: int) -> None:
         """Training code since `place` is as if it had never run."""
@@ -346,11 +413,14 @@ class ForwardState:
 
     # -- finding what there is
 
-    def _find_slots(self, *, hot: bool = False) -> None:
+    def _all_marks(self) -> dict[int, dict[str, Any]]:
+        return {id(module): _marks_of(module) for root in self._modules for module in root.modules()}
+
+    def _find_slots(self, *, hot: bool = False, known: Mapping[str, Slot] | None = None) -> None:
         """All tensors that are not known yet. Those of a lazy module come to be in its first forward."""
         self._waits = False
         for root_index, root in enumerate(self._modules):
-            prefix = "" if root_index == 0 else f"loss_fn{root_index}."
+            prefix = prefix_of(root_index)
             for path, module in root.named_modules():
                 for name, value, get, put in _tensors_of(module):
                     full = prefix + (f"{path}.{name}" if path else name)
@@ -359,11 +429,14 @@ class ForwardState:
                     if is_lazy(value):
                         self._waits = True
                         continue
+                    if known is not None and full in known and known[full].module is module:
+                        self._slots[full] = known[full]
+                        continue
                     cold = value.detach().to("cpu", copy=True)
                     self._slots[full] = Slot(full, module, get, put, value, value._version, cold, module.training, hot)
 
-    def _remember_counters(self) -> None:
-        for root_index, root in enumerate(self._modules):
+    def _remember_counters(self, first: int = 0) -> None:
+        for root_index, root in enumerate(self._modules[first:], first):
             for path, module in root.named_modules():
                 if isinstance(module, nn.parallel.DistributedDataParallel):
                     continue  # its numbers say how it communicates, and are no part of the step's
@@ -403,6 +476,12 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
         for name, value in list(home.items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not only_shape(value):
                 yield name, value, getter(home, name), setter(home, name)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not has_values(tensor):
+        return True
+    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
 
 
 def _marks_of(module: nn.Module) -> dict[str, Any]:

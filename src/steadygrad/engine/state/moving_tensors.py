@@ -48,13 +48,7 @@ class FrozenParameters:
     forwards and in one after each audit. Host work only."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._all: dict[str, tuple[nn.Module, str, nn.Parameter]] = {}
-        for index, root in enumerate(modules):
-            prefix = "" if index == 0 else f"loss_fn{index}."
-            for path, module in root.named_modules():
-                for name, parameter in module._parameters.items():
-                    if type(parameter) is nn.Parameter and not parameter.requires_grad and _is_plain(parameter):
-                        self._all[f"{prefix}{path}.{name}" if path else prefix + name] = (module, name, parameter)
+        self._all = _frozen_in(modules, 0)
         self.looks = _LOOKS if self._all else 0
         """Forwards that are still to be looked at."""
         self.marks: dict[str, tuple[int, int]] = {}
@@ -62,6 +56,13 @@ class FrozenParameters:
         self._bytes = 0
         self.not_restored: list[str] = []
         """Those that move and take too many bytes to be copied before every forward."""
+
+    def include(self, modules: Sequence[nn.Module], first: int) -> None:
+        """Further modules, numbered from `first`; the forward under way is looked at for them."""
+        found = _frozen_in(modules, first)
+        self._all |= found
+        self.marks |= {name: _mark(parameter) for name, (_, _, parameter) in found.items()}
+        self.looks = max(self.looks, _LOOKS - 1) if found else self.looks
 
     def look_again(self) -> None:
         """Look at the next forward as well."""
@@ -80,6 +81,7 @@ class FrozenParameters:
             for name, (module, own, parameter) in self._all.items()
             if module._parameters.get(own) is parameter
             and not parameter.requires_grad
+            and name in marks
             and _mark(parameter) != marks[name]
         ]
         self._bytes += sum(self._all[name][2].nbytes for name in moved)
@@ -104,6 +106,21 @@ class FrozenParameters:
         return found
 
 
+def _frozen_in(modules: Sequence[nn.Module], first: int) -> dict[str, tuple[nn.Module, str, nn.Parameter]]:
+    return {
+        prefix_of(index) + (f"{path}.{name}" if path else name): (module, name, parameter)
+        for index, root in enumerate(modules, first)
+        for path, module in root.named_modules()
+        for name, parameter in module._parameters.items()
+        if type(parameter) is nn.Parameter and not parameter.requires_grad and _is_plain(parameter)
+    }
+
+
+def prefix_of(index: int) -> str:
+    """What the names in a root module begin with, by its place."""
+    return f"loss_fn{index}." if index else ""
+
+
 def _is_plain(parameter: nn.Parameter) -> bool:
     return parameter.layout is torch.strided and parameter.device.type != "meta" and type(parameter.data) is Tensor
 
@@ -112,11 +129,13 @@ def _mark(parameter: nn.Parameter) -> tuple[int, int]:
     return parameter._version, parameter.data_ptr()
 
 
-def getter(home: dict[str, Any], name: str) -> Callable[[], Any]:
-    return lambda: home.get(name)
+def getter(home: Any, name: str) -> Callable[[], Any]:
+    if isinstance(home, dict):
+        return lambda: home.get(name)
+    return lambda: dict(home.items()).get(name)  # of a scripted module
 
 
-def setter(home: dict[str, Any], name: str) -> Callable[[Any], None]:
+def setter(home: Any, name: str) -> Callable[[Any], None]:
     def put(value: Any) -> None:
         home[name] = value
 

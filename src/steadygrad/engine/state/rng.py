@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import random
 import struct
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,21 +144,15 @@ class _Pages:
     def __init__(self) -> None:
         self._all: list[_Page] = []
         self._page: _Page | None = None
-        self._last: tuple[bytes, torch.Tensor] | None = None
 
     def keep(self, state: torch.Tensor) -> torch.Tensor:
-        """A copy of a state, or the last one where nothing was drawn since. A page is used again when no state in it is
-        needed any more."""
-        raw, last = ctypes.string_at(state.data_ptr(), state.numel()), self._last
-        if last is not None and last[0] == raw:
-            return last[1]
+        """A copy of a state. A page is used again when no state in it is needed any more."""
         page, number = self._page, None
         while page is None or page.memory.shape[1] != state.numel() or (number := next(page.free, None)) is None:
             page = self._page = self._next_page(state.numel())
         place = page.memory[number]
         ctypes.memmove(place.data_ptr(), state.data_ptr(), state.numel())
         page.kept.append(weakref.ref(place))
-        self._last = (raw, place)
         return place
 
     def _next_page(self, size: int) -> _Page:
@@ -176,6 +171,69 @@ class _Pages:
 
 
 _pages = _Pages()
+
+
+class _TorchRng:
+    """The state of torch's CPU generator. Taking it makes a tensor of 5 kB, so an unchanged one is recognised by its
+    raw bytes. Where they lie is torch's own business: it is looked for once, and where it is not found those of the
+    tensor are compared."""
+
+    WORDS, HEAD, TAIL = 624, 24, 28
+    """Numbers of the state, and the bytes before (seed, place) and behind them (a normal number that is left over)."""
+    SEARCHED = 128
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, torch.Tensor] = (b"", torch.empty(0))
+        self._memory: Any = None
+        self._looked = False
+
+    def take(self) -> torch.Tensor:
+        raw, last = self._memory.raw if self._memory is not None else b"", self._last
+        if raw and raw == last[0]:
+            return last[1]
+        state = torch.default_generator.get_state()
+        # Where a mode or a transform of the program sees or replaces every operation, there is none of ours.
+        if num_dispatch_modes() or num_function_modes() or innermost_transform() or torch.is_inference_mode_enabled():
+            return state
+        if not self._looked:
+            self._look()
+        if self._memory is None:
+            raw = ctypes.string_at(state.data_ptr(), state.numel())
+        elif not raw or self._memory.raw != raw:
+            return _pages.keep(state)  # found only now, or another thread has drawn meanwhile
+        if raw != last[0]:
+            last = self._last = (raw, _pages.keep(state))
+        return last[1]
+
+    def _look(self) -> None:
+        """Find the raw bytes of the generator, and try on another one that they change with whatever is drawn."""
+        self._looked = True
+        with contextlib.suppress(AttributeError, RuntimeError, struct.error):
+            trial = torch.Generator()
+            found, memory, start = self._found(torch.default_generator), self._found(trial), trial.get_state()
+            moves: list[Callable[[], Any]] = [
+                functools.partial(draw, 1, generator=trial) for draw in 2 * (torch.rand, torch.randn, torch.randn)
+            ]
+            moves += [lambda: trial.manual_seed(7), lambda: trial.set_state(start)]
+            for move in moves:
+                before = memory.raw
+                move()
+                if memory.raw == before:
+                    return
+            self._memory = found
+
+    def _found(self, generator: torch.Generator) -> Any:
+        state = generator.get_state()
+        words = struct.unpack_from(f"={self.WORDS}Q", ctypes.string_at(state.data_ptr(), state.numel()), self.HEAD)
+        address: int = generator._cdata  # type: ignore[attr-defined]
+        raw = struct.pack(f"={self.WORDS}I", *words)
+        place = ctypes.string_at(address, self.SEARCHED + len(raw)).find(raw)
+        if place < self.HEAD or place % 4:
+            raise AttributeError
+        return _memory(address + place - self.HEAD, self.HEAD + len(raw) + self.TAIL)
+
+
+_torch = _TorchRng()
 _cuda: dict[int, tuple[tuple[int, int], torch.Tensor]] = {}
 
 
@@ -188,16 +246,22 @@ def _cuda_state(generator: torch.Generator) -> torch.Tensor:
     return known[1]
 
 
+_last: RngState | None = None
+
+
 def take_rng() -> RngState:
-    """The global random states now. Does not sync: CUDA generators keep seed and offset on the host."""
+    """The global random states now; the same object while nothing is drawn. Does not sync: CUDA generators keep seed
+    and offset on the host."""
+    global _last
     cuda: tuple[torch.Tensor, ...] = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = tuple(map(_cuda_state, torch.cuda.default_generators))
-    cpu = torch.default_generator.get_state()
-    # Where a mode or a transform of the program sees or replaces every operation, there is none of ours.
-    if not (num_dispatch_modes() or num_function_modes() or innermost_transform() or torch.is_inference_mode_enabled()):
-        cpu = _pages.keep(cpu)
-    return RngState(cpu, cuda, _python.take(), _numpy.take())
+    cpu, python, numpy, last = _torch.take(), _python.take(), _numpy.take(), _last
+    if last is None or not (last.cpu is cpu and last.python is python and last.numpy is numpy) or (
+        (cuda or last.cuda) and list(map(id, last.cuda)) != list(map(id, cuda))
+    ):  # fmt: skip
+        last = _last = RngState(cpu, cuda, python, numpy)
+    return last
 
 
 def put_rng(state: RngState) -> None:
@@ -239,6 +303,37 @@ def same_rng(one: RngState, other: RngState) -> bool:
     """Whether all random states are the same."""
     mine, others = _generators(one), _generators(other)
     return len(mine) == len(others) and all(map(_same, mine, others))
+
+
+class Asides:
+    """What forwards without gradients drew before the first forward of a window: the value of the next state by a model
+    with dropout, say. They belong to the window where each window has as many; else it is not known."""
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        self._since: list[tuple[RngState, RngState | None]] = []
+        self._counts = [0, 0]
+        self.of_window: list[tuple[RngState, RngState | None]] = []
+        """The stretches before the window under way."""
+        self.usual = True
+        """Whether the windows before had as many."""
+
+    def began(self) -> None:
+        self._since.append((take_rng(), None))
+        del self._since[: -self._MOST]
+
+    def ended(self) -> None:
+        if self._since:
+            before, _ = self._since.pop()
+            if not same_rng(before, now := take_rng()):
+                self._since.append((before, now))
+
+    def window_begins(self) -> None:
+        self.of_window, self._since = self._since, []
+        count = len(self.of_window)
+        self.usual = not count or (self._counts == [count, count] and count < self._MOST)
+        self._counts = [self._counts[1], count]
 
 
 def _generators(state: RngState) -> list[Any]:

@@ -128,10 +128,6 @@ class SnapshotRing:
         """All finite snapshots, oldest first. Waits for copies on a GPU."""
         return [snapshot for snapshot in self._ring if snapshot.good]
 
-    def oldest_good(self) -> Snapshot | None:
-        """The oldest finite snapshot."""
-        return next((snapshot for snapshot in self._ring if snapshot.good), None)
-
     def clear(self) -> None:
         """Forget all of them."""
         self._ring.clear()

@@ -135,16 +135,13 @@ class StateShadow:
         self._state = state
         self._groups: list[_Group] = []
         self._listed: list[tuple[str, int, torch.Size]] = []
-        self._restored = -1
+        self._restored, self._key = -1, 0
         self._updates = self._steps = self._events = 0
         self._faults: Counter[str] = Counter()
         self._theirs: Counter[str] = Counter()
         self._flag: Tensor | None = None
-
-    @property
-    def on_host(self) -> bool:
+        self.on_host = True
         """Whether comparing needs no device to be waited for."""
-        return all(group.tensors[0].device.type == "cpu" for group in self._groups)
 
     def forget(self) -> None:
         """The state is about to be other than the last update left it."""
@@ -219,6 +216,10 @@ class StateShadow:
 
     def _list(self) -> None:
         """Look which tensors there are, and choose the smallest."""
+        key = self._state.identities()
+        if self._updates == 1 and key == self._key:  # the second update made no further state
+            return
+        self._key = key
         found = [(name, t.detach()) for name, t in self._state.floating_tensors() if not name.startswith("buffer ")]
         found = [(name, t) for name, t in found if self._theirs[name] < 2 + self._steps // _OFTEN]
         found = [(name, t) for name, t in found if t.dim() and t.is_contiguous() and not _shared(t)]
@@ -234,6 +235,7 @@ class StateShadow:
         if listed != self._listed:
             self._listed = listed
             self._groups = [_Group(named) for named in chosen.values()]
+            self.on_host = all(device.type == "cpu" for _, device in chosen)
 
 
 def _bits(values: Tensor) -> Tensor:

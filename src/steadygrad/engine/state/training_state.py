@@ -25,6 +25,7 @@ from .forward_state import ForwardState
 from .rng import RngState, put_rng, rng_from_plain, take_rng
 
 Tree = dict[str, Any]
+_SCANNED = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))  # float8: there is no norm of it
 _infinities: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 """Parameters with infinities that were accepted, by identity, and where these are."""
 
@@ -59,7 +60,7 @@ class TrainingState:
         Of a sharded tensor it has the part that lives on this rank.
         """
         tree = self._live()
-        return locals_in(tree) if self._sharded else tree
+        return locals_in(tree) if self.sharded else tree
 
     def _live(self) -> Tree:
         return {
@@ -77,7 +78,7 @@ class TrainingState:
     def parameters(self) -> list[Tensor]:
         """The parameters on this rank, in order."""
         return (
-            [local_of(p.data) for p in self._parameters.values()] if self._sharded else list(self._parameters.values())
+            [local_of(p.data) for p in self._parameters.values()] if self.sharded else list(self._parameters.values())
         )
 
     def set_parameters(self, parameters: Mapping[str, Tensor]) -> None:
@@ -85,7 +86,7 @@ class TrainingState:
         self._all = dict(parameters)
         self._ids = frozenset(map(id, self._all.values()))
         self._waits = any(map(is_lazy, self._all.values()))
-        self._sharded = any(map(is_sharded, self._all.values()))
+        self.sharded = any(map(is_sharded, self._all.values()))
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -95,6 +96,10 @@ class TrainingState:
         ready = {name: p for name, p in self._all.items() if not is_lazy(p)}
         self._waits = len(ready) < len(self._all)
         return ready
+
+    def accept_buffers(self) -> None:
+        """Modules were added or replaced: what is not finite in them by now is as the program made it."""
+        self._non_finite_at_start |= self.forward.non_finite_at_start()
 
     def exchange_parameters(self, others: Mapping[int, Tensor]) -> None:
         """From now on `others[id(p)]` is the parameter wherever p was."""
@@ -108,7 +113,7 @@ class TrainingState:
             if name in tree["parameters"]:  # else it had no values yet
                 local_of(parameter.data).copy_(tree["parameters"][name])
             parameter.grad = None
-        for optimizer, saved in zip(self._optimizers, tree["optimizers"], strict=True):
+        for optimizer, saved in self._optimizers.beside(tree["optimizers"]):
             _restore_optimizer(optimizer, saved)
         self.forward.put_tensors(tree["buffers"])
         self.forward.put_counters(tree["counters"])
@@ -143,6 +148,13 @@ class TrainingState:
             _infinities[key] = (gone, torch.isinf(parameter.detach()))
         return accepted
 
+    def identities(self) -> int:
+        """A number that is another one when a tensor of the weights or moments was exchanged. Host work only."""
+        states = [state for o in self._optimizers for each in (o, *inner_optimizers(o)) for _, state in states_of(each)]
+        found = [*self._parameters.values(), *(value for state in states for value in state.values())]
+        plain = [each for each in found if type(each) in (Tensor, nn.Parameter) and each.layout is torch.strided]
+        return hash((*map(id, found), *map(Tensor.data_ptr, plain)))
+
     def floating_tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters, moments and buffers with a name each: what must be finite for a state to be called good."""
         found = [(f"parameter {name}", _judged(p)) for name, p in self._parameters.items()]
@@ -154,7 +166,7 @@ class TrainingState:
             found += [(f"optimizer {key}", v) for key, v in own_state(optimizer).items() if isinstance(v, Tensor)]
         buffers = self.forward.tensors().items()
         found += [(f"buffer {name}", t) for name, t in buffers if name not in self._non_finite_at_start]
-        if self._sharded:
+        if self.sharded:
             found = [(name, local_of(t)) for name, t in found]
         return [(name, t) for name, t in found if can_be_scanned(t)]
 
@@ -170,13 +182,11 @@ def _judged(parameter: Tensor) -> Tensor:
 def can_be_scanned(tensor: Tensor) -> bool:
     """Whether a tensor's values can be read by the multi-tensor kernels: dense, with memory, of a floating type."""
     return (
-        tensor.is_floating_point()
+        tensor.dtype in _SCANNED
         and tensor.numel() > 0
         and tensor.layout is torch.strided
         and not only_shape(tensor)
-        and tensor.element_size() > 1  # float8: there is no norm of it
         and not tensor.is_nested
-        and not tensor.is_quantized
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...records import Finding, Reading, Severity
 
-_BOARD = "steadygrad.numerics.published_findings"
+BOARD = "steadygrad.numerics.published_findings"
 
 
 def with_numerics_findings(reading: Reading, *, made: bool, alone: bool) -> Reading:
@@ -21,7 +21,7 @@ def with_numerics_findings(reading: Reading, *, made: bool, alone: bool) -> Read
     What is fatal and was posted after an update was `made` is for the update that comes. Unless the process is `alone`
     nothing is fatal any more: what one rank was told must not bind the others.
     """
-    room: Any = sys.modules.get(_BOARD)
+    room: Any = sys.modules.get(BOARD)
     if room is None or (made and room.board().urgent):
         return reading
     found: tuple[Finding, ...] = room.board().take(step=reading.step, rank=reading.rank, wait=False)
@@ -32,13 +32,13 @@ def with_numerics_findings(reading: Reading, *, made: bool, alone: bool) -> Read
 
 def take_earlier() -> tuple[Finding, ...]:
     """What was posted before a run began, taken off the board: it belongs to none of its steps."""
-    room: Any = sys.modules.get(_BOARD)
+    room: Any = sys.modules.get(BOARD)
     return () if room is None else tuple(room.board().take(wait=False))
 
 
 def urgent() -> bool:
     """Whether something fatal waits, so that the coming update must be judged before it is applied."""
-    room: Any = sys.modules.get(_BOARD)
+    room: Any = sys.modules.get(BOARD)
     return room is not None and room.board().urgent
 
 
@@ -48,5 +48,5 @@ def is_fatal(posted: tuple[Finding, ...]) -> bool:
 
 def muted() -> AbstractContextManager[Any]:
     """Within the block nothing is posted by this thread: its steps are only run again."""
-    room: Any = sys.modules.get(_BOARD)
+    room: Any = sys.modules.get(BOARD)
     return nullcontext() if room is None else room.board().muted()

@@ -57,6 +57,8 @@ class SampledChecker:
         self._provisional: list[Finding] = []
         self._entered: set[tuple[str, str]] = set()
         self._first_loss: float | None = None
+        self.idle = range(0)
+        """Steps before whose forwards there is nothing to do."""
         self.recorder: LoopRecorder | None = None
         """Keeps the record of what the loop calls."""
         with barrier("vitals", None):
@@ -105,10 +107,18 @@ class SampledChecker:
                 self._collapse.before_forward(step)
             self.expects |= self._collapse.listening
         if self._vitals is None or self.sampling is not None or not self._vitals.due(step):
+            if self._first_batch.done and self._collapse.done:
+                self.idle = range(step + 1, self._next_look(step))
             return
         with self._vitals_barrier():
             self.sampling, self.expects = step, True
             self._vitals.before_forward()
+
+    def _next_look(self, step: int) -> int:
+        """The first step after this one at which the recorder or the vitals have something to do."""
+        looks = [self.recorder.next_look(step)] if self.recorder is not None else []
+        looks += [self._vitals.next_due(step)] if self._vitals is not None else []
+        return min(looks, default=step + AUDIT_EVERY)
 
     def after_forward(self, step: int, forward: ForwardState) -> None:
         """The audit, where due: at once after a forward, so that what it moved is known before the next one.

@@ -18,7 +18,12 @@ class StepMode:
     """Which modules were training at the last step."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
-        self._modules = [module for root in roots for module in root.modules()]
+        self._roots = list(roots)
+        self.follow()
+
+    def follow(self) -> None:
+        """Modules were added or replaced: note the mode of those as well."""
+        self._modules = [module for root in self._roots for module in root.modules()]
         self._training: list[bool] = []
 
     def note(self) -> None:

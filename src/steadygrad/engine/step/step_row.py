@@ -27,14 +27,42 @@ class Layout:
 
 @dataclass(slots=True)
 class Row:
-    """One step's numbers, still on the device, in the order of the layout. The last place is the flag's, 0 so far."""
+    """One step's numbers, still on the device, in the order of the layout."""
 
-    values: Tensor
+    parts: list[Tensor]
+    """The norms, and each of the other numbers."""
     layout: Layout
-    plain_total: bool = True
-    """Whether the total norm stands here as it was computed, and not widened."""
+    total: Tensor
+    no_flag: Tensor
+    packed: Tensor | None = None
     stays: bool = False
     """Whether the next row of this layout will be put into the same place."""
+
+    @property
+    def values(self) -> Tensor:
+        """All of it in one vector. The last place is the flag's, 0 so far. Does not sync."""
+        if self.packed is None:
+            self.packed = torch.cat(self.in_one_dtype())
+        return self.packed
+
+    def in_one_dtype(self) -> list[Tensor]:
+        """Vectors of at least float32, the flag's place behind them."""
+        parts = [*(part.reshape(-1) for part in self.parts), self.no_flag]
+        if any(part.dtype is not torch.float32 for part in parts):
+            wide = torch.float64 if any(part.dtype is torch.float64 for part in parts) else torch.float32
+            parts = [part.to(wide) for part in parts]
+        return parts
+
+    def read(self) -> list[float]:
+        """All of it but the flag. One host read."""
+        numbers: list[float] = self.values.tolist()
+        numbers.pop()
+        return numbers
+
+    @property
+    def plain_total(self) -> bool:
+        """Whether the total norm stands here as it was computed, and not widened."""
+        return self.total.dtype is self.values.dtype
 
     @property
     def scalars(self) -> Tensor:
@@ -66,7 +94,7 @@ class RowReader:
     def pack(
         self, gradients: Gradients | None, micros: Sequence[Terms], scale: Tensor | None, *, in_place: bool = False
     ) -> Row:
-        """One device vector of everything the host wants to know of this step. Does not sync.
+        """Everything the host wants to know of this step. Does not sync.
 
         With `in_place`, on a GPU, over the last row of the same layout; the work on that one must be queued already.
         """
@@ -78,28 +106,28 @@ class RowReader:
             names = tuple(self._names[i] for i in indices)
             layout = self._layouts[key] = Layout(names, term_names, len(micros), scale is not None)
         total = gradients.total if gradients is not None else self._none
-        scalars = [total] + [terms[name].detach() for terms in micros for name in term_names if name in terms]
+        parts = [] if gradients is None else [gradients.norms]
+        parts.append(total)
+        for terms in micros:
+            parts += [terms[name] for name in term_names if name in terms]
         if scale is not None:
-            scalars.append(scale)
-        if any(s.device != self._device for s in scalars):
-            scalars = [s.to(self._device, non_blocking=True) for s in scalars]
-        parts = [s.reshape(1) for s in scalars]
-        parts.append(self._no_flag)
-        if gradients is not None:
-            parts.insert(0, gradients.norms)
-        if any(part.dtype is not torch.float32 for part in parts):
-            wide = torch.float64 if any(part.dtype is torch.float64 for part in parts) else torch.float32
-            parts = [part.to(wide) for part in parts]
-        if in_place and self._device.type == "cuda" and parts[0].dtype is torch.float32:
-            return self._in_place(parts, layout, total)
-        return Row(torch.cat(parts), layout, total.dtype is parts[0].dtype)
+            parts.append(scale)
+        for place, part in enumerate(parts):
+            if part.requires_grad or part.device != self._device:
+                parts[place] = part.detach().to(self._device, non_blocking=True)
+        if in_place and self._device.type == "cuda":
+            return self._in_place(Row(parts, layout, total, self._no_flag))
+        return Row(parts, layout, total, self._no_flag)
 
-    def _in_place(self, parts: list[Tensor], layout: Layout, total: Tensor) -> Row:
-        row = self._places.get(layout)
-        if row is None:
-            row = self._places[layout] = Row(torch.cat(parts), layout, total.dtype is torch.float32, stays=True)
-        else:
-            torch.cat(parts, out=row.values)
+    def _in_place(self, row: Row) -> Row:
+        place, fresh = self._places.get(row.layout), row.in_one_dtype()
+        if fresh[0].dtype is not torch.float32:
+            return row
+        if place is not None:
+            torch.cat(fresh, out=place.values)
+            return place
+        row.packed, row.parts, row.stays = torch.cat(fresh), [], True
+        self._places[row.layout] = row
         return row
 
 
@@ -117,10 +145,12 @@ def reading_of(
     n = len(layout.names)
     width = len(layout.term_names)
     total = values[n]
-    if width == 1 and layout.num_micro == 1:  # the usual case, a little faster
-        return Reading(
+    if width == 1 and layout.num_micro == 1:  # the usual case: `Reading(...)`, but fast
+        reading = object.__new__(Reading)
+        reading.__dict__.update(
             step=step,
             loss=values[n + 1],
+            terms={},
             grad_norm=total,
             norms=values[:n],
             names=layout.names,
@@ -131,6 +161,7 @@ def reading_of(
             grad_norm_limit=limits.grad_norm,
             loss_limit=limits.loss,
         )
+        return reading
     micro = [values[n + 1 + i * width : n + 1 + (i + 1) * width] for i in range(layout.num_micro)]
     position = n + 1 + layout.num_micro * width
     scale = values[position] if layout.scaled else None

@@ -1,13 +1,15 @@
 """The parameters that are trained, with a name each, looked at anew each step.
 
-A layer unfrozen, or a group added, in the middle of a run is guarded from that step on. Where nothing changed, looking
-costs a comparison for each parameter group and for each frozen parameter.
+A layer unfrozen, added or replaced in the middle of a run is guarded from that step on. Where nothing changed, looking
+costs a comparison of identities for each parameter.
 """
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
@@ -26,10 +28,10 @@ class TrainedParameters:
     def __init__(self, model: nn.Module, loss_fn: Any, optimizers: Sequence[Optimizer]) -> None:
         self._roots = [("", model)] + ([("loss_fn.", loss_fn)] if isinstance(loss_fn, nn.Module) else [])
         self._optimizers = optimizers
+        self._tree, self._members = ModuleTree([root for _, root in self._roots]), GroupMembers(optimizers)
         self._followers: list[Callable[[], None]] = []
         self.names: list[str] = []
         self.parameters: list[Tensor] = []
-        self._place: dict[int, int] = {}
         self._collect()
         owned = {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
         if not any(id(p) in owned for _, root in self._roots for p in root.parameters()):
@@ -43,12 +45,14 @@ class TrainedParameters:
         self._followers.append(follower)
 
     def refresh(self) -> bool:
-        """Look for parameters that were unfrozen or added. True if there are some: the followers have been told."""
-        if self._groups == self._group_sizes() and not any(p.requires_grad for p in self._frozen):
+        """Look for modules that were replaced, and parameters that were unfrozen, added or replaced. True if there are
+        some: the followers have been told."""
+        modules, members = self._tree.changed(), self._members.changed()
+        if not (modules or members or any(p.requires_grad for p in self._frozen)):
             return False
         known = set(map(id, self.parameters))
         self._collect()
-        if known >= set(map(id, self.parameters)):
+        if not modules and known == set(map(id, self.parameters)):
             return False
         for follower in self._followers:
             follower()
@@ -69,18 +73,55 @@ class TrainedParameters:
                 named.setdefault(id(parameter), (f"optimizer_only.{index}", parameter))
             else:
                 frozen[id(parameter)] = parameter
-        for key, parameter in zip(list(map(id, self.parameters)), self.parameters, strict=True):
-            frozen.pop(key, None)  # guarded before and frozen since: it stays among the guarded ones
-            if key not in named:
-                named[key] = (self.names[self._place[key]], parameter)
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if frozen.pop(id(parameter), None) is not None:  # frozen since: it stays among the guarded ones
+                named[id(parameter)] = (name, parameter)
         self.names = [name for name, _ in named.values()]
         self.parameters = [parameter for _, parameter in named.values()]
-        self._place = {id(p): i for i, p in enumerate(self.parameters)}
         self._frozen = list(frozen.values())
-        self._groups = self._group_sizes()
 
-    def _group_sizes(self) -> list[int]:
-        return [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+
+class ModuleTree:
+    """Which modules a model has. A program may add, remove, wrap or replace some in the middle of a run."""
+
+    def __init__(self, roots: Sequence[nn.Module]) -> None:
+        self._roots = roots
+        self._look()
+
+    def _look(self) -> None:
+        homes = [module._modules for root in self._roots for module in root.modules()]
+        self._homes = [home for home in homes if isinstance(home, dict)]  # that of a scripted module is none
+        self._children = list(chain.from_iterable(map(dict.values, self._homes)))
+
+    def changed(self) -> bool:
+        """Whether there are others than when this was last asked. Host only, tens of nanoseconds a module."""
+        now = list(chain.from_iterable(map(dict.values, self._homes)))
+        if identical(now, self._children):
+            return False
+        self._look()
+        return True
+
+
+class GroupMembers:
+    """Which parameters the groups of some optimizers have."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._known: list[list[Tensor]] = []
+        self.changed()
+
+    def changed(self) -> bool:
+        """Whether they have others than when this was last asked. Host only, tens of nanoseconds each."""
+        now = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        if len(now) == len(self._known) and all(map(identical, now, self._known)):
+            return False
+        self._known = [list(members) for members in now]
+        return True
+
+
+def identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether both hold the same objects in the same order. Host only."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -153,6 +194,12 @@ class WeakSequence(Sequence[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter([found for reference in self._references if (found := reference()) is not None])
+
+    def beside(self, values: Sequence[Any]) -> Iterator[tuple[T, Any]]:
+        """Those that are left, each with the value at its place among all."""
+        for reference, value in zip(self._references, values, strict=True):
+            if (found := reference()) is not None:
+                yield found, value
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

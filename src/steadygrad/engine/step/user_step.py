@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from ...detect.tensors.kept_content import RefilledMemory
+from ...detect.tensors.nested_tensors import tensors_in
 from ...records.errors import UsageError
 from ...records.rerun_flag import rerunning
 from ..config import GuardConfig
@@ -55,6 +57,14 @@ class UserStep:
         """What loss_fn has returned, as long as its backward has not begun."""
         self.writes_batches = False
         """Whether loss_fn was seen to write into a batch's tensors; from then on they are copied before it can."""
+        self.refilled = RefilledMemory()
+        """Whether the program refills the memory of its batches; from then on those on the host are copied."""
+
+    def keep(self, batch: Any) -> Any:
+        """The batch to run again if need be: its tensors, or copies where they were seen to be written to. Those on a
+        GPU are copied to the host anyway, see `BatchBuffer`."""
+        refilled = self.refilled.look(tensors_in(batch))
+        return pristine(batch, clone=self.writes_batches, but_cuda=refilled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS[self.precision]

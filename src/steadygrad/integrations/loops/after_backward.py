@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ...detect.loop.program_frames import variables_of
-from .loop_slice import LoopSlice, blocks_of, body_of, computing, names_read, statements_between
+from .loop_slice import LoopSlice, blocks_of, body_of, computing, cut, names_read, statements_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,27 @@ def lines_before(frame: FrameType, step_line: int) -> Iterator[LinesAfter]:
     block = _block_with(body, step_line) if body is not None else []
     for first in reversed(range(len(block))):
         part = block[first:]
-        names = _NamesInOrder()
-        for statement in part:
-            names.visit(statement)
-        if names.made & names.read_before:
-            continue
-        found = _compiled(frame, part)
+        found = None if assigns_what_it_reads(part) else _compiled(frame, part)
         if found is not None:
             yield found
+
+
+def cut_before(frame: FrameType, line: int) -> Iterator[LoopSlice]:
+    """The statements just before this line, in its innermost block, with it: the shortest run of them first, those that
+    can be run again from what they read as it is now. Reads and parses the source."""
+    body = _body(frame)
+    for statement in reversed(_block_with(body, line) if body is not None else []):
+        found = cut(frame, statement.lineno, line)
+        if not isinstance(found, str) and not assigns_what_it_reads(found.tree.body):
+            yield found
+
+
+def assigns_what_it_reads(statements: list[ast.stmt]) -> bool:
+    """Whether statements assign a name that they read before: what they read then is gone."""
+    names = _NamesInOrder()
+    for statement in statements:
+        names.visit(statement)
+    return bool(names.made & names.read_before)
 
 
 class _NamesInOrder(ast.NodeVisitor):

@@ -7,6 +7,7 @@ finite numbers. What only passes a bad value on is neither, so a file that holds
 from __future__ import annotations
 
 import linecache
+import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -73,18 +74,22 @@ class LoaderSource:
 def origin_in_loader(
     source: LoaderSource, supervised: Callable[[Sequence[Any]], AbstractContextManager[Any]]
 ) -> MadeBad | None:
-    """Make the batch again, under `supervised(parts)`, which raises where that would have an effect. None where it
-    comes out finite, raises, or several lines make something bad, of which one may be mended afterwards."""
-    parts = source.parts
-    if parts is None:
-        return None
+    """Where making the batch again makes it non-finite; see `origin_in`."""
+    return origin_in(source.again, source.parts, supervised) if source.parts is not None else None
+
+
+def origin_in(
+    make: Callable[[], Any], parts: Sequence[Any], supervised: Callable[[Sequence[Any]], AbstractContextManager[Any]]
+) -> MadeBad | None:
+    """Make something again of these parts, under `supervised(parts)`, which raises where that would have an effect.
+    None where it comes out finite, or several lines make something bad, of which one may be mended afterwards."""
     rng, seen = take_rng(), _Seen()
     try:
         with supervised(parts), _errors_of_numpy(seen), seen:
-            batch = source.again()
+            made = make()
     finally:
         put_rng(rng)
-    return seen.places[0] if len({place.stack[0] for place in seen.places}) == 1 and _is_bad(batch) else None
+    return seen.places[0] if len({place.stack[0] for place in seen.places}) == 1 and _is_bad(made) else None
 
 
 def _errors_of_numpy(seen: _Seen) -> AbstractContextManager[Any]:
@@ -96,6 +101,8 @@ def _errors_of_numpy(seen: _Seen) -> AbstractContextManager[Any]:
 
 
 def _is_bad(batch: Any) -> bool:
+    if isinstance(batch, float):
+        return not math.isfinite(batch)
     floats = [tensor for tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.device.type == "cpu"]
     return any(not bool(torch.isfinite(tensor).all()) for tensor in floats)
 

@@ -17,10 +17,11 @@ from typing import Any, Self, Unpack
 from torch import Tensor, nn
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
+from ...detect.tensors.nested_tensors import tensors_in
 from ...engine import validate
 from ...engine.config import GuardConfig, GuardOptions
 from ...engine.fault_barrier import boundary
-from ...engine.state.batch_buffer import NOT_AGAIN, pristine, versions_of
+from ...engine.state.batch_buffer import NOT_AGAIN
 from ...engine.state.forward_state import Entry
 from ...engine.state.training_state import bad_state
 from ...engine.step.step_row import Row
@@ -62,7 +63,6 @@ class LoopGuard:
         self._engine = build_loop(model, self.optimizers, loss_fn, config)
         self._name_of = validate.batch_namer(config.batch_key, self._engine.barrier)
         self._entry: Entry | None = None
-        self._versions: tuple[int, ...] = ()
         self._measured: tuple[Gradients | None, Row] | None = None
         self._closed = self._broken = False
         self._commit = barred(self._judged, self.failed, self.may_update)
@@ -107,7 +107,6 @@ class LoopGuard:
                 self._engine.keep_state()
             finally:
                 self.busy = False
-        self._versions = versions_of(batch)
         self._entry = self._engine.enter()
 
     @boundary
@@ -123,8 +122,9 @@ class LoopGuard:
         engine = self._engine
         name = key if key is not None else self._name_of(batch, engine.batches_seen)
         engine.batches_seen += 1
-        kept = NOT_AGAIN if batch is None else pristine(batch)
-        engine.recovery.batch_buffer(engine.step, kept, name, entry.rng)
+        kept = NOT_AGAIN if batch is None else engine.program.keep(batch)
+        engine.content = engine.program.refilled.keep(tensors_in(kept))
+        engine.recovery.batch_buffer(engine.step, kept, name, entry.rng, engine.content)
         engine.leave(kept, name, {k: value.detach().reshape(()) for k, value in terms.items()}, entry)
         engine.parts.mode.note()
 

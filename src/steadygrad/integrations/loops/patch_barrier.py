@@ -16,6 +16,7 @@ from typing import Any
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
+from ...detect.tensors.graph_capture import capturing
 from ...records.errors import SteadyError
 
 Failed = Callable[[Exception], Any]
@@ -76,9 +77,11 @@ _Once.__call__ = uncounted(_Once.__call__, "barrier.py")  # type: ignore[method-
 
 def barred(
     around: Callable[..., Any], failed: Failed | None = None, may: Callable[..., bool] | None = None, *,
-    listed: bool = False,
+    listed: bool = False, captured: Callable[[], Any] | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
     """`around(original, ...)` such that a fault of ours goes to `failed`, and `original` is called exactly once.
+
+    While the program records a CUDA graph only `original` is called, and `captured()` is told.
 
     `may` makes it the barrier of an update: where ours failed before the update was made, it is made if `may(...)` says
     so, and a closure that was evaluated is not evaluated again for it. With `listed` the first argument is an iterable
@@ -89,6 +92,15 @@ def barred(
     def patch(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return around(original, *args, **kwargs)
+        try:
+            only = capturing()
+            if only and captured is not None:
+                captured()
+        except Exception as fault:
+            only = False
+            failed(fault)
+        if only:
+            return original(*args, **kwargs)
         calls, errors = [call := _Once(original)], list[BaseException]()
         if listed and args and isinstance(args[0], Iterator) and (items := list(args[0])):
             args = (items, *args[1:])

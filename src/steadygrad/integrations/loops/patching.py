@@ -6,6 +6,7 @@ that the program gave it, and what it raises or returns reaches the program unto
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import sys
 from collections.abc import Callable
@@ -32,7 +33,8 @@ def wrap_method(
 ) -> Callable[[], None]:  # fmt: skip
     """Put `around(original, ...)` before `thing.name`; returns what undoes it. `failed` and `may`: see `barred`.
 
-    By a subclass and not by an attribute: schedulers write all their attributes into their state_dict.
+    By a subclass and not by an attribute: schedulers write all their attributes into their state_dict. A copy of the
+    object, and what is pickled of it, is of the class that it had.
     """
     kind = type(thing)
     original = getattr(kind, name)
@@ -43,12 +45,55 @@ def wrap_method(
         return around(functools.partial(original, self), *args, **kwargs)
 
     method = functools.wraps(original)(uncounted(wrapped))
-    _become(thing, type(kind.__name__, (kind,), {name: method, "__module__": kind.__module__}))
+    own = {"__module__": kind.__module__, "__reduce_ex__": _reduce, "_wrapped_class": _unwrapped(kind)}
+    _become(thing, type(kind.__name__, (kind,), {name: method, **own}))
 
     def undo() -> None:
         _become(thing, kind)
 
     return undo
+
+
+def wrap_on_object(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """From now on `thing.name(...)` is `around(original, ...)`; returns what undoes it.
+
+    On the object, as a method: a schedule that is made later wraps an optimizer's `step` again by its `__func__`.
+    """
+    before = vars(thing).get(name)
+    original = getattr(thing, name)
+
+    @functools.wraps(original)
+    def wrapped(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    ours = MethodType(outside_of_compile(wrapped), thing)
+    vars(thing)[name] = ours
+
+    def undo() -> None:
+        if vars(thing).get(name) is ours:
+            if before is None:
+                del vars(thing)[name]
+            else:
+                vars(thing)[name] = before
+
+    return undo
+
+
+def _unwrapped(kind: type) -> type:
+    found: type = getattr(kind, "_wrapped_class", kind)
+    return found
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """What `copy` and `pickle` ask for, as if nothing were wrapped."""
+    ours, theirs = type(self), _unwrapped(type(self))
+    answer: Any = theirs.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
+    if not isinstance(answer, tuple):
+        return answer
+    make, given, *rest = answer
+    if given == (ours,):  # pickle allows no other class there, but in the older form
+        return (copyreg._reconstructor, (theirs, object, None), *rest)  # type: ignore[attr-defined]
+    return (theirs if make is ours else make, given, *rest)
 
 
 def _become(thing: Any, kind: type) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...detect.tensors.quiet_hook import QuietHook, raise_halt
-from ...engine.fault_barrier import listener
+from ...detect.tensors.quiet_hook import QuietHook, halting
 
 
 class ModelCalls:
@@ -35,7 +34,7 @@ class ModelCalls:
         self._num_calls = 0
         self._begun = False
         # First and last among the model's hooks, so that what other hooks move is seen to move.
-        entering, left = (QuietHook(listener(call, failed), raise_halt) for call in (self._entering, self._left))
+        entering, left = (QuietHook(call, halting(failed)) for call in (self._entering, self._left))
         self._handles = [
             model.register_forward_pre_hook(entering, with_kwargs=True, prepend=True),
             model.register_forward_hook(left, with_kwargs=True),

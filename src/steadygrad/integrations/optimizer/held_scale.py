@@ -6,10 +6,12 @@ overflow of the scale that is right, and is left to it.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -33,3 +35,10 @@ class HeldScales:
         for key in refused:
             states.pop(key, None)
         return original() if any(state["found_inf_per_device"] for state in states.values()) else states.clear()
+
+
+def dropped_loss(scaled: Sequence[Tensor], loss: Tensor | None) -> float | None:
+    """The loss of a step that a GradScaler drops, if it is known: one that is not finite before others. Reads the
+    device."""
+    losses = [float(each) for each in (*scaled, *([loss] if loss is not None else []))]
+    return next((each for each in losses if not math.isfinite(each)), losses[-1] if losses else None)

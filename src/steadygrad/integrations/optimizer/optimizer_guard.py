@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,36 +20,43 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
-from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.loop.model_calls import ModeModules, callable_parts
+from ...detect.tensors.graph_capture import NOT_CHECKED
 from ...engine import validate
 from ...engine.config import GuardConfig
 from ...engine.distributed.consensus import make_consensus
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.notify import Notifier
+from ...engine.record.run_log import RunLog
 from ...engine.state.forward_state import Entry, ForwardState
 from ...engine.state.rng import put_rng
 from ...engine.state.training_state import TrainingState, bad_state
 from ...engine.step.numerics_findings import take_earlier
 from ...engine.step.sampled_checks import AUDIT_EVERY, EARLY_FORWARDS, SampledChecker
-from ...engine.step.trained_parameters import names_of, parameters_of
+from ...engine.step.trained_parameters import GroupMembers, names_of, parameters_of
 from ...journal import Journal
 from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Finding, Incident, Reading
 from ...records.errors import SteadyError
 from ..build import report_checkup
 from ..loops.patch_barrier import barred, closure_in, undo_all
-from ..loops.patching import outside_of_compile, wrap_method
-from .held_scale import HeldScales
+from ..loops.patching import wrap_method, wrap_on_object
+from .attached_counts import counts_of, last_reading
+from .heard_models import HeardModels
+from .held_scale import HeldScales, dropped_loss
 from .optimizer_loop import OptimizerLoop
+from .skipped_rounds import SkippedRounds
 from .snapshot_schedule import SnapshotSchedule
 
 _LIMITS = (
-    "attached to an optimizer: the loss is not seen, so a divergence with finite values is not reported, incidents are "
-    "not diagnosed, batches that the loop skips itself are not seen, and a moving average that the loop updates is not "
-    "held back"
+    "sg.attach(optimizer): incidents are not diagnosed, a divergence with finite values is not reported, and a moving "
+    "average that the loop updates is not held back; a batch that the loop skips itself is seen by {skips} only"
 )
+_SKIPS = "its loss in a variable, or by optimizer.zero_grad(),"
+_SKIPS_WITHOUT_MODEL = "optimizer.zero_grad()"
 _MAX_LOSSES = 64
 _NO_SELF_CHECK = "self_check: not possible here: sg.attach(optimizer) cannot run a step again"
+_NOT_HEARD = "no call of the model was heard: its running statistics and random numbers are not restored"
 _NO_MODEL = "without model= running statistics and random numbers are not restored"
 
 
@@ -82,6 +89,7 @@ class OptimizerGuard:
             model = None  # it takes no hooks: as without a model, and that is said
         self._barrier = FaultBarrier()
         self._optimizers = validate.as_optimizers(list(optimizers), monitor=True)
+        self._members = GroupMembers(self._optimizers)
         self._model = model
         self._forward = ForwardState([model] if model is not None else [])
         names = names_of(model, self._optimizers)
@@ -117,10 +125,14 @@ class OptimizerGuard:
         self._loss: Tensor | None = None
         self._losses: list[Tensor] = []
         self._scales = HeldScales()
+        self._skips = SkippedRounds(self._skipped_by_program)
+        for loop in self._loops:
+            self._skips.follow(id(loop), loop.parameters)
         self._step = 0
-        self._closed = False
+        self._closed = self._captures = False
         self._final_state = "not checked"
         self._undo: list[Callable[[], Any]] = []
+        self._models = HeardModels(self._undo, self._before_forward, self._after_forward, self._in_forward)
         validate.claim(self._optimizers, weakref.ref(self))
         self._listen(model, scheduler, scaler)
         if model is not None and self.ranks.rank == 0:
@@ -131,7 +143,8 @@ class OptimizerGuard:
             self._checker.inspect_setup()
         if GuardConfig(self_check=self_check).steps_between_self_checks:
             self._loops[0].log.show_once(_NO_SELF_CHECK)
-        self._loops[0].log.show_once(_LIMITS if model is not None else f"{_LIMITS}; {_NO_MODEL}")
+        limits = _LIMITS.format(skips=_SKIPS if model is not None else _SKIPS_WITHOUT_MODEL)
+        self._loops[0].log.show_once(limits if model is not None else f"{limits}; {_NO_MODEL}")
 
     # -- what a user calls
 
@@ -150,25 +163,10 @@ class OptimizerGuard:
 
     def summary(self) -> dict[str, Any]:
         """Steps, skipped, success rate, first and last bad step, over all attached optimizers."""
-        ledgers = [loop.log.ledger for loop in self._loops]
-        steps, applied = sum(x.steps for x in ledgers), sum(x.applied for x in ledgers)
-        overflows = sum(x.overflows for x in ledgers)
-        first = [x.first_bad_step for x in ledgers if x.first_bad_step is not None]
-        last = [x.last_bad_step for x in ledgers if x.last_bad_step is not None]
         return {
-            "steps": steps,
-            "applied": applied,
-            "skipped": sum(x.skipped for x in ledgers),
-            "overflows": overflows,
-            "rolled_back": sum(x.rollbacks_total for x in ledgers),
-            "success_rate": applied / (steps - overflows) if steps > overflows else 1.0,
-            "first_bad_step": min(first, default=None),
-            "last_bad_step": max(last, default=None),
-            "incidents": len(self.incidents),
-            "lr_factor": min(x.lr_factor for x in ledgers),
-            "clip_factor": min(x.clip_factor for x in ledgers),
-            "halted": any(loop.engine.halt is not None for loop in self._loops),
+            **counts_of(self._loops),
             "final_state": self._final_state,
+            "not_checked": NOT_CHECKED if self._captures else "",
             "guard_faults": dict(self._barrier.faults),
             "journal_degraded": self._journal.degraded,
         }
@@ -179,6 +177,8 @@ class OptimizerGuard:
             return
         self._closed = True
         undo_all(self._undo, self._failed)
+        with self._barrier("own_skips", None):
+            self._skips.close()
         with self._barrier("vitals", None):
             if self._checker is not None:
                 self._checker.decide_provisional()
@@ -205,8 +205,9 @@ class OptimizerGuard:
         self._optimizers, self._model, self._scheduler, self._scaler = (), None, None, None
         self._undo, self._entry, self._loss, self._losses = [], None, None, []
         self._ring = self._snapshot_schedule = self._checker = None
-        self._forward = ForwardState([])
+        self._forward, self._members = ForwardState([]), GroupMembers(())
         self._state = self._whole_state()
+        self._skips = SkippedRounds(self._skipped_by_program)
 
     def __enter__(self) -> OptimizerGuard:
         return self
@@ -218,12 +219,13 @@ class OptimizerGuard:
 
     def _listen(self, model: nn.Module | None, scheduler: Any, scaler: Any) -> None:
         for loop in self._loops:
-            around = barred(functools.partial(self._around_step, loop), self._failed, functools.partial(_may, loop))
-            self._undo.append(wrap_step(loop.optimizer, around))
+            make, may = functools.partial(self._around_step, loop), functools.partial(_may, loop)
+            around = barred(make, self._failed, may, captured=self._captured)
+            self._undo.append(wrap_on_object(loop.optimizer, "step", around))
+            clear = barred(functools.partial(self._around_zero_grad, id(loop)), self._failed)
+            self._undo.append(wrap_on_object(loop.optimizer, "zero_grad", clear))
         if model is not None:
-            before, after = (QuietHook(call, self._in_forward) for call in (self._before_forward, self._after_forward))
-            self._undo.append(model.register_forward_pre_hook(before).remove)
-            self._undo.append(model.register_forward_hook(after).remove)
+            self._models.listen_to(callable_parts(model))
         if scheduler is not None:
             self._undo.append(wrap_method(scheduler, "step", self._hold_schedule, self._failed))
         if scaler is not None:
@@ -237,21 +239,33 @@ class OptimizerGuard:
         for loop in self._loops:
             loop.end_update()
 
-    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+    def _captured(self) -> None:
+        """An update is recorded into a CUDA graph. What its replays clear is then no batch that was skipped."""
+        if not self._captures:
+            self._captures, self._skips = True, SkippedRounds(self._skipped_by_program)
+            self._loops[0].log.show_once(NOT_CHECKED)
+            self._journal.event("not_checked", why=NOT_CHECKED)
+
+    def _before_forward(self) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
-        if not model.training or not torch.is_grad_enabled():
-            return
         if self._entry is not None:
-            self._forward.took_again()
+            if not torch.is_grad_enabled() or not self._skips.call_begins():
+                self._forward.took_again()
+                return
+            self._entry = None  # what the skipped batch moved is the program's own business
+        if not torch.is_grad_enabled():
+            self._forward.aside(began=True)
             return
         self._follow_parameters()
+        if self._forward.refresh():
+            self._state_changed()
         for loop in self._loops:
             loop.undo_faults(self._step, before_forward=True)
         schedule = self._snapshot_schedule
         if schedule is not None and schedule.due(self._step) and self.ranks.all("snapshot", schedule.cheap()):
             schedule.take(self._step)
         self._entry = self._forward.take()
-        if self._checker is not None:
+        if self._checker is not None and self._step not in self._checker.idle:
             self._checker.before_forward(self._step)
 
     def _in_forward(self, fault: Exception) -> None:
@@ -260,11 +274,13 @@ class OptimizerGuard:
             raise fault
         self._barrier.note("forward_state", fault)
 
-    def _after_forward(self, model: nn.Module, _inputs: Any, output: Any) -> None:
-        if not model.training or not torch.is_grad_enabled():
+    def _after_forward(self, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._forward.aside(began=False) if self._entry is None else self._forward.left()
             return
         self._forward.notice()
         self._forward.left()
+        self._skips.call_ended(output)
         checker = self._checker
         if checker is not None and (checker.forwards < EARLY_FORWARDS or self._step % AUDIT_EVERY == 0):
             checker.after_forward(self._step, self._forward)
@@ -273,22 +289,25 @@ class OptimizerGuard:
             self._loss = loss.detach()
 
     def _follow_parameters(self) -> None:
-        """Parameters may have been added to an optimizer since: guard them too, and forget snapshots without them."""
-        sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
-        if sizes == getattr(self, "_sizes", sizes):
-            self._sizes = sizes
+        """Parameters may have been added to an optimizer or replaced since: guard the new ones too."""
+        if not self._members.changed():
             return
-        self._sizes = sizes
         names = names_of(self._model, self._optimizers)
         followed = [loop.follow(names) for loop in self._loops]
         if any(followed):
-            self._state = self._whole_state()
+            for loop in self._loops:
+                self._skips.follow(id(loop), loop.parameters)
             self._journal.set_names(list(names.values()))
-            if self._ring is not None:
-                self._ring = validate.make_ring("auto", self._state, self._loops[0].parameters[0].device, self.policy)
-                self._snapshot_schedule = (
-                    SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
-                )
+            self._state_changed()
+
+    def _state_changed(self) -> None:
+        """There are other parameters or modules: forget snapshots without them."""
+        self._state = self._whole_state()
+        if self._ring is not None:
+            self._ring = validate.make_ring("auto", self._state, self._loops[0].parameters[0].device, self.policy)
+            self._snapshot_schedule = (
+                SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
+            )
 
     def _around_step(self, loop: OptimizerLoop, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._closed:  # a schedule that was made meanwhile still calls through here
@@ -297,12 +316,16 @@ class OptimizerGuard:
         rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
         self._refused.discard(id(loop))
         number, self._step = self._step, self._step + 1
+        self._skips.updating = True
         try:
+            if self._entry is None and self._model is not None:
+                self._models.listen_elsewhere(self._model, parts=closure is None)
             self._follow_parameters()
             if self._ring is not None and self._ring.copying:
                 self._ring.wait_for_copies()  # of what this update is about to change
         except Exception as fault:
             self._barrier.note("snapshots", fault)
+        self._models.forget_calls()
         if self._checker is not None and self._entry is None and len(self._loops) == 1:
             self._checker.before_forward(number)  # the program calls parts of the model: no forward was heard
         if self._checker is not None and self._checker.sampling is not None:
@@ -324,7 +347,23 @@ class OptimizerGuard:
             self._loss = loss.detach().reshape(())
         return self._loss, None
 
+    def _around_zero_grad(self, key: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._captures:
+            return original(*args, **kwargs)
+        self._skips.clearing(key)
+        result = original(*args, **kwargs)
+        self._skips.cleared(key)
+        return result
+
+    def _skipped_by_program(self, loss: float, norm: float, what: str) -> None:
+        reading = Reading(step=self._step, loss=loss, grad_norm=norm)
+        self._loops[0].skipped_by_program(self._step, reading, what)
+
     def _after_step(self, loop: OptimizerLoop) -> None:
+        try:  # not `with self._barrier`: this is every step's path
+            self._skips.settled(refused=id(loop) in self._refused)
+        except Exception as fault:
+            self._barrier.note("own_skips", fault)
         if id(loop) not in self._refused:
             self._entry = None
             checker = self._checker
@@ -332,7 +371,7 @@ class OptimizerGuard:
                 if checker.sampling is not None:
                     checker.after_update()
                 if checker.expects:
-                    checker.after_step(_reading_of(loop))
+                    checker.after_step(last_reading(loop))
         self._loss = None
 
     # -- what the loops of the optimizers ask
@@ -380,14 +419,17 @@ class OptimizerGuard:
             self._refused.add(id(loop))
             if self._entry is not None:
                 rng = self._forward.rng_without(self._entry.place)
-                self._forward.restore(self._entry)
+                if uncertain := [*self._forward.restore(self._entry), *self._forward.uncertain_draws]:
+                    self._journal.event("unregistered_state_changed", names=uncertain)
                 self._forward.forget_since(self._entry.place)
                 put_rng(rng)
+            elif self._model is not None and ModeModules(self._model):
+                loop.log.show_once(_NOT_HEARD)
 
     def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
         """Only the loop itself could run its batch again."""
 
-    def ended(self, weights: dict[str, Tensor]) -> None:
+    def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The guard was given the optimizers, and is closed by whoever made it."""
 
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
@@ -423,14 +465,14 @@ class OptimizerGuard:
         """GradScaler drops a step by not calling the optimizer. An overflow of its scale is counted, and nothing is
         undone, because the plain loop undoes nothing either; a bad batch is refused as any other."""
         before = self._step
-        loop = next((loop for loop in self._loops if loop.optimizer is optimizer), None)
+        loop = next((loop for loop in self._loops if loop.living is optimizer), None)
         self._refused.discard(id(loop))
         result = original(optimizer, *args, **kwargs)
         if self._checker is not None and self._step == before:
             self._checker.dropped()
         if loop is not None and self._step == before:
             with self._barrier("guard", None):
-                loss = self._dropped_loss()
+                loss = dropped_loss(self._losses, self._loss)
                 good = loss is None or math.isfinite(loss)
                 good = good and not bad_state(self._state)["bad_buffers"]  # no overflow of a gradient makes one bad
                 if not self.ranks.all("dropped", good):
@@ -438,6 +480,7 @@ class OptimizerGuard:
                 loop.dropped(before, loss, float(self._scaler.get_scale()))
             self._entry = None
             self._step += 1
+            self._skips.settled(refused=True)
         self._scales.stepped(self._scaler, optimizer, refused=id(loop) in self._refused)
         return result
 
@@ -451,43 +494,7 @@ class OptimizerGuard:
             self._losses = [*self._losses[-_MAX_LOSSES:], outputs.detach()]
         return original(outputs)
 
-    def _dropped_loss(self) -> float | None:
-        """The loss of a step that a GradScaler drops, if it is known: one that is not finite before others. Reads the
-        device."""
-        losses = [float(loss) for loss in (*self._losses, *([self._loss] if self._loss is not None else []))]
-        return next((loss for loss in losses if not math.isfinite(loss)), losses[-1] if losses else None)
-
-
-def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> Callable[[], None]:
-    """From now on `optimizer.step(...)` is `around(original, ...)`; returns what undoes it.
-
-    On the object, as a method: a schedule that is made later wraps it again by its `__func__`.
-    """
-    before = vars(optimizer).get("step")
-    original = optimizer.step
-
-    @functools.wraps(original)
-    def step(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    ours = MethodType(outside_of_compile(step), optimizer)
-    vars(optimizer)["step"] = ours
-
-    def undo() -> None:
-        if vars(optimizer).get("step") is ours:
-            if before is None:
-                del vars(optimizer)["step"]
-            else:
-                vars(optimizer)["step"] = before
-
-    return undo
-
 
 def _may(loop: OptimizerLoop, closure: Any = None, *_: Any, **__: Any) -> bool:
     """Whether an update may be made that the guard failed to judge; before its closure ran there is nothing to see."""
     return not loop.engine.policy.acts or not getattr(closure, "made", True) or loop.finite()
-
-
-def _reading_of(loop: OptimizerLoop) -> Reading:
-    last = loop.log.recent[-1]
-    return Reading(step=last.step, loss=last.loss, grad_norm=last.grad_norm, loss_scale=last.loss_scale)

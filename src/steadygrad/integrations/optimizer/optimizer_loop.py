@@ -6,9 +6,7 @@ is known of the loop around it (its model, its batches, its past) comes from `Su
 
 from __future__ import annotations
 
-import contextlib
 import math
-import operator
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,14 +27,14 @@ from ...engine.recovery.silent_faults import undo_faults
 from ...engine.recovery.update_check import UpdateCheck
 from ...engine.state.rng import put_rng, take_rng
 from ...engine.state.training_state import Tree, bad_state
-from ...engine.step.trained_parameters import parameters_of
+from ...engine.step.trained_parameters import identical, parameters_of
 from ...engine.step.window import Window
 from ...journal import Journal
 from ...policy import Capabilities, Policy
 from ...records import Action, Decision, Finding, Outcome, Reading, Severity
 from ...records.errors import SteadyError
 from ..loops.patch_barrier import Withheld
-from .state_copy import StateCopy
+from .state_copy import StateCopy, evaluates_more_than_once
 from .surrounding_loop import SurroundingLoop
 from .update_numbers import PendingNumbers, UpdateNumbers
 
@@ -72,8 +70,8 @@ class OptimizerLoop:
         self._rates: list[tuple[dict[str, Any], Any]] = []
         self._check: UpdateCheck | None = None
         self._failing: list[Tensor] | None = None
-        self.refused = False
-        """Whether the last update was withheld."""
+        self.refused = self.rests = False
+        """Whether the last update was withheld, and whether its training has ended."""
         self.last: Reading | None = None
         """What was recorded of the last update that was applied."""
         # The optimizer keeps this object alive, and not the other way round.
@@ -87,13 +85,15 @@ class OptimizerLoop:
         weights = self.named_parameters()
         self.parameters, self.names, self._check = [], [], None
         self.numbers.forget()
-        with contextlib.suppress(Exception):  # wherever the program is just now, nothing of this may reach it
-            self.around.ended(weights)
+        try:  # wherever the program is just now, nothing of this may reach it; `contextlib` may be gone by then
+            self.around.ended(self.log, weights)
+        except Exception:
+            pass
 
     @property
-    def alive(self) -> bool:
-        """Whether the optimizer is still there."""
-        return self._optimizer() is not None
+    def living(self) -> Optimizer | None:
+        """The optimizer, if it is still there: except during its step it may go at any moment."""
+        return self._optimizer()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -121,12 +121,16 @@ class OptimizerLoop:
             self._check.release()
         self._check = None
 
+    @property
+    def current(self) -> bool:
+        """Whether the optimizer has the parameters that it had. Host only, tens of nanoseconds each."""
+        return identical(parameters_of(self.optimizer), self.parameters)
+
     def follow(self, names: dict[int, str]) -> bool:
-        """Whether parameters were added to the optimizer since; then they are guarded from now on."""
-        parameters = parameters_of(self.optimizer)
-        if len(parameters) == len(self.parameters) and all(map(operator.is_, parameters, self.parameters)):
+        """Whether parameters were added to the optimizer or replaced since; then they are guarded from now on."""
+        if self.current:
             return False
-        self.parameters = parameters
+        self.parameters = parameters = parameters_of(self.optimizer)
         self.names = [names[id(p)] for p in parameters]
         self.numbers.follow(parameters, self.names)
         self._only_shapes = any(map(only_shape, parameters))
@@ -152,7 +156,9 @@ class OptimizerLoop:
         pending_numbers: PendingNumbers | None = None
         if self.numbers.on_device:
             with self._barrier("guard", pending_numbers) as sealed:
-                late = self.engine.policy.acts and holds and self.around.alone and not self._checked().wants_host
+                check = self._checked()
+                late = self.engine.policy.acts and holds and self.around.alone
+                late = late and not check.wants_host and not check.copies_each
                 if late and self.numbers.refuses_on_device():
                     sealed.value = self.numbers.seal(loss, clipped)
             if sealed.value is not None:
@@ -218,7 +224,6 @@ class OptimizerLoop:
                 copied.value = StateCopy(self.optimizer, self.around.state_of(self))
         losses: list[Tensor] = []
         clipped: list[Gradients | None] = [None]
-
         returned: list[Any] = []
         searches = bool(self.optimizer.param_groups[0].get("line_search_fn"))
         leaves = isinstance(self.optimizer, LBFGS) and not searches
@@ -491,8 +496,3 @@ class OptimizerLoop:
         ledger = self.log.ledger
         self.log.ledger = ledger.but(steps=ledger.steps + 1, skipped=ledger.skipped + 1, overflows=ledger.overflows + 1)
         self.log.journal.event("loss_scale_overflow", step=step, scale=scale)
-
-
-def evaluates_more_than_once(optimizer: Optimizer) -> bool:
-    """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
-    return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from ...engine.state.training_state import TrainingState, copy_tree
 from ...engine.step.trained_parameters import parameters_of
@@ -22,3 +22,8 @@ class StateCopy:
         vars(self._optimizer).update(self._attributes)
         for parameter, gradient in zip(parameters_of(self._optimizer), gradients, strict=True):
             parameter.grad = gradient
+
+
+def evaluates_more_than_once(optimizer: Optimizer) -> bool:
+    """Whether `step(closure)` may evaluate several times, or update before it evaluates: LBFGS, and what is unknown."""
+    return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim")

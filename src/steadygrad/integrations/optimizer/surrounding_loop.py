@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from ...engine.distributed.consensus import SingleRank
+from ...engine.record.run_log import RunLog
 from ...engine.state.training_state import TrainingState
 from ...policy import Capabilities
 from ...records import Decision, Reading
@@ -49,5 +50,5 @@ class SurroundingLoop(Protocol):
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
         """Restore a good state."""
 
-    def ended(self, weights: dict[str, Tensor]) -> None:
+    def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The program has dropped the optimizer of these weights. Called wherever it did so."""

@@ -46,6 +46,7 @@ class UpdateNumbers:
         self._probe = GradientProbe(self.parameters)
         self._device_check = DeviceCheck(self.parameters[0].device)
         self._gate = DeviceGate([self.optimizer])
+        self._no_loss = torch.zeros((), device=self.parameters[0].device)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -91,7 +92,7 @@ class UpdateNumbers:
         gradients, clipped = self._measured(clipped)
         if gradients is None:
             return None
-        terms = {"loss": loss if loss is not None else torch.zeros((), device=self.parameters[0].device)}
+        terms = {"loss": loss if loss is not None else self._no_loss}
         if clipped is not None:
             # The norm from before clipping is the one to judge; what the optimizer is about to use must be finite too.
             terms[_AFTER_CLIPPING] = gradients.total
@@ -141,12 +142,10 @@ class UpdateNumbers:
         """
         scale = getattr(self.optimizer, "grad_scale", None)
         gradients, clipped = self._measured(clipped) if scale is None else (self._probe.measure(), clipped)
-        shown = loss if loss is not None else torch.zeros((), device=self.parameters[0].device)
-        row = self._readout.pack(gradients, [{"loss": shown}], scale)
-        vector = row.numbers()
+        row = self._readout.pack(gradients, [{"loss": loss if loss is not None else self._no_loss}], scale)
         if clipped is not None:
-            vector = torch.cat([vector, clipped.total.to(vector).reshape(1)])
-        values: list[float] = vector.tolist()
+            row.parts.append(clipped.total.to(row.total.device))
+        values = row.read()
         before_clip = values.pop() if clipped is not None else None
         limits = self._log.limits(None)
         reading = reading_of(

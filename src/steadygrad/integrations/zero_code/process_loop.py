@@ -65,7 +65,7 @@ class ProcessLoop:
         self.barrier = FaultBarrier()
         self.clipping, self.scales = ClipNorms(self.barrier), HeldScales()
         self.ledger = ProcessReport(settings, self.barrier)
-        self.models = ModelHooks(self.barrier, self._is_called_elsewhere, on_enter=self._entered, on_call=self._called)
+        self.models = ModelHooks(self)
         self.optimizers, self.separate = ProgramOptimizers(), SeparateTrainings(self)
         self.slices = LoopLines()
         self.events = LoopEvents(
@@ -148,36 +148,38 @@ class ProcessLoop:
             self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
-    def ended(self, weights: dict[str, Tensor]) -> None:
+    def ended(self, log: Any, weights: dict[str, Tensor]) -> None:
         """The program has dropped an optimizer, and with it a training: its memory is for the next."""
-        if self._patches is not None and self._making is None and not self.away and self.ledger.dropped(weights):
+        idle = self._patches is not None and self._making is None and not self.away
+        if idle and self.ledger.dropped(log, weights) and not self.models.heard:  # else another's step is under way
             self._let_go()
 
     def _let_go(self) -> None:
         if not self._in_turn:
             self._let_go_at = self.step
+            self.ledger.rest()
             for each in (self.past, self.slices, self.models, self.examiner, self.backwards, self.batches):
                 each.let_go()
 
-    def _is_called_elsewhere(self, module: nn.Module | None) -> bool:
+    def is_called_elsewhere(self, module: nn.Module | None) -> bool:
         """Whether a model's call is not our business; where another training makes it, that one takes note."""
         elsewhere = self.separate.begins()
         if elsewhere and module is not None and not self._is_off:
             self.separate.model_called(module)
         return elsewhere or self.away or self.looked_into
 
-    def _entered(self) -> bool:
+    def entered(self) -> bool:
         """A model is called in training: whether the round before was left out by the program."""
         with self.barrier("loop_events", False) as answer:
             answer.value = self.events.called()
         return answer.value
 
-    def _called(self, call: Call) -> None:
+    def called(self, call: Call) -> None:
         if len(self.models.calls) == 1:
             self.slices.forget()
             with self.barrier("snapshots", None):
                 self.past.window_begins()
-                for loop in self.loops:
+                for loop, _ in self.ledger.in_use_at(self):
                     loop.undo_faults(self.step, before_forward=True)
         self.batches.tables.called((call.args, call.kwargs))
         self.slices.called(call)
@@ -228,8 +230,7 @@ class ProcessLoop:
         if self.backwards.depth:
             return self._in_backward(original, optimizer, args, kwargs)
         loop = self._begin(optimizer)
-        closure = closure_in(args, kwargs)
-        self._making = loop
+        closure, self._making = closure_in(args, kwargs), loop
         try:
             if closure is not None:
                 rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
@@ -258,6 +259,9 @@ class ProcessLoop:
 
     def _begin(self, optimizer: Optimizer) -> OptimizerLoop:
         loop = self.loop_of(optimizer)
+        if loop.rests:
+            self.ledger.wake()
+            self.models.adopt(loop.parameters)
         self._in_turn |= bool(loop.log.recent) and loop.log.recent[-1].step < self._let_go_at
         self._number, self.step = self.step, self.step + 1
         loop.refused = False
@@ -290,8 +294,7 @@ class ProcessLoop:
         optimizer = self.optimizers.trainer_of(*(call.module for call in event.calls))
         if optimizer is None or validate.is_claimed(optimizer):
             return
-        loss = math.nan if event.loss is None else event.loss
-        norm = math.nan if event.grad_norm is None else event.grad_norm
+        loss, norm = (math.nan if value is None else value for value in (event.loss, event.grad_norm))
         reading = Reading(step=self.step, loss=loss, grad_norm=norm, batch_key=event.batch_key, refused=True)
         with self.barrier("diagnosis", None):
             self.examiner.look_at_batch()
@@ -346,8 +349,7 @@ class ProcessLoop:
             loss = self.backwards.total() if self.alone else None
             answer.value = loop.admit(self._number, loss, self.clipping.take(loop.parameters))
             self._end(loop)
-        made = answer.value
-        return (not self.policy.acts or finite(parameters_of(optimizer))) if made is None else made
+        return not self.policy.acts or finite(parameters_of(optimizer)) if answer.value is None else answer.value
 
     def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
         """A GradScaler drops a step by not calling the optimizer: an overflow is healthy, a bad loss is an incident."""
@@ -403,7 +405,7 @@ class ProcessLoop:
         try:
             with self.barrier("forward_state", None):
                 if uncertain := self.models.put_back():
-                    loop.log.journal.event("unregistered_state_changed", names=uncertain)
+                    self.ledger.not_restored(loop, uncertain)
             with self.barrier("diagnosis", None):
                 self.examiner.look_at_batch()
             looked = {} if reading.undone else bad_state(self.state_of(loop))
@@ -412,8 +414,7 @@ class ProcessLoop:
                 bad_inputs=self.examiner.bad_inputs, batch_key=self.examiner.batch_key,
             )  # fmt: skip
             words = self.examiner.words = self._words_of(loop) if self._together and not self.alone else None
-            if words is not None:
-                reading = words.agree(reading)
+            reading = words.agree(reading) if words is not None else reading
             self._good = self._good_states(reading, words)
         finally:
             self.busy = False
@@ -462,20 +463,18 @@ class ProcessLoop:
     def _words_of(self, loop: OptimizerLoop) -> RankMessages | None:
         """What the ranks of this optimizer tell each other, made at its first refused step."""
         with self.barrier("ranks", self._words.get(loop.optimizer)) as answer:
-            if answer.value is None:
-                answer.value = self._words.setdefault(loop.optimizer, RankMessages(loop.parameters))
+            answer.value = answer.value or self._words.setdefault(loop.optimizer, RankMessages(loop.parameters))
         return answer.value
 
     def state_of(self, loop: OptimizerLoop) -> TrainingState:
         """Everything one optimizer's step can change."""
-        forward, named = self.models.forward_state(), loop.named_parameters()
-        return TrainingState(parameters=named, optimizers=[loop.optimizer], forward=forward)
+        forward = self.models.forward_state()
+        return TrainingState(parameters=loop.named_parameters(), optimizers=[loop.optimizer], forward=forward)
 
     def loop_of(self, optimizer: Optimizer) -> OptimizerLoop:
         """The loop of an optimizer, made if this is its first step."""
         loop = self.optimizers.loop_of(optimizer)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if loop is not None and len(loop.parameters) == count:
+        if loop is not None and loop.current:
             return loop
         parameters = parameters_of(optimizer)
         self.models.adopt(parameters)

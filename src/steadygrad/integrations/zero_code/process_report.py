@@ -46,14 +46,15 @@ class ProcessReport:
         """One for each optimizer that stepped, in order. They hold no tensor: an optimizer is not kept alive."""
         self._optimizers: list[str] = []
         self._loops: list[weakref.ref[OptimizerLoop]] = []
+        self._at_rest: list[weakref.ref[OptimizerLoop]] = []
         self.notices: dict[str, str] = {}
         self.guards: list[Any] = []
         """Guards of a known trainer that look after the program in our stead."""
         self.summaries: list[tuple[str, dict[str, Any]]] = []
         self.in_backward = self.in_backward_refused = 0
         self.crashes: list[str] = []
-        self._ends: list[list[str]] = []
-        """The bad weights of each training that the program has dropped."""
+        self._ends: dict[int, list[str]] = {}
+        """The bad weights of each training that has ended, by the identity of its log."""
         self.unguarded = 0
 
     @property
@@ -62,9 +63,23 @@ class ProcessReport:
         return self.log[0] if self.log else None
 
     @property
+    def living(self) -> list[tuple[OptimizerLoop, Optimizer]]:
+        """The optimizers that are still there, and stay as long as this list: one may be collected any time."""
+        return _living(self._at_rest) + self.in_use
+
+    @property
+    def in_use(self) -> list[tuple[OptimizerLoop, Optimizer]]:
+        """Those of the training under way."""
+        return _living(self._loops)
+
+    def in_use_at(self, home: Any) -> list[tuple[OptimizerLoop, Optimizer]]:
+        """Those of them that step in this loop."""
+        return [(loop, optimizer) for loop, optimizer in self.in_use if loop.around is home]
+
+    @property
     def loops(self) -> list[OptimizerLoop]:
-        """The optimizers that are still there."""
-        return [loop for reference in self._loops if (loop := reference()) is not None and loop.alive]
+        """Their loops."""
+        return [loop for loop, _ in self.living]
 
     @property
     def path(self) -> Path | None:
@@ -75,6 +90,12 @@ class ProcessReport:
         if kind not in self.notices:
             logger.warning("%s", sentence)
             self.say_at_end(kind, sentence)
+
+    def not_restored(self, loop: OptimizerLoop, names: list[str]) -> None:
+        """A refused batch moved these, and there is no copy of them from just before it."""
+        loop.log.journal.event("unregistered_state_changed", names=names)
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.tell("not_restored", f"a refused batch changed {shown}, which may not be as before it")
 
     def say_at_end(self, kind: str, sentence: str) -> None:
         """Say something about this program in the end."""
@@ -121,6 +142,21 @@ class ProcessReport:
         loop.log.on_incident = self._notifier
         if self._journal is not None:  # a program may begin thousands, and each would wait for the disk
             self._journal.event_later("training_begins", training=len(self.log), first_step=first_step, optimizer=name)
+
+    def rest(self) -> None:
+        """A training has ended: its optimizers cost nothing until one of them is used again."""
+        for loop, _ in self.in_use:  # what is dropped in a cycle of references goes unnoticed
+            loop.rests = True
+            self._look_at_end(loop.log, loop.named_parameters())
+        self._at_rest = [reference for reference in self._at_rest + self._loops if reference() is not None]
+        self._loops = []
+
+    def wake(self) -> None:
+        """An optimizer or a model of an earlier training is in use again."""
+        for loop, _ in self.living:
+            loop.rests = False
+            self._ends.pop(id(loop.log), None)
+        self._at_rest, self._loops = [], self._at_rest + self._loops
 
     def renamed(self, loop: OptimizerLoop) -> None:
         """Parameters were added to an optimizer."""
@@ -195,28 +231,34 @@ class ProcessReport:
             self._journal.close()
         return note
 
-    def dropped(self, weights: dict[str, Tensor]) -> bool:
+    def dropped(self, log: RunLog, weights: dict[str, Tensor]) -> bool:
         """Look at the weights of a training that the program drops: one host read. Whether it was the last one. Not
         while code of ours runs, or the process ends."""
         if sys.is_finalizing() or is_ours(running_frame(3)):
             return False
+        self._look_at_end(log, weights)
+        return not self.loops
+
+    def _look_at_end(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         with self._barrier("final_state", None):
             read = [(name, each.detach()) for name, each in weights.items() if can_be_scanned(each)]
             if read:  # else nothing is known of them
-                self._ends.append(non_finite(read))
-        return not self.loops
+                self._ends[id(log)] = non_finite(read)
 
     def _final_state(self, watch: ProcessLoop) -> str:
         """Whether what the optimizers and trainers leave behind is finite. One host read each."""
         with self._barrier("final_state", "not checked") as answer:
-            states = [bad_state(loop.around.state_of(loop)) for loop in self.loops]
-            for loop, state in zip(self.loops, states, strict=True):
+            living = self.living
+            states = [bad_state(loop.around.state_of(loop)) for loop, _ in living]
+            for (loop, _), state in zip(living, states, strict=True):
                 loop.log.enter_bad_buffers(loop.log.ledger.steps, state["bad_buffers"])
             bad = [str(name) for state in states for found in state.values() for name in found]
-            bad += [name for names in self._ends for name in names]
+            there = {id(loop.log) for loop, _ in living}
+            ends = [names for log, names in self._ends.items() if log not in there]
+            bad += [name for names in ends for name in names]
             guards = [str(summary.get("final_state", "not checked")) for _, summary in self.summaries]
             bad += [each.removeprefix("non-finite: ") for each in guards if each.startswith("non-finite")]
-            checked = len(states) + len(self._ends) + sum(each != "not checked" for each in guards)
+            checked = len(states) + len(ends) + sum(each != "not checked" for each in guards)
             trainings = len(self.log) + len(guards)
             if checked:
                 finite = "finite" if checked >= trainings else f"finite in {checked} of {trainings} trainings"
@@ -230,6 +272,11 @@ class ProcessReport:
             with self._barrier("trainer", None):
                 self.summaries.append((type(guard).__name__, guard.summary()))
                 guard.close()
+
+
+def _living(references: list[weakref.ref[OptimizerLoop]]) -> list[tuple[OptimizerLoop, Optimizer]]:
+    loops = [loop for reference in references if (loop := reference()) is not None]
+    return [(loop, optimizer) for loop in loops if (optimizer := loop.living) is not None]
 
 
 def rank_of(environment: Any) -> int:

@@ -72,14 +72,16 @@ class SampledChecks:
         """A model is called: what measures activations is attached on a step that is due."""
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.optimizers.loop_of(optimizer)
-            if checker is not None and loop is not None and checker.model() is call.module:
+            if checker is None or loop is None or (step := loop.log.ledger.steps) in checker.idle:
+                continue
+            if checker.model() is call.module:
                 with self._budget:
-                    checker.before_forward(loop.log.ledger.steps)
+                    checker.before_forward(step)
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""
         for checker in list(self._checkers.values()):
-            if checker is not None and checker.recorder is not None:
+            if checker is not None and checker.recorder is not None and checker.recorder.wants_losses:
                 with self._budget:
                     checker.recorder.before_backward(loss)
         calls = self._watch.models.calls
@@ -110,8 +112,9 @@ class SampledChecks:
             batches = self._watch.batches
             checker.recorder.loaded(repeated=batches.repeated, same_draws=batches.same_draws)
         step = loop.log.ledger.steps
-        with self._budget:
-            checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
+        if step not in checker.idle:
+            with self._budget:
+                checker.before_forward(step)  # the first update of an optimizer comes before anything is known of it
         if checker.sampling is None:
             return make
         self._sampled = step
@@ -218,8 +221,10 @@ class SampledChecks:
                 replayable = RerunnableParts(watch, loop, reading, watch.state_of(loop), "silent").replayable(
                     slices.loop_passes
                 )
+                answer = None
                 try:
-                    answer = look_into(replayable, findings, depth=depth) if _can_run(replayable) else None
+                    with watch.examiner.in_time(loop):
+                        answer = look_into(replayable, findings, depth=depth) if _can_run(replayable) else None
                 finally:
                     replayable.release()
                 if answer is not None:
@@ -238,7 +243,7 @@ def _can_run(replayable: LoopStep) -> bool:
         with replayable.examining():
             replayable.restore()
             for batch in replayable.batches:
-                with replayable.supervised(batch.loop_pass.state):
+                with replayable.supervised(batch.loop_pass.noted()):
                     replayable.forward(batch)
     except HasEffect:
         return False

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.tensors.quiet_hook import QuietHook
+from ...engine.record.run_log import RunLog
 from ...engine.state.forward_state import Entry, ForwardState
 from ...engine.state.rng import put_rng
 from ...engine.state.training_state import TrainingState, bad_state
@@ -209,6 +210,7 @@ class SeparateTraining:
         if self._entry is not None:
             self._forward.took_again()
             return
+        self._forward.refresh()
         self._entry = self._forward.take()
 
     def _after_forward(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -276,9 +278,9 @@ class SeparateTraining:
         decision = replace(decision, actions=(*decision.actions, Action.HALT))
         return loop.log.amend(decision, "no good state could be restored")
 
-    def ended(self, weights: dict[str, Tensor]) -> None:
+    def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The program has dropped the optimizer."""
-        self._watch.ledger.dropped(weights)
+        self._watch.ledger.dropped(log, weights)
 
 
 def _number(loss: Any) -> Tensor | None:

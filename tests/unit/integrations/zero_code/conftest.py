@@ -27,6 +27,6 @@ def watching() -> Iterator[Callable[..., Any]]:
         return watch
 
     yield start
-    for watch in started:
+    for watch in reversed(started):  # a patch that lies below another one is not taken off
         watch.finish()
         watch.stop()

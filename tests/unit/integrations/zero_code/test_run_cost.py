@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 
 from steadygrad.diagnosis import diagnose
+from steadygrad.diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits
 from steadygrad.integrations.zero_code.hooks import find_models
 from steadygrad.integrations.zero_code.look_budget import LookBudget
-from steadygrad.integrations.zero_code.rerun import loop_lines, loop_step
+from steadygrad.integrations.zero_code.rerun import examine_refusal, loop_lines, loop_step, user_state
 
 
 def calls_in(run: Callable[[], Any]) -> int:
@@ -120,7 +122,7 @@ def test_one_walk_over_all_objects_is_enough_for_any_number_of_trainings(watchin
     for make in (lambda: net, lambda: nn.Sequential(nn.Linear(4, 1)), lambda: copy.deepcopy(net), lambda: loaded(net)):
         model = make()
         train(model)
-        assert any(root is model for root in watch.models.roots())
+        assert any(root is model for root in watch.models.modules())
     assert len(walks) == 1
 
 
@@ -131,7 +133,7 @@ def test_a_model_is_found_behind_any_number_of_optimizers_of_bare_tensors(watchi
     assert len(walks) <= 5
     model = nn.Linear(4, 1)
     train(model)
-    assert watch.models.roots() == [model]
+    assert watch.models.modules() == [model]
 
 
 def test_looks_beyond_the_first_take_a_share_of_the_time() -> None:
@@ -197,3 +199,91 @@ def test_the_rows_of_a_batch_are_searched_without_noting_the_program_each_time(
     assert 5 in watch.ledger.first.incidents[0].diagnosis.rows
     assert searches
     assert max(searches) == 0
+
+
+def one_bad_batch(items: Any = (), *, grows: bool = False) -> nn.Module:
+    """Some updates whose lines read a table, one of them refused; a batch that no loader gave."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        x = torch.rand(8, 4)
+        x[5, 1] = math.nan if step == 3 else 0.0
+        optimizer.zero_grad()
+        if grows:
+            items.append(float(step))
+        loss = model(x).mean() * (1 + 1e-6 * len(items))
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 4, 9, 15, 30])
+def test_all_runs_of_the_lines_for_one_incident_have_one_limit_and_what_was_found_by_then_is_said(
+    watching: Any, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    watching()
+    expected = one_bad_batch().state_dict()
+    made = [0]
+
+    def check(self: ResourceLimits) -> None:
+        made[0] += 1
+        if made[0] > most:
+            raise OutOfTime
+
+    monkeypatch.setattr(ResourceLimits, "check", check)
+    watch = watching(diagnose="auto")
+    found = one_bad_batch().state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert watch.barrier.faults == {}
+    (incident,) = watch.ledger.first.incidents
+    said = [incident.diagnosis.because, *incident.diagnosis.notes]
+    assert any("time limit of 300 s reached" in line for line in said), said
+    assert made[0] <= most + 3
+
+
+def test_remedies_are_tried_on_one_form_of_a_step_however_many_lines_are_run_again(
+    watching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watching(diagnose="auto")
+    depths: list[str] = []
+    original = examine_refusal.diagnose
+
+    def asked(*args: Any, depth: str) -> Any:
+        depths.append(depth)
+        return original(*args, depth=depth)
+
+    monkeypatch.setattr(examine_refusal, "diagnose", asked)
+    one_bad_batch()
+    found = watch.ledger.first.incidents[0].diagnosis
+    assert (found.cause.slug, found.rows) == ("bad_input", (5,))
+    assert depths.count("full") == 1, depths
+
+
+class Counting(list[Any]):
+    """A table that counts how often all of it is read."""
+
+    reads = 0
+
+    def __iter__(self) -> Any:
+        type(self).reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_large_table_is_read_as_often_for_a_long_diagnosis_as_for_a_short_one(
+    watching: Any, grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that the lines change must be compared after each run; either way it is as before in the end."""
+    reads = []
+    monkeypatch.setattr(user_state, "_LARGE", 100)
+    for depth in ("origin", "auto"):
+        table = Counting(map(float, range(300)))
+        before = Counting.reads
+        watch = watching(diagnose=depth)
+        one_bad_batch(table, grows=grows)
+        watch.finish()
+        watch.stop()
+        reads.append(Counting.reads - before)
+        assert list(table) == [*map(float, range(300)), *([0.0, 1.0, 2.0, 3.0] if grows else [])]
+    assert grows or reads[0] == reads[1], reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import math
 from typing import Any
@@ -194,6 +195,34 @@ def test_the_program_without_a_known_order_of_zero_grad_is_exact_too(watching: A
     watch = watching()
     assert differing(plain, state_of(loop([*data[:3], poisoned(data[0]), *data[3:]]))) == []
     no_faults(watch, skipped=1)
+
+
+class MovesItsKey(nn.Module):
+    """A frozen parameter that forward moves, as the encoder of the keys in momentum contrast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(3, 1)
+        self.key = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.key.lerp_(self.query.weight[0], 0.5)
+        return (self.query(x).squeeze() - x @ self.key).pow(2).mean()
+
+
+def test_a_frozen_parameter_that_the_first_refused_batch_moved_is_named_in_the_end(watching: Any) -> None:
+    gc.collect()  # models of other tests
+    watch = watching()
+    model = MovesItsKey()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for value in (math.nan, 1.0):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), value)).backward()
+        optimizer.step()
+    told = watch.finish()["notices"]["not_restored"]  # and random numbers, where a model of another test has dropout
+    assert told.startswith("a refused batch changed ")
+    assert "key, which may not be as before it" in told
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about its own internals

@@ -63,6 +63,18 @@ def test_a_schedule_stepped_once_an_epoch_goes_on_after_a_refused_last_batch(wat
     assert schedule.last_epoch == 3
 
 
+def test_a_plateau_is_held_for_the_loss_of_a_refused_batch_and_not_for_a_metric_of_an_evaluation(watching: Any) -> None:
+    watching()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for x, metric in ((good(1)[0], 1.0), (bad(), math.nan), (good(1)[0], 0.5), (bad(), torch.tensor(0.4))):
+        train(model, optimizer, [x], lambda metric=metric: schedule.step(metric))
+    assert schedule.last_epoch == 3
+    assert schedule.best == pytest.approx(0.4)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_a_chain_of_schedules_is_held_as_one(watching: Any) -> None:
     watch = watching()
     model = nn.Linear(3, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -81,3 +82,50 @@ def test_before_the_first_good_update_there_is_no_rate_to_hold(watching: Any) ->
     watching(diagnose="off")
     with pytest.raises(sg.TrainingHalted, match="the learning rate is nan"):
         train(rates(0, 200, 200))
+
+
+# -- the line behind it
+
+
+def warm_up(step: int) -> Any:
+    span = numpy.float64(max(0, 3 - step))
+    share = (span - 0.0) / span if step else numpy.float64(1.0)
+    return 0.5 * share
+
+
+def told(step: int) -> float:
+    return math.nan if step == 3 else 1.0
+
+
+def scheduled(function: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, function)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.rand(4, 3)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+
+def first_diagnosis(watch: Any) -> Any:
+    assert watch.barrier.faults == {}
+    return next(iter(watch.ledger.log)).incidents[0].diagnosis
+
+
+def test_the_line_of_a_schedule_that_divides_by_zero_is_named(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    with numpy.errstate(all="ignore"):
+        scheduled(warm_up)
+    found = first_diagnosis(watch)
+    assert found.cause.slug == "lr_divergence"
+    assert found.origin.code_line.startswith("share = (span - 0.0) / span")
+    assert any("asked once more" in note for note in found.notes)
+
+
+def test_of_a_rate_that_was_only_told_the_line_of_the_update_is_named(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    scheduled(told)
+    found = first_diagnosis(watch)
+    assert (found.phase, found.origin.code_line) == ("optimizer", "optimizer.step()")

@@ -89,6 +89,16 @@ def test_a_refusal_names_its_steps(count: int, incidents: list[Incident], said: 
     assert headline(screen(note, incidents=incidents)) == f"{320 - count} of 320 updates applied, {said} been left out."
 
 
+def test_a_run_whose_refused_batch_left_something_is_not_called_as_if_the_batch_had_been_left_out() -> None:
+    left = "a refused batch changed key.weight, which may not be as before it"
+    note = {**HEALTHY, "applied": 319, "skipped": 1, "notices": {"not_restored": left}}
+    found = screen(note, incidents=[refused(10)])
+    assert headline(found) == "319 of 320 updates applied, 1 refused (step 10). The weights at the end are finite."
+    stream = io.StringIO()
+    print_outcome(Console(file=stream, width=200), found)
+    assert left in stream.getvalue()
+
+
 def test_a_halt_names_step_and_reason_and_not_the_state_of_weights_that_were_not_checked() -> None:
     note = {**HEALTHY, "steps": 10, "applied": 0, "skipped": 10, "halted": True, "final_state": None}
     stop = refused(0, 9, actions=(Action.HALT,), reason="10 bad steps in a row (limit 10)")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from types import CodeType
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from steadygrad.integrations.loops.loop_slice import LoopSlice
 from steadygrad.integrations.loops.sliced_batches import with_named_batches
@@ -104,3 +106,22 @@ def test_a_batch_cut_inside_a_line_gets_a_name() -> None:
 def test_anything_else_is_left_as_it_is(source: str) -> None:
     taken = {"x": torch.randn(4, 2), "sizes": {"a": 1}, "pick": lambda: 1 / 0}
     assert with_named_batches(_lines(source, *taken), taken) is None
+
+
+def test_batches_cut_out_of_a_drawn_order_name_what_was_drawn(watching: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(24, 3), nn.Linear(3, 1))
+    watch = watching(diagnose="auto")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scales = torch.ones(24)
+    scales[17] = 0.0
+    for _ in range(2):
+        order = torch.randperm(24)
+        for start in range(0, 24, 4):
+            users = order[start : start + 4]
+            optimizer.zero_grad()
+            (model(users).squeeze(1) / scales[users]).square().mean().backward()
+            optimizer.step()
+    incidents = [incident for log in watch.ledger.log for incident in log.incidents]
+    assert incidents[0].diagnosis.sample_ids == ("17",)
+    assert watch.barrier.faults == {}

@@ -342,3 +342,66 @@ def test_parameters_of_no_optimizer_are_not_moved_by_a_trial_of_a_remedy(tmp_pat
     alone, guarded = runs.told()
     assert guarded == alone
     assert [each["symptom"] for each in runs.summary["incidents"]] == ["silent"]
+
+
+RAISED = """
+import json, logging, io, traceback
+import torch
+from torch import nn
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("in backward")
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        raise KeyError("in the data")
+
+class Schedule(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        if self.last_epoch > 0:
+            raise ArithmeticError("in the schedule")
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = Schedule(optimizer)
+stream = io.StringIO()
+logger = logging.getLogger("mine")
+logger.addHandler(logging.StreamHandler(stream))
+
+def closure():
+    raise RuntimeError("in the closure")
+
+def backward():
+    Raises.apply(model(torch.ones(2, 3))).sum().backward()
+
+def twice():
+    loss = model(torch.ones(2, 3)).pow(2).sum()
+    loss.backward()
+    loss.backward()
+
+said, errors = [], []
+for act in (backward, twice, lambda: optimizer.step(closure), schedule.step,
+            lambda: next(iter(torch.utils.data.DataLoader(Data())))):
+    try:
+        act()
+    except Exception as error:
+        said.append(traceback.format_exc())
+        logger.exception("caught")
+        errors.append([type(error).__name__, error.__context__ is None, error.__cause__ is None,
+                       [frame.name for frame in traceback.extract_tb(error.__traceback__)]])
+print(json.dumps([said, stream.getvalue(), errors]))
+"""
+
+
+def test_a_traceback_that_the_program_writes_of_an_error_it_catches_is_that_of_the_plain_run(tmp_path: Path) -> None:
+    alone, guarded = both(RAISED, tmp_path).told()
+    assert len(alone[2]) == 5
+    assert guarded == alone

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadygrad.integrations.zero_code.hooks.backward_losses import BackwardPasses
 
@@ -34,3 +36,16 @@ def test_a_bad_loss_stays_bad_with_a_factor(value: float, factor: float) -> None
     assert total is not None
     assert not math.isfinite(float(total))
     assert passes.first_bad == 1
+
+
+class Traces(TorchDispatchMode):
+    """Calls what it is given, as the trace of a replay does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_bad_loss_of_a_traced_step_with_a_number_in_it_is_looked_into() -> None:
+    with Traces():
+        loss = torch.full((3,), math.nan, requires_grad=True).div(2000).sum()
+        assert passes_of(loss).first_bad == 1

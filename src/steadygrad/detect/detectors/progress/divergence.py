@@ -16,8 +16,9 @@ Smallest example
 What to do
     A suspicion alone changes nothing. Where batches can be run again, older and newest ones are evaluated with the
     weights of now and of the last good snapshot; if most of both are at least twice as bad, twice in a row with no
-    recovery in between, the divergence is demonstrated: the policy rolls back and halves the learning rate until the
-    run is healthy again. Raise the warm-up or lower the peak.
+    recovery in between, and the snapshot's weights reproduce the loss that was recorded, the divergence is
+    demonstrated: the policy rolls back and halves the learning rate until the run is healthy again. Raise the warm-up
+    or lower the peak.
 
 Safety
     A warning, not a refusal: the step itself is finite. Rolled back at most a few times, with a pause between, then

@@ -139,7 +139,7 @@ def _step(optimizer: Optimizer, group: Mapping[str, Any], value: float, gradient
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return None  # code of the program's, which may keep what it is called with
-    weight = torch.nn.Parameter(torch.full((4, 4), value, dtype=torch.float64))
+    weight = torch.nn.Parameter(torch.full((4, 4), value, dtype=torch.float64, device="cpu"))
     weight.grad = torch.full_like(weight, gradient)
     options = {key: _plain(option) for key, option in group.items() if key not in ("params", "param_names")}
     options |= {key: off for key, off in _OFF.items() if key in options}

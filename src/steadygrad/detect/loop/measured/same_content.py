@@ -135,9 +135,9 @@ def _of_same_shape(given: Tensor) -> dict[str, Tensor]:
 
 
 def _is_like(tensor: Tensor, given: Tensor) -> bool:
-    plain = describable(tensor) and tensor.device == given.device
-    alike = tensor.dtype is given.dtype and tensor.shape == given.shape
-    return plain and alike and tensor.data_ptr() != given.data_ptr()
+    if not describable(tensor) or tensor.device != given.device:  # a nested one has no shape
+        return False
+    return tensor.dtype is given.dtype and tensor.shape == given.shape and tensor.data_ptr() != given.data_ptr()
 
 
 def _is_mixture(given: Tensor, clean: Tensor, noise: Tensor) -> bool:

@@ -64,7 +64,7 @@ def match(e: Evidence) -> Match | None:
             return None
         grown = e.op.startswith("special_") and len(e.inputs) == 1 and largest <= TAME
         beyond = e.facts.float64_absmax > FLOAT32_MAX or e.facts.float64_finite is False
-        raised = e.op in POWERS and beyond and not (e.facts.argument_zero or e.facts.argument_negative)
+        raised = e.op in POWERS and beyond and not e.facts.argument_zero
         sure = 0.6 if largest <= TAME else 0.55
         return Match(sure, f"{e.op} of an argument as large as {largest:.4g}") if grown or raised else None
     if e.half and e.facts.float32_finite:

@@ -31,6 +31,6 @@ RULE = Rule("DX206", "masked_softmax_row", "A softmax met a row in which every e
 
 
 def match(e: Evidence) -> Match | None:
-    if e.op is None or e.backward or not e.facts.masked_row:
+    if e.op is None or not e.facts.masked_row or (e.backward and not e.discarded_forward):
         return None
     return Match(0.97, f"{e.op} over a row that is masked completely")

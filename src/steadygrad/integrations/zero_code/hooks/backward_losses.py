@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +115,13 @@ class BackwardPasses:
         if self.first_bad is None:
             self.first_bad = count
         if root is not None and self.suspect is None:
-            self.suspect = walk(root)
+            with _untraced():
+                self.suspect = walk(root)
+
+
+def _untraced() -> AbstractContextManager[Any]:
+    """A step that is traced gives numbers where autograd kept tensors of one."""
+    return without_dispatch_modes() if num_dispatch_modes() else nullcontext()
 
 
 def _value(loss: Tensor) -> Tensor:
@@ -126,7 +132,7 @@ def _value(loss: Tensor) -> Tensor:
     if not isinstance(factor, Tensor) or factor.requires_grad or factor.device.type != "cpu" or factor.numel() != 1:
         return value
     largest = torch.finfo(value.dtype).max
-    with without_dispatch_modes() if num_dispatch_modes() else nullcontext():  # a traced step gives numbers back
+    with _untraced():
         return value.clamp(-largest, largest) if abs(float(factor)) >= _LOSS_SCALE else value
 
 

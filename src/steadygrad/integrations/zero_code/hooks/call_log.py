@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ....detect.loop.program_frames import user_line
-from ....detect.tensors.nested_tensors import tensors_in
+from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.repeatable_model_calls import only_through
 
@@ -35,7 +35,7 @@ class Call:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    versions: tuple[int, ...]
+    marks: ContentMarks | None
     rng: RngState
     autocast: dict[str, torch.dtype]
     caller: tuple[str, int]
@@ -56,7 +56,7 @@ class Call:
     @property
     def overwritten(self) -> bool:
         """Whether someone wrote into the arguments since."""
-        return self.versions != tuple(tensor._version for tensor in tensors_in((self.args, self.kwargs)))
+        return self.marks != marks_of((self.args, self.kwargs))
 
     def again(self, batch: Mapping[str, Any] | None = None) -> Any:
         """Make the call again, with its own random numbers and precision; `batch` stands in for its arguments."""
@@ -74,9 +74,8 @@ def note_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, rng: RngState | None = None
 ) -> Call:
     """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken."""
-    versions = tuple(tensor._version for tensor in tensors_in((args, kwargs)))
     return Call(
-        module, args, dict(kwargs), versions, rng or take_rng(), autocast_now(), user_line(depth + 1)
+        module, args, dict(kwargs), marks_of((args, kwargs)), rng or take_rng(), autocast_now(), user_line(depth + 1)
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
+from torch.nn.modules.dropout import _DropoutNd
 
 from ....detect.tensors.living_objects import living
 from ...loops.patching import Patches
@@ -61,6 +62,12 @@ class ProgramModules:
             self._in_vain += _not_in(roots, parameters) == left
         return roots
 
+    def draw_besides(self, heard: Sequence[nn.Module]) -> bool:
+        """Whether a module that is no part of these has dropout that is on. For the rare path: asks all modules."""
+        parts = {id(part) for module in heard for part in module.modules()}
+        others = (module for module in self._living() if id(module) not in parts and module.training)
+        return any(_draws(part) for module in others for part in (module, *module._modules.values()))
+
     def _note(self, module: nn.Module) -> None:
         known, key = self._known, id(module)
 
@@ -102,6 +109,11 @@ def _is_made(module: nn.Module) -> bool:
     """Whether the module's `__init__` has run far enough for it to be looked into, and it is one of Python."""
     made = "_modules" in vars(module) and "_parameters" in vars(module)
     return made and not isinstance(module, torch.jit.ScriptModule)
+
+
+def _draws(module: nn.Module | None) -> bool:
+    rate = getattr(module, "p" if isinstance(module, _DropoutNd) else "dropout", 0.0)
+    return module is not None and module.training and isinstance(rate, float) and rate > 0.0
 
 
 def _tops(module: nn.Module, parents: dict[int, list[nn.Module]]) -> list[nn.Module]:

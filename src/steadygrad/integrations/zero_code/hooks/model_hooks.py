@@ -3,6 +3,8 @@
 Before the first call since an update it takes what the forward may move (running statistics, counters, random
 numbers); a refused update restores that. The outermost call is the root's where the program calls the root. A
 program that calls parts of it (`self.net(x)` inside a larger module) is met one floor further down after a step.
+
+Models of trainings that have ended rest: they cost nothing, and the next training call of one wakes it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ....detect.loop.model_calls import ModeModules, callable_parts
+from ....detect.tensors.graph_capture import capturing
 from ....detect.tensors.torch_private import tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
@@ -25,31 +29,27 @@ from ....records.errors import SteadyError
 from .call_log import MAX_CALLS, Call, inner, keep_output_gradients, note_call
 from .find_models import ProgramModules
 
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
 _MAX_LOOKS = 12
 _AUDITED_STEPS = 3
 
 
 class ModelHooks:
-    """Everything that is known of the program's models. `on_call(call)` hears of each call that is kept."""
+    """Everything that is known of the program's models; the loop hears of each call that is kept."""
 
-    def __init__(
-        self,
-        barrier: FaultBarrier,
-        away: Callable[[nn.Module | None], bool],
-        *,
-        on_enter: Callable[[], bool],
-        on_call: Callable[[Call], None],
-    ) -> None:
-        self._barrier = barrier
-        self.away = away
-        """Whether we run the program's model ourselves just now, are a forked child, or it is another training that
-        calls this model."""
-        self._on_enter, self._on_call = on_enter, on_call
+    def __init__(self, watch: ProcessLoop) -> None:
+        self._barrier, self._watch = watch.barrier, watch
         self.all = ProgramModules()
         self._heard: dict[int, weakref.ref[nn.Module]] = {}
         self._undo: dict[int, tuple[Callable[[], None], ...]] = {}
         self._roots: list[weakref.ref[nn.Module]] | None = None
-        self._owned: set[int] = set()
+        self._owned: dict[int, int] = {}
+        """Which module each known parameter was found in, both by identity."""
+        self._called_once: set[int] = set()
+        self._resting: dict[int, list[int]] = {}
+        """Modules that rest, by identity, each with those that wake with it."""
         self._looks = 0
         self._forward: ForwardState | None = None
         self._forward_of: tuple[int, ...] = ()
@@ -65,13 +65,14 @@ class ModelHooks:
     # -- finding them
 
     def adopt(self, parameters: Sequence[Tensor]) -> None:
-        """Look for the modules that own these parameters, unless they are known already."""
-        if all(id(parameter) in self._owned for parameter in parameters):
-            return
-        for root in self.all.roots(parameters):
-            self._looks = 0
-            self._listen(root)
-            self._owned.update(id(parameter) for parameter in root.parameters())
+        """Look for the modules that own these parameters, unless they are known already; none of them rests."""
+        if not all(id(parameter) in self._owned for parameter in parameters):
+            for root in self.all.roots(parameters):
+                self._looks = 0
+                self._listen(root)
+                self._owned.update((id(parameter), id(root)) for parameter in root.parameters())
+        for key in {self._owned.get(id(parameter), 0) for parameter in parameters} if self._resting else ():
+            self._wake(key)
 
     def look_again(self, parameters: Sequence[Tensor]) -> None:
         """No call was heard before an update: the model was wrapped since, or the program calls parts of it."""
@@ -92,9 +93,9 @@ class ModelHooks:
         return [module for reference in self._heard.values() if (module := reference()) is not None]
 
     def roots(self) -> list[nn.Module]:
-        """Those of them that are in no other."""
+        """Those of them that are in no other and do not rest."""
         if self._roots is None:
-            modules = self.modules()
+            modules = [module for module in self.modules() if id(module) not in self._resting]
             below = {id(part) for module in modules for part in module.modules() if part is not module}
             self._roots = [weakref.ref(module) for module in modules if id(module) not in below]
         return [module for reference in self._roots if (module := reference()) is not None]
@@ -123,13 +124,33 @@ class ModelHooks:
         before = module.register_forward_pre_hook(_Hook(self._before, self._barrier), with_kwargs=True, prepend=True)
         after = module.register_forward_hook(_Hook(self._after, self._barrier), with_kwargs=True, always_call=True)
         self._undo[key] = (before.remove, after.remove)
+        for part in callable_parts(module):
+            self._listen(part)
 
     def _gone(self, key: int) -> None:
         self._heard.pop(key, None)
         self._undo.pop(key, None)
         self._roots = None
         # What is gone leaves its places in memory to others.
-        self._owned = {id(parameter) for module in self.modules() for parameter in module.parameters()}
+        self._called_once.discard(key)
+        if key in self._resting:
+            self._resting.pop(key).remove(key)
+        self._owned = {parameter: module for parameter, module in self._owned.items() if module != key}
+
+    def _rest(self) -> None:
+        """The models that were called are of a training that has ended. One that is trained without a call that is
+        heard does not rest: nothing would wake it."""
+        for root in self.roots():
+            parts = [id(part) for part in root.modules() if id(part) in self._heard]
+            if not self._called_once.isdisjoint(parts):
+                self._resting.update((key, parts) for key in parts)
+                self._called_once.difference_update(parts)
+        self._roots = None
+
+    def _wake(self, key: int) -> None:
+        for part in self._resting.get(key, ()):
+            del self._resting[part]
+            self._roots = None
 
     def leave(self, roots: Sequence[nn.Module]) -> None:
         """Listen to these no more: something else does."""
@@ -145,28 +166,49 @@ class ModelHooks:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Does not sync, but for an audit of a model's first calls."""
-        if not (module.training and torch.is_grad_enabled()) or self.away(module):
+        if not module.training or self._watch.is_called_elsewhere(module):
+            return
+        if not torch.is_grad_enabled():
+            self._without_gradients(began=True)
             return
         self._inside.append(id(module))
         if len(self._inside) > 1:
             return
-        if self._on_enter():
+        self._called_once.add(id(module))
+        if id(module) in self._resting:
+            self._wake(id(module))
+            self._watch.ledger.wake()
+        if self._watch.entered():
             self._entry_is_old = True  # the program left the last round out: this call begins a new window
         rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
             rng = self._take().rng  # taken a moment ago: it is this call's too
-        elif self._forward is not None:
-            self._forward.took_again()
+        else:
+            self.forward_state().took_again()
         self._kept.add(pieces_of((args, kwargs)))
         if len(self.calls) >= MAX_CALLS or (self.calls and self._kept.too_many):
             self.lost_calls += 1
             return
         call = note_call(module, args, kwargs, depth=3, rng=rng)
         self.calls.append(call)
-        self._on_call(call)
+        self._watch.called(call)
+
+    def _without_gradients(self, *, began: bool) -> None:
+        """A call without gradients draws numbers as well: for the window under way, or for the one that comes."""
+        if self._inside:
+            return
+        forward = self.forward_state()
+        if self._entry is None or self._entry_is_old:
+            forward.aside(began=began)
+        elif began:
+            forward.took_again()
+        else:
+            forward.left()
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if id(module) not in self._inside or self.away(None):
+        if module.training and not torch.is_grad_enabled() and not self._watch.is_called_elsewhere(None):
+            self._without_gradients(began=False)
+        if id(module) not in self._inside or self._watch.is_called_elsewhere(None):
             return
         # A forward that raised left the calls inside it behind.
         del self._inside[self._inside.index(id(module)) :]
@@ -185,18 +227,25 @@ class ModelHooks:
     def _take(self) -> Entry:
         self.forget_calls()
         forward = self.forward_state()
+        forward.refresh()
         if self._entry is not None:
             forward.release(self._entry)
         self._entry, self._entry_is_old = forward.take(), False
         return self._entry
 
     def forward_state(self) -> ForwardState:
-        """What the forward of all known models may move, made anew when a model was found."""
+        """What the forward of all models in use may move. Made anew when there are others; in the middle of a window
+        they are added."""
         roots = self.roots()
-        key = tuple(id(root) for root in roots)
-        if self._forward is None or key != self._forward_of:
-            self._forward, self._forward_of, self._entry = ForwardState(roots), key, None
-            self._audits = 0
+        key, before = tuple(id(root) for root in roots), self._forward_of
+        if self._forward is not None and key == before:
+            return self._forward
+        self._forward_of = key
+        if self._forward is None or self._entry is None or self._entry_is_old or not set(before) <= set(key):
+            self._forward, self._entry = ForwardState(roots), None
+        else:
+            self._forward.include([root for root in roots if id(root) not in before], self._entry)
+        self._audits = 0
         return self._forward
 
     # -- at an update
@@ -231,11 +280,17 @@ class ModelHooks:
     def put_back(self) -> list[str]:
         """Undo what the forwards since the last update moved. Returns what is not known for certain."""
         if self._entry is None or self._forward is None:
-            return []
+            return ["running statistics and random numbers (no call was heard)"] if self._may_move() else []
         self._rng = self._forward.rng_without(self._entry.place)
-        uncertain = self._forward.restore(self._entry)
+        uncertain = self._forward.uncertain_draws
+        if self._forward.drawn_before(self._entry) and self.all.draw_besides(self.modules()):
+            uncertain = ["random numbers (which other models with dropout may have drawn for it)"]
+        uncertain += self._forward.restore(self._entry)
         self._forward.forget_since(self._entry.place)
         return uncertain
+
+    def _may_move(self) -> bool:
+        return any(ModeModules(root) for root in self.roots())
 
     def go_on(self) -> None:
         """After a refused update was looked into: the random states to go on with."""
@@ -257,6 +312,7 @@ class ModelHooks:
     def let_go(self) -> None:
         """Keep nothing of the last step alive: its training may have ended."""
         self.forget_calls()
+        self._rest()
         self._entry, self._forward, self._forward_of, self._entry_is_old = None, None, (), True
 
     def close(self) -> None:
@@ -275,11 +331,12 @@ class _Hook:
         self._call, self._barrier = call, barrier
 
     def __call__(self, *args: Any) -> None:
-        # Under a compiler or torch.jit.trace it does nothing: no break in the graph and nothing added to it.
+        # Under a compiler, torch.jit.trace or a capture it does nothing: no break in the graph, nothing added to it.
         if torch.compiler.is_compiling() or tracing_state() is not None:
             return
         try:  # not `with self._barrier`: this is every step's path
-            self._call(*args)
+            if not capturing():
+                self._call(*args)
         except SteadyError:
             raise
         except Exception as fault:

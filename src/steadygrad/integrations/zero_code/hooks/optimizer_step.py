@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ....detect.tensors.graph_capture import NOT_CHECKED
 from ....engine.step.trained_parameters import parameters_of
 from ...loops.patch_barrier import barred, uncounted
 from ...loops.patching import Patches
@@ -75,7 +76,7 @@ class StepPatches:
             unseen = closure is not None and not closure.made  # before it ran there is nothing to see
             return unseen or not watch.policy.acts or finite(parameters_of(optimizer))
 
-        around = barred(judged, watch.failed, may)
+        around = barred(judged, watch.failed, may, captured=lambda: watch.ledger.tell("captured", NOT_CHECKED))
 
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():

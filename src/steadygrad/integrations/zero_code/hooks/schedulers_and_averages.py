@@ -1,7 +1,8 @@
 """What a program does after each update and must not do after a refused one: its schedule, its average of the weights.
 
 A schedule is held for one call when exactly one update was due since its last call and that one was refused. So a
-schedule that is stepped once an epoch goes on whatever its last batch was.
+schedule that is stepped once an epoch goes on whatever its last batch was. One that is given a metric
+(ReduceLROnPlateau) is held only if that is not finite: the metric of an evaluation is not the refused batch's.
 """
 
 from __future__ import annotations
@@ -59,14 +60,17 @@ class SchedulersAndAverages:
         """Whether the last update of this optimizer was refused."""
         return optimizer in self._refused
 
-    def call(self, follower: Any, optimizer: Any, original: Callable[[], Any]) -> Any:
-        """Let a follower go on, or not. One that calls others inside (a chain of schedules) is asked once."""
+    def call(
+        self, follower: Any, optimizer: Any, original: Callable[[], Any], may_hold: Callable[[], bool] | None = None
+    ) -> Any:
+        """Let a follower go on, or not; `may_hold` tells whether it is about the refused update at all. One that calls
+        others inside (a chain of schedules) is asked once."""
         if self._inside.calls or not isinstance(optimizer, Optimizer):
             return original()
         updates = self._updates.get(optimizer, 0)
         since = updates - self._seen.get(follower, 0)
         self._seen[follower] = updates
-        if since == 1 and optimizer in self._refused:
+        if since == 1 and optimizer in self._refused and (may_hold is None or may_hold()):
             self.held += 1
             return None
         self.note(follower, optimizer)

@@ -71,11 +71,21 @@ class SourceTensors:
             if base is not None:
                 tables = [base, *(table for table in held if table._base is base)]
                 rows = next((rows for table in tables if (rows := rows_of_view(tensor, table)) is not None), None)
+                rows = _drawn_in(base, rows) if rows is not None else None
             else:
                 rows = next((rows for table in held if (rows := _looked_up(tensor, table)) is not None), None)
             if rows is not None:
                 return rows
         return None
+
+
+def _drawn_in(base: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Of an order in which samples are drawn the samples at these places; of any other tensor the rows themselves."""
+    if base.dim() != 1 or base.dtype not in (torch.int32, torch.int64) or base.numel() > _MAX_ELEMENTS:
+        return rows
+    drawn = base.detach().sort().values
+    is_order = bool((drawn == torch.arange(len(drawn), device=drawn.device)).all())
+    return tuple(base.detach()[list(rows)].tolist()) if is_order else rows
 
 
 def rows_of_view(tensor: Tensor, base: Tensor | None) -> tuple[int, ...] | None:

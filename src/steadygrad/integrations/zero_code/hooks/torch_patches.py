@@ -8,6 +8,8 @@ be noticed: no function that looks at the frame of its caller is patched, our fr
 from __future__ import annotations
 
 import functools
+import math
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ from ....engine.record.run_log import RunLog
 from ...loops.own_hooks import our_hooks_off, without_our_hooks
 from ...loops.patch_barrier import uncounted
 from ...loops.patching import Patches
+from ..launch.clean_tracebacks import without_patches
 from .optimizer_step import StepPatches
 from .schedulers_and_averages import raw_optimizer
 
@@ -40,7 +43,19 @@ def listen(watch: ProcessLoop) -> Patches:
     _loaders(watch, patches)
     _copies(watch, patches)
     watch.events.listen(patches)
+    _tracebacks(patches)
     return patches
+
+
+def _tracebacks(patches: Patches) -> None:
+    """An error on its way through a patch knows its frames, and Python has no way to take them out before the program
+    catches it. What the program writes of it with `traceback` or `logging` is without them."""
+
+    def walk(original: Any, trace: Any) -> Any:
+        return original(without_patches(trace))
+
+    for name in ("walk_tb", "_walk_tb_with_full_positions"):
+        patches.around(traceback, name, walk)
 
 
 def _optimizers(watch: ProcessLoop, patches: Patches) -> None:
@@ -143,6 +158,13 @@ def _schedules(watch: ProcessLoop, patches: Patches) -> None:
         call = functools.partial(original, self, *args, **kwargs)
         return follow(self, raw_optimizer(getattr(self, "optimizer", None)), call)
 
+    def plateau(original: Any, self: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, metrics, *args, **kwargs)
+        call = functools.partial(original, self, metrics, *args, **kwargs)
+        optimizer = raw_optimizer(getattr(self, "optimizer", None))
+        return follow(self, optimizer, call, lambda: not math.isfinite(float(metrics)))
+
     def learn(kind: type) -> None:
         for base in kind.__mro__:
             if "step" in vars(base) and base not in known:
@@ -156,10 +178,10 @@ def _schedules(watch: ProcessLoop, patches: Patches) -> None:
 
     learn(LRScheduler)
     for kind in _all_kinds(LRScheduler):
-        # A plateau is given a metric after an evaluation, which no refused update takes back.
         if not issubclass(kind, ReduceLROnPlateau):
             learn(kind)
     known.add(ReduceLROnPlateau)
+    patches.around(ReduceLROnPlateau, "step", plateau)
     patches.around(LRScheduler, "__init__", made)
 
     def average(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,17 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     return clean
 
 
+def without_patches(trace: TracebackType | None) -> TracebackType | None:
+    """The same traceback without our frames where it is of an error that came out of the program or a library; one that
+    our own code raised is shown whole."""
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_code.co_filename.startswith(_OURS):
+        return trace
+    return without_ours(trace)
+
+
 def clean(error: BaseException) -> None:
     """Take our frames out of an error's traceback and out of those of the errors behind it."""
     seen: set[int] = set()

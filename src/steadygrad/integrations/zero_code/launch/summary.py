@@ -64,6 +64,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "torch": any(note.get("torch") for note in ended.notes),
         "guarded": any(note.get("guarded") for note in ended.notes),
         "crashes": [sentence for note in ended.notes for sentence in note.get("crashes") or ()],
+        "not_restored": any("not_restored" in (note.get("notices") or {}) for note in ended.notes),
         "notices": sorted({s for note in ended.notes for s in (note.get("notices") or {}).values()}),
         "faults": sorted({place for note in ended.notes for place in note.get("faults") or {}}),
     }
@@ -163,7 +164,7 @@ def _weights(told: dict[str, Any]) -> str:
         return f" The weights at the end are {state}; the others had ended and were not checked."
     if state != "finite":
         return " The weights at the end were not checked."
-    exact = refused and not (told["rolled_back"] or told["halted"] or told["not_checked"])
+    exact = refused and not (told["rolled_back"] or told["halted"] or told["not_checked"] or told["not_restored"])
     if exact:
         return (
             f" The weights are finite, and as if {'that batch' if refused == 1 else 'those batches'} had been left out."

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....diagnosis.isolation.resource_limits import limits
 from ....engine.state.training_state import Tree, copy_tree
 from .good_states import AppliedUpdate, GoodStates, put_groups
 from .loop_step import LoopPassBatch, LoopStep
 
-_MAX_UPDATES = 12
-"""Further than this from a copy, going there would cost more than the diagnosis."""
+_SHARE = 0.25
+"""Going to a step from a copy before it takes no more of the time that a diagnosis may take."""
 
 
 class EarlierLoopStep:
@@ -72,7 +73,14 @@ class EarlierLoopStep:
 def look_back(later: LoopStep, past: GoodStates) -> None:
     """Give a step the ways back that are kept."""
 
+    there: dict[int, EarlierLoopStep | None] = {}
+
     def earlier(back: int) -> EarlierLoopStep | None:
+        if back not in there:
+            there[back] = found_at(back)
+        return there[back]
+
+    def found_at(back: int) -> EarlierLoopStep | None:
         step = later.facts.step - back
         at = max((kept for kept in past.steps if kept <= step), default=step) if back == 1 else step
         found = past.kept_at(later.loop, at, later.facts.step)
@@ -86,14 +94,16 @@ def look_back(later: LoopStep, past: GoodStates) -> None:
 def _at_step(
     later: LoopStep, at: int, step: int, parts: Tree, updates: Sequence[AppliedUpdate]
 ) -> EarlierLoopStep | None:
-    """The step itself, by making the updates between a kept state and it again; None where they are too many."""
+    """The step itself, by making the updates between a kept state and it again; None where that takes too long."""
     start, since = EarlierLoopStep(later, at, parts, updates), sum(update.step < step for update in updates)
     if not since:
         return start
-    if since > _MAX_UPDATES or since == len(updates):
+    if since == len(updates):
         return None
     start.restore()
     for ahead in range(since):
+        if limits().elapsed > _SHARE * limits().seconds:
+            return None
         start.prepare_following(ahead)
         for batch in _batches(updates[ahead]):
             start.backward(start.forward(batch))

@@ -9,41 +9,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.diagnose import diagnose
 from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits, for_incident, limits
 from ....diagnosis.locate.crash_origin import explain_crash
 from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
+from ....engine.record.diagnosis_time import DiagnosisTime
 from ....engine.state.training_state import TrainingState
-from ....records import Diagnosis, Origin, Reading
-from ...loops.data_origin import origin_in_loader
+from ....records import Diagnosis, Reading
+from ...loops.data_origin import MadeBad, origin_in_loader
+from ...loops.update_origin import origin_of_rate, with_line_of_update
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, outputs_in
 from ..hooks.find_models import runs_alone
 from ..hooks.loader_batches import FoundSamples, bad_rows_of, sample_key, with_samples
 from ..look_budget import LookBudget
 from .loop_lines import LoopPass
-from .loop_step import MADE_BEFORE, LoopStep
+from .loop_step import MADE_BEFORE, LoopStep, bad_pass
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
 from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
 from .side_effects import HasEffect, quiet, supervised
-from .step_tracing import StepTracing
+from .step_tracing import TRACED_STEPS, StepTracing, outside
 from .user_state import UserState
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
 
-_TRACED_STEPS = 3
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
 _BY_HAND = "no backward was called: the lines before the update were run again, and gave the same gradients"
@@ -61,7 +64,7 @@ class RefusalExaminer:
     def __init__(self, watch: ProcessLoop) -> None:
         self._watch = watch
         self._traced_steps = self._armings = 0
-        self._budget = LookBudget(_ALWAYS, _SHARE)
+        self._budget, self._time = LookBudget(_ALWAYS, _SHARE), DiagnosisTime()
         self._loop: OptimizerLoop | None = None
         self._tracing: StepTracing | None = None
         self._guilty: Call | None = None
@@ -145,6 +148,7 @@ class RefusalExaminer:
             self._watch.ledger.say_at_end("not_diagnosed", sentence)
         diagnosis = self._together(loop, reading, state, depth)
         if diagnosis is not None:
+            diagnosis = with_line_of_update(diagnosis, loop.optimizer, self._rate_made)
             if self.found is not None and log.incidents[-1].batch_key is None:
                 log.incidents[-1] = replace(log.incidents[-1], batch_key=self.batch_key)
             log.enter_diagnosis(diagnosis)
@@ -184,27 +188,43 @@ class RefusalExaminer:
             return None
         self._talk, self._why_not_lines = False, None
         why_not = self._why_not_again()
-        try:
-            with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
-                found = self._by_slices(loop, reading, state, symptom, depth)
-                if found is None and not watch.slices.reached and not watch.backwards.losses:
-                    found = self._by_hand(loop, reading, state, symptom, depth)
-                if found is None and why_not is None:
-                    found = self._by_replay(loop, reading, state, symptom, depth)
-            if found is not None:
-                return found
-        except UsesCollectives:
-            why_not = "the step itself talks to the other ranks"
+        found: Diagnosis | None = None
+        with self.in_time(loop) as own:
+            try:
+                with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
+                    found = self._replayed(loop, reading, state, symptom, depth, calls=why_not is None)
+            except UsesCollectives:
+                why_not = "the step itself talks to the other ranks"
+            except OutOfTime:
+                why_not = own.stopped()
+        if found is not None:
+            return found
         if self._last is not None:
             seen = self._last.diagnosis(symptom, reading.step)
             if seen is not None:
                 return seen
         if self._armings < _MAX_ARMINGS:
             self._armings += 1
-            self._traced_steps = _TRACED_STEPS
+            self._traced_steps = TRACED_STEPS
         found = outside(watch, symptom, reading, why_not)
         told = (_TALK,) if self._talk else (self._why_not_lines,) if self._why_not_lines else ()
         return replace(found, notes=(*told, *found.notes))
+
+    def _replayed(
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str, *, calls: bool
+    ) -> Diagnosis | None:
+        """By the loop's lines, or else by the model's calls, where these can be made again."""
+        watch = self._watch
+        found = self._by_slices(loop, reading, state, symptom, depth)
+        if found is None and not watch.slices.reached and not watch.backwards.losses:
+            found = self._by_hand(loop, reading, state, symptom, depth)
+        if found is None and calls:
+            found = self._by_replay(loop, reading, state, symptom, depth)
+        return found
+
+    def in_time(self, loop: OptimizerLoop) -> AbstractContextManager[ResourceLimits]:
+        """Around all that is run again because of one incident: the program's runs share the time for that."""
+        return for_incident(loop.log, self._time)
 
     def with_line_of_loader(self, found: Diagnosis, batch_key: str | None) -> Diagnosis:
         """A diagnosis of a batch that came in bad, with the line of the data set or the collate function that made it
@@ -221,6 +241,13 @@ class RefusalExaminer:
         note = "the batch was made once more from its samples: this line of the program makes it non-finite"
         place = replace(found.origin, op=made.op, source=made.stack[0], stack=made.stack, code_line=made.code_line)
         return replace(found, origin=place, notes=(*found.notes, note))
+
+    def _rate_made(self, optimizer: Optimizer) -> MadeBad | None:
+        """The line that makes the rate non-finite, if asking the schedule once more shows it."""
+        try:
+            return origin_of_rate(self._watch.followers.of([optimizer]), _without_effect)
+        except (Exception, HasEffect):  # their function, out of its place, may raise anything
+            return None
 
     def _why_not_again(self) -> str | None:
         """Why the calls of this window cannot be made again, as a clause; None if they can."""
@@ -300,13 +327,27 @@ class RefusalExaminer:
             return None
         rerun = RerunnableParts(self._watch, loop, reading, state, symptom)
         kept: Diagnosis | None = None
+        shown: set[Any] = set()
         for loop_passes in rerun.attempts():
+            lines = tuple((loop_pass.slice.code, loop_pass.slice.first_line) for loop_pass in loop_passes)
+            if kept is not None and (lines in shown or any(_bad_entries(each.batch) for each in loop_passes)):
+                continue  # with other random numbers they show the same; or it was bad before these lines, too
             replayable = rerun.replayable(loop_passes)
             try:
-                found = self._attempt(replayable, loop_passes, reading, symptom, depth)
+                found = self._attempt(replayable, loop_passes, reading, symptom, depth if kept is None else "origin")
+                if kept is not None and found is not None and _explains(found) and depth != "origin":
+                    found = self._from_lines(replayable, loop_passes, depth)
+                if kept is not None:
+                    limits().check()
+            except OutOfTime:
+                if kept is None:
+                    raise
+                return replace(kept, notes=(*kept.notes, f"longer parts of the loop: not tried: {limits().stopped()}"))
             finally:
                 replayable.release()
             rerun.made_before = rerun.made_before or replayable.forward_only
+            if found is not None:
+                shown.add(lines)
             if found is None or (kept is not None and not _explains(found)):
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
@@ -374,7 +415,7 @@ class RefusalExaminer:
             return None
         if found is None or (replayable.forward_only and not found.reproduced[0]):
             return None
-        guilty = replayable.loop_passes[0] if len(loop_passes) == 1 else _guilty(replayable)
+        guilty = replayable.loop_passes[0] if len(loop_passes) == 1 else bad_pass(replayable)
         if guilty is not None and (self.found is None or len(loop_passes) > 1):
             self.found = self._watch.batches.find(guilty.batch) or self.found
         if guilty is not None and self.found is not None and _came_in_bad(found) and not found.rows:
@@ -430,20 +471,6 @@ def _explains(found: Diagnosis) -> bool:
     return found.origin is not None and found.origin.op is not None and bool(found.reproduced[0])
 
 
-def _guilty(replayable: LoopStep) -> LoopPass | None:
-    """The micro-batch whose loss or gradients are not finite; the first one."""
-    with replayable.examining():
-        replayable.restore()
-        for loop_pass, batch in zip(replayable.loop_passes, replayable.batches, strict=True):
-            terms = replayable.forward(batch)
-            if not bool(torch.isfinite(terms["loss"])):
-                return loop_pass
-            replayable.backward(terms)
-            if not replayable.gradients_finite():
-                return loop_pass
-    return None
-
-
 def _elsewhere(symptom: str) -> Diagnosis:
     """A finite step of this rank, refused with the others."""
     return Diagnosis(
@@ -452,40 +479,6 @@ def _elsewhere(symptom: str) -> Diagnosis:
         because=_ELSEWHERE,
         notes=("this rank's calls were replayed and came out finite; see the other ranks' incident",),
     )
-
-
-def outside(watch: ProcessLoop, symptom: str, reading: Reading, why_not: str | None) -> Diagnosis:
-    """What can be said of trouble between a model and its loss without running it again."""
-    bad_loss = not math.isfinite(reading.loss)
-    phase = "loss" if bad_loss else "backward"
-    calls, backwards = watch.models.calls, watch.backwards
-    notes: list[str] = []
-    if why_not is not None:
-        notes.append(f"nothing was replayed: {why_not}")
-    else:
-        notes.append(
-            "the model's call was replayed and its output is finite: the bad value comes from the code after it"
-        )
-    if calls and calls[-1].caller[0] and backwards.where[0]:
-        notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
-    suspect = backwards.suspect
-    because = "the code between the model and the loss cannot be run again"
-    if suspect is not None:
-        made = f"{suspect.op} made a bad value from inputs {suspect.inputs}" if suspect.inputs else suspect.op
-        because = f"by what autograd kept for backward: {made}"
-    notes.append(f"the next {_TRACED_STEPS} steps are traced, so that a recurrence is located exactly")
-    return Diagnosis(
-        symptom=symptom,
-        phase=phase,
-        origin=Origin(phase=phase, op=suspect.op if suspect is not None else None),
-        confidence=0.3 if suspect is not None else 0.0,
-        because=because,
-        notes=tuple(notes),
-    )
-
-
-def _place(where: tuple[str, int]) -> str:
-    return f"{where[0]}:{where[1]}"
 
 
 def _bad_entries(batch: Mapping[str, Any]) -> tuple[str, ...]:

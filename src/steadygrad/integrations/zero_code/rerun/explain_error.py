@@ -110,9 +110,11 @@ def _diagnosis(watch: ProcessLoop, loop: OptimizerLoop, error: BaseException, de
     """Where the bad value behind this error was made; None if that cannot be shown. The program is ending."""
     examiner, reading = watch.examiner, Reading(step=watch.step, loss=math.nan, grad_norm=math.nan, refused=True)
     examiner.look_at_batch()
-    found = _by_lines(watch, loop, reading, error, depth)
-    if found is None:
-        found = examiner.crashed_in_calls(loop, reading, error, depth)
+    found: Diagnosis | None = None
+    with examiner.in_time(loop):
+        found = _by_lines(watch, loop, reading, error, depth)
+        if found is None:
+            found = examiner.crashed_in_calls(loop, reading, error, depth)
     if found is not None and found.rows and examiner.found is not None:
         found = with_samples(found, examiner.found)
     return found
@@ -137,10 +139,12 @@ def why_left_out(watch: ProcessLoop) -> str | None:
     watch.busy = True
     try:
         reading = Reading(step=watch.step, loss=math.nan, grad_norm=math.nan, refused=True)
-        with _lines_again(watch, watch.loop_of(optimizer), reading) as (_, given):
-            if isinstance(given, Tensor):
-                return None if bool(torch.isfinite(given)) else ""
-            return type(given).__name__ if given is not None and near_a_nan(given) else None
+        loop, given = watch.loop_of(optimizer), None
+        with watch.examiner.in_time(loop), _lines_again(watch, loop, reading) as (_, came):
+            given = came
+        if isinstance(given, Tensor):
+            return None if bool(torch.isfinite(given)) else ""
+        return type(given).__name__ if given is not None and near_a_nan(given) else None
     finally:
         watch.busy = False
 
@@ -161,7 +165,7 @@ def _lines_again(
         with replayable.examining():
             replayable.restore()
             try:
-                with replayable.supervised(loop_pass.state):
+                with replayable.supervised(loop_pass.noted()):
                     given = replayable.forward(replayable.batches[0])["loss"].detach()
             except HasEffect:
                 pass

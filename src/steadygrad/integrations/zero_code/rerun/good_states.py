@@ -110,6 +110,7 @@ class GoodStates:
         watch = self._watch
         if not watch.policy.acts:
             return
+        watch.models.forward_state().refresh()
         self._look_around()
         ring, snapshot_schedule, step = self._ring, self._snapshot_schedule, watch.step
         if ring is None or snapshot_schedule is None or not (self._due or snapshot_schedule.due(step)):
@@ -177,7 +178,7 @@ class GoodStates:
         loop_passes = list(watch.slices.loop_passes)
         if not watch.alone:
             return "one rank cannot make that again without the others"
-        if len(self._loops) != 1 or self._loops[0].optimizer is not optimizer:
+        if len(self._loops) != 1 or self._loops[0].living is not optimizer:
             return "several optimizers step in turn"
         if not loop_passes or len(loop_passes) != len(watch.backwards.losses) or watch.models.lost_calls:
             return watch.slices.why_not or "their lines could not be cut out of the loop"
@@ -203,18 +204,23 @@ class GoodStates:
         return AppliedUpdate(-1, loop_passes, losses, math.nan, watch.clipping.limit, _plain_groups(optimizer), [])
 
     def _look_around(self) -> None:
-        """One state for all optimizers in use; made anew when that changes or another model was found."""
+        """One state for all optimizers in use; made anew when that changes, another model was found, or parts of one
+        were replaced."""
         watch = self._watch
-        loops = [loop for loop in watch.loops if self._last.get(loop, -_IN_USE) > watch.step - _IN_USE]
+        living = watch.ledger.in_use_at(watch)
+        living = [each for each in living if self._last.get(each[0], -_IN_USE) > watch.step - _IN_USE]
+        loops, optimizers = [loop for loop, _ in living], [optimizer for _, optimizer in living]
         forward = watch.models.forward_state()
-        key = (id(forward), *map(id, loops))
+        for optimizer in optimizers:
+            watch.loop_of(optimizer)
+        parameters_now = (id(loop.parameters) for loop in loops)
+        key = (id(forward), forward.num_modules, forward.changes, *map(id, loops), *parameters_now)
         if key == self._of:
             return
         self._of, self._loops, self._due, self._ring = key, loops, True, None
         self._forget_updates()
         if not loops:
             return
-        optimizers = [loop.optimizer for loop in loops]
         parameters = {
             f"{number}.{name}": parameter
             for number, loop in enumerate(loops)
@@ -225,10 +231,11 @@ class GoodStates:
             parameters=parameters, optimizers=optimizers, forward=forward, scheduler=schedules
         )  # fmt: skip
         device = loops[0].parameters[0].device
-        size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._state.floating_tensors())
-        if device.type != "cpu" and size > _LARGEST_OF_A_DEVICE:
-            watch.ledger.event("no_snapshots", bytes=size)
-            return
+        if device.type != "cpu":
+            size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._state.floating_tensors())
+            if size > _LARGEST_OF_A_DEVICE:
+                watch.ledger.event("no_snapshots", bytes=size)
+                return
         self._ring = ring = validate.make_ring("auto", self._state, device, watch.policy)
         self._snapshot_schedule = SnapshotSchedule(ring, watch.policy.snapshot_every) if ring is not None else None
 
@@ -284,7 +291,7 @@ class GoodStates:
         updates = [landed for landed in self._updates if landed.step >= snapshot.step]
         num_since = before - snapshot.step
         now, rewound = take_rng(), state.forward.rng_without(snapshot.place)
-        rates = [_plain_groups(loop.optimizer) for loop in self._loops]
+        rates = [(o, _plain_groups(o)) for loop in self._loops if (o := loop.living) is not None]
         state.restore(snapshot.tree)
         why = self._why_not_again(updates, num_since, snapshot.step) or self._make_again(state, updates)
         culprit = why if isinstance(why, AppliedUpdate) else None
@@ -298,8 +305,8 @@ class GoodStates:
         else:
             put_rng(now)
             if culprit is None or not culprit.followed:  # else the rate is that of a schedule which went on too far
-                for loop, kept in zip(self._loops, rates, strict=True):
-                    put_groups(loop.optimizer, kept)  # with what the loop set by hand since the last update
+                for optimizer, kept in rates:
+                    put_groups(optimizer, kept)  # with what the loop set by hand since the last update
         self._forget_updates()
         ring.discard_after(snapshot.step)
         self._due = True
@@ -340,7 +347,7 @@ class GoodStates:
         for parameter in loop.parameters:
             parameter.grad = None
         for loop_pass, before in zip(landed.loop_passes, landed.losses, strict=True):
-            loss = loop_pass.again(loop_pass.batch)
+            loss = loop_pass.again(loop_pass.batch, loop_pass.noted())
             if float(loss.detach()) != float(before):
                 return False
             loss.backward()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ program that led to backward are noted; if the step is refused, their lines are 
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import weakref
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
+from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....detect.tensors.nested_tensors import tensors_in
-from ....engine.state.batch_buffer import versions_of
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
@@ -33,7 +34,7 @@ from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, st
 from ...loops.sliced_batches import with_named_batches
 from ..hooks.call_log import Call, autocast_now
 from .side_effects import quiet
-from .user_state import TakenValues, UserState, is_data, is_users
+from .user_state import LargeTables, TakenValues, UserState, is_data, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64
@@ -53,7 +54,7 @@ class LoopPass:
     autocast: dict[str, torch.dtype]
     loss: Tensor
     """What backward was called on, without its graph."""
-    versions: tuple[int, ...]
+    marks: ContentMarks | None
     passes: int = 0
     """How many backwards of another loss these lines make before theirs."""
     rng_before: RngState | None = None
@@ -66,8 +67,8 @@ class LoopPass:
 
     def without_loss(self, instead: Tensor) -> LoopPass:
         """The same lines and values for keeping, with another tensor in place of the loss."""
-        kept = replace(self, loss=instead)
-        kept._batch = self._batch
+        kept = copy.copy(self)
+        kept.loss = instead
         return kept
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class LoopPass:
         if named is None:
             return self
         loop_pass = replace(self, slice=named[0], taken=named[1])
-        loop_pass.versions = versions_of(loop_pass.batch)
+        loop_pass.marks = marks_of(loop_pass.batch)
         return loop_pass
 
     @property
@@ -92,7 +93,7 @@ class LoopPass:
     @property
     def overwritten(self) -> bool:
         """Whether the tensors that were read were written to since."""
-        return self.versions != versions_of(self.batch)
+        return self.marks is not None and self.marks != marks_of(self.batch)
 
     @property
     def batch(self) -> dict[str, Any]:
@@ -105,15 +106,13 @@ class LoopPass:
         """The values that are kept alive."""
         return self.taken.kept() if isinstance(self.taken, TakenValues) else list(self.taken.values())
 
-    @property
-    def state(self) -> UserState:
+    def noted(self, tables: LargeTables | None = None) -> UserState:
         """The program's own objects that the lines can reach, as they are now."""
-        return UserState(self.taken.values(), [self.module_globals])
+        return UserState(self.taken.values(), [self.module_globals], tables)
 
-    def again(self, batch: Mapping[str, Any], noted: UserState | None = None) -> Tensor:
+    def again(self, batch: Mapping[str, Any], state: UserState) -> Tensor:
         """The loss by the loop's own lines, with their random numbers and precision. Prints nothing, and what the lines
-        count, append or assign is undone; see `effects` for what else. `noted` is the state now, where it is known."""
-        state = noted or self.state
+        count, append or assign is undone; see `effects` for what else. `state` is what they can reach, as it is now."""
         put_rng(self.rng)
         names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
         graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
@@ -194,12 +193,10 @@ class LoopLines:
         if not seen or rng is None:
             self.why_not = "the model was not called before backward"
             return
-        frame: FrameType | None = here
-        for _ in range(_MAX_DEPTH):
-            if frame is None or id(frame) in seen:
-                break
-            frame = frame.f_back
-        if frame is None or id(frame) not in seen:
+        frame, left = here, _MAX_DEPTH
+        while left and frame.f_back is not None and id(frame) not in seen:
+            frame, left = frame.f_back, left - 1
+        if id(frame) not in seen:
             self.why_not = "the model's call and backward have no code in common"
             return
         key = (frame.f_code, seen[id(frame)][1], frame.f_lineno)
@@ -212,8 +209,8 @@ class LoopLines:
             self.why_not = found
             return
         taken = {**found.take(frame), **early.get(id(frame), {})}
-        loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, (), rng_before=before)
-        loop_pass.versions = versions_of(loop_pass.batch)
+        loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, None, rng_before=before)
+        loop_pass.marks = marks_of(loop_pass.batch)
         self._keep(loop_pass)
 
     def _keep(self, loop_pass: LoopPass) -> None:
@@ -294,9 +291,9 @@ class LoopLines:
             early = self._early.get(id(frame))
             for known in self._by_start.get((frame.f_code, line), ()):
                 if early is not None and self._rng is not None:
-                    loop_pass = LoopPass(known, early, frame.f_globals, self._rng, autocast_now(), value, ())
+                    loop_pass = LoopPass(known, early, frame.f_globals, self._rng, autocast_now(), value, None)
                     loop_pass.rng_before = self._rng_before
-                    loop_pass.versions = versions_of(loop_pass.batch)
+                    loop_pass.marks = marks_of(loop_pass.batch)
                     loop_pass.inside = self._kept_inside(frame, loss)
                     return loop_pass
         return None
@@ -335,20 +332,20 @@ class LoopLines:
             return
         earlier, places = self.before[-1], dict(reversed(self.reached[0].places))
         first = earlier[0]
-        frame, line = _living(first.slice.owner, self.ended), places.get(first.slice.owner)
+        frame, line = living(first.slice.owner, self.ended), places.get(first.slice.owner)
         if frame is None or line is None or first.overwritten:
             return
         found = cut(frame, first.slice.first_line, line, with_effects=True)
         if isinstance(found, str):
             return
         loop_pass = replace(first, slice=found, taken={**found.take(frame), **first.taken}, loss=self.reached[0].loss)
-        loop_pass.versions = versions_of(loop_pass.batch)
+        loop_pass.marks = marks_of(loop_pass.batch)
         for passes in sorted({0, len(earlier)}):
             yield replace(loop_pass, passes=passes)
 
     def _longer(self, loop_pass: LoopPass, handed: Any, *, with_effects: bool) -> LoopPass | None:
         """The same play from the beginning of its loop's body, on the loader's batch."""
-        frame, line = _living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
+        frame, line = living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
         places = self.reached[-1].places if self.reached else ()
         from_start = (loop_pass.slice.owner, line, True) in _up_to_loop(places)
         found: LoopSlice | str = ""
@@ -359,7 +356,7 @@ class LoopLines:
         return _bound(replace(loop_pass, slice=found), {**found.take(frame), **loop_pass.taken}, handed)
 
     def _with_effects(self, loop_pass: LoopPass) -> LoopPass | None:
-        frame = _living(loop_pass.slice.owner, self.ended)
+        frame = living(loop_pass.slice.owner, self.ended)
         if frame is None:
             return None
         found = cut(frame, loop_pass.slice.first_line, loop_pass.slice.last_line, with_effects=True)
@@ -369,7 +366,7 @@ class LoopLines:
 
     def after_backward(self, loop_pass: LoopPass) -> LinesAfter | None:
         """The lines between this backward and the update that is being made, where one function has both."""
-        frame, line = _living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
+        frame, line = living(loop_pass.slice.owner, self.ended), loop_pass.slice.last_line
         return lines_after(frame, line, frame.f_lineno) if frame is not None and frame.f_lineno > line else None
 
     def before_update(self) -> Iterator[tuple[LoopPass, LinesAfter]]:
@@ -382,7 +379,7 @@ class LoopLines:
             return
         nothing = no_loss(frame)
         for lines in lines_before(frame, frame.f_lineno):
-            yield LoopPass(nothing, {"torch": torch}, {}, take_rng(), {}, torch.zeros(()), ()), lines
+            yield LoopPass(nothing, {"torch": torch}, {}, take_rng(), {}, torch.zeros(()), None), lines
 
     def judged(self) -> None:
         """An update was judged: what comes next is not part of it."""
@@ -418,11 +415,11 @@ def _tails(reached: ReachedBackward, handed: Any, ended: Sequence[FrameType]) ->
     """The lines that led to backward: of the innermost function with a loop around it, from the beginning of the loop's
     body, and of the functions that this loop calls, from their beginning. Nothing further out is run again."""
     for code, line, from_start in _up_to_loop(reached.places):
-        frame = _living(code, ended)
+        frame = living(code, ended)
         found = cut(frame, None, line, from_start=from_start) if frame is not None else ""
         if frame is None or isinstance(found, str):
             continue
-        loop_pass = LoopPass(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, ())
+        loop_pass = LoopPass(found, {}, frame.f_globals, reached.rng, reached.autocast, reached.loss, None)
         loop_pass.rng_before = reached.rng_before
         bound = _bound(loop_pass, found.take(frame), handed)
         if bound is not None:
@@ -451,7 +448,7 @@ def _bound(loop_pass: LoopPass, taken: dict[str, Any], handed: Any) -> LoopPass 
         if batch is not None:
             taken = {**taken, **batch}
     bound = replace(loop_pass, taken=taken)
-    bound.versions = versions_of(bound.batch)
+    bound.marks = marks_of(bound.batch)
     return bound
 
 
@@ -466,7 +463,7 @@ def _places(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     return tuple(found)
 
 
-def _living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
+def living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
     """The innermost frame of this code, of those that an error has ended or of the stack."""
     frame: FrameType | None = next((each for each in ended if each.f_code is code), sys._getframe(1))
     while frame is not None and frame.f_code is not code:

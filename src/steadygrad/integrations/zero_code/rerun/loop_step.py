@@ -17,6 +17,7 @@ from torch.optim import LBFGS
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.torch_private import register_pytree_node
 from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.isolation.resource_limits import limits
 from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
@@ -28,7 +29,7 @@ from ..hooks.call_log import gradients_kept, inner
 from .loop_lines import LoopPass
 from .model_call_step import ModelCallStep
 from .side_effects import HasEffect, quiet, supervised
-from .user_state import UserState
+from .user_state import LargeTables, UserState
 
 MADE_BEFORE = "the gradient flows through calls that were made before these lines"
 _MAX_NODES = 200_000
@@ -58,8 +59,13 @@ class LoopStep(ModelCallStep):
         """Whether the loss hangs on a graph that the program made before these lines: then only the lines' own forward
         is run again, since a backward would go through, and free, what is the program's."""
         self._after: LinesAfter | None = None
+        self._others: list[Tensor] = []
+        """Parameters of other models that the lines read: a copy in half precision, say, whose gradients are used."""
+        self.feels_update = True
+        """Whether the lines read what the update changes. Not where a copy is called that the program writes later."""
         self._grad_enabled = torch.is_grad_enabled()
         self._noted: UserState | None = None
+        self._tables = LargeTables()
         self.raised: Exception | None = None
         """What the lines raised about a non-finite value when they were run again."""
 
@@ -83,12 +89,20 @@ class LoopStep(ModelCallStep):
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis: afterwards everything is as it was, also the gradients of what the lines read."""
         leaves = [tensor for loop_pass in self.loop_passes for tensor in tensors_in(loop_pass.taken) if tensor.is_leaf]
+        self._others = [tensor for kind, _, tensor in self.state_read() if kind == "parameter"]
+        leaves += self._others
         with ExitStack() as stack:
             stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(quiet())
+            stack.callback(self._tables.restore)
             stack.enter_context(super().examining())
             yield
+
+    def restore(self) -> None:
+        super().restore()
+        for parameter in self._others:
+            parameter.grad = None
 
     def why_not(self) -> str | None:
         """Why these lines cannot stand for the step, as a clause; None if they give the loss that the loop had.
@@ -107,7 +121,7 @@ class LoopStep(ModelCallStep):
     def _compared(self) -> str | None:
         self.restore()
         for batch in self.batches:
-            with self.supervised(batch.loop_pass.state):
+            with self.supervised(batch.loop_pass.noted(self._tables)):
                 begun = _node_number()
                 terms = self.forward(batch)
                 loss = terms["loss"].detach() * (self._loss_scale if batch.loop_pass.slice.scaled else 1.0)
@@ -199,9 +213,11 @@ class LoopStep(ModelCallStep):
         return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
     def forward(self, batch: LoopPassBatch) -> Mapping[str, Tensor]:  # type: ignore[override]
+        limits().check()
         self._evaluated = batch
         own = any(batch.loop_pass is loop_pass for loop_pass in self.loop_passes)
-        return {"loss": batch.loop_pass.again(batch.names, self._noted if own else None).reshape(())}
+        noted = self._noted if own and self._noted is not None else batch.loop_pass.noted(self._tables)
+        return {"loss": batch.loop_pass.again(batch.names, noted).reshape(())}
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         loss = terms["loss"]
@@ -210,6 +226,8 @@ class LoopStep(ModelCallStep):
         state = self._noted or self._user_state()  # hooks on gradients are the program's as well
         try:
             (loss * self._loss_scale if self._loss_scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+            if not any(parameter.grad is not None for parameter in self._loop.parameters):
+                self.feels_update = not any(parameter.grad is not None for parameter in self._others)
             if self._after is not None:
                 with torch.set_grad_enabled(self._grad_enabled):
                     self._after.run()
@@ -220,7 +238,8 @@ class LoopStep(ModelCallStep):
         """The program's own objects within reach of the lines, as they are now."""
         values = [value for loop_pass in self.loop_passes for value in loop_pass.taken.values()]
         more = self._after.taken.values() if self._after is not None else ()
-        return UserState([*values, *more], [loop_pass.module_globals for loop_pass in self.loop_passes])
+        names = [loop_pass.module_globals for loop_pass in self.loop_passes]
+        return UserState([*values, *more], names, self._tables)
 
     def commit(self) -> None:
         """The optimizer's step, with the loss scale divided out first as a GradScaler does."""
@@ -338,3 +357,17 @@ def rows_of_loop_pass(size: int | None) -> Any:
         )
 
     return select
+
+
+def bad_pass(replayable: LoopStep) -> LoopPass | None:
+    """The micro-batch whose loss or gradients are not finite; the first one."""
+    with replayable.examining():
+        replayable.restore()
+        for loop_pass, batch in zip(replayable.loop_passes, replayable.batches, strict=True):
+            terms = replayable.forward(batch)
+            if not bool(torch.isfinite(terms["loss"])):
+                return loop_pass
+            replayable.backward(terms)
+            if not replayable.gradients_finite():
+                return loop_pass
+    return None

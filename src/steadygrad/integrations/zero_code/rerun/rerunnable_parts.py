@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.kept_content import marks_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
+from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.rng import same_rng
 from ....engine.state.training_state import TrainingState
 from ....records import Reading
+from ...loops.after_backward import cut_before
 from ...optimizer.optimizer_loop import OptimizerLoop
 from .earlier_loop_step import look_back
-from .loop_lines import LoopPass
+from .loop_lines import LoopPass, living
 from .loop_step import LoopStep, rows_of_loop_pass
 
 if TYPE_CHECKING:
@@ -35,9 +38,33 @@ class RerunnableParts:
 
         self.made_before = False
         """Whether the lines of the first attempt hang on calls that were made before them."""
+        self._last_lines: LoopPass | None = None
 
     def attempts(self) -> Iterator[list[LoopPass]]:
-        """The lines from the model's call first, then longer parts of the loop on the batches of its loader."""
+        """The lines from the model's call first, then longer parts of the loop on the batches of its loader, and last
+        the lines before backward from what they read."""
+        yield from self._from_call()
+        self._last_lines = self._from_values()
+        if self._last_lines is not None:
+            yield [self._last_lines]
+
+    def _from_values(self) -> LoopPass | None:
+        """The fewest lines before backward that make a loss non-finite of finite values, which are still there: where
+        what comes before them cannot be run again, such as the steps of a world."""
+        slices = self._watch.slices
+        reached = slices.reached[0] if len(slices.reached) == 1 and slices.reached[0].places else None
+        frame = living(reached.places[0][0], slices.ended) if reached is not None else None
+        if reached is None or frame is None or bool(torch.isfinite(reached.loss).all()):
+            return None
+        for lines in cut_before(frame, reached.places[0][1]):
+            taken = lines.take(frame)
+            if all(bool(torch.isfinite(tensor.detach()).all()) for tensor in tensors_in(taken) if has_values(tensor)):
+                found = LoopPass(lines, taken, frame.f_globals, reached.rng, reached.autocast, reached.loss, None)
+                found.marks = marks_of(found.batch)
+                return found
+        return None
+
+    def _from_call(self) -> Iterator[list[LoopPass]]:
         slices = self._watch.slices
         count = 0
         if slices.loop_passes and len(slices.loop_passes) == len(slices.reached):
@@ -71,6 +98,7 @@ class RerunnableParts:
 
     def replayable(self, loop_passes: Sequence[LoopPass]) -> LoopStep:
         """The step in the form that the diagnosis replays."""
+        last_lines = loop_passes[0] is self._last_lines  # the graph behind what they read is the program's
         loop_passes = [loop_pass.with_named_batches() for loop_pass in loop_passes]
         before = [[loop_pass.with_named_batches() for loop_pass in group] for group in self._watch.slices.before]
         watch, loop, reading = self._watch, self._loop, self._reading
@@ -85,13 +113,14 @@ class RerunnableParts:
             step=reading.step, symptom=self._symptom, findings=(), history=tuple(loop.log.recent),
             accumulation=1, device_type=loop.parameters[0].device.type,
             autocast=next(iter(autocast.values()), None), loss_scale=reading.loss_scale,
-            select_rows=rows_of_loop_pass(self._size(loop_passes[0])),
+            select_rows=rows_of_loop_pass(None if last_lines else self._size(loop_passes[0])),
             parameter_names={id(p): name for name, p in loop.named_parameters().items()},
         )  # fmt: skip
         forward = models.forward_state()
         entry = models.entry if models.entry is not None else forward.take()
         modules = [call.module for call in calls] or models.roots()
         replayable = LoopStep(loop, self._state, forward, entry, modules, loop_passes, before, facts, scale)
+        replayable.forward_only = last_lines
         look_back(replayable, watch.past)
         return replayable
 

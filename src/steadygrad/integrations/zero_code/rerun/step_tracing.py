@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,12 +32,17 @@ from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replay_observation import ReplayObservation, absmaxes
 from ....diagnosis.trace.trace_log import OpRecord, Touch
 from ....diagnosis.trace.tracer import Tracer, own_work
-from ....records import Diagnosis
+from ....records import Diagnosis, Origin, Reading
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, inner
 
+if TYPE_CHECKING:
+    from ..process_loop import ProcessLoop
+
 logger = logging.getLogger("steadygrad")
 
+TRACED_STEPS = 3
+"""Steps that are traced after one that could not be run again."""
 _MAX_KEPT = 1 << 22
 """Elements that the copies of one window may hold in all: the loss code's own tensors, and nothing larger."""
 _MIN_SPARE = 1 << 28
@@ -254,3 +259,37 @@ def _about(exam: Examination, evidence: Evidence) -> Evidence:
         outputs=exam.captured_op.outputs,
         facts=facts_of(exam),
     )
+
+
+def outside(watch: ProcessLoop, symptom: str, reading: Reading, why_not: str | None) -> Diagnosis:
+    """What can be said of trouble between a model and its loss without running it again."""
+    bad_loss = not math.isfinite(reading.loss)
+    phase = "loss" if bad_loss else "backward"
+    calls, backwards = watch.models.calls, watch.backwards
+    notes: list[str] = []
+    if why_not is not None:
+        notes.append(f"nothing was replayed: {why_not}")
+    else:
+        notes.append(
+            "the model's call was replayed and its output is finite: the bad value comes from the code after it"
+        )
+    if calls and calls[-1].caller[0] and backwards.where[0]:
+        notes.append(f"between {_place(calls[-1].caller)} (the model's call) and {_place(backwards.where)} (backward)")
+    suspect = backwards.suspect
+    because = "the code between the model and the loss cannot be run again"
+    if suspect is not None:
+        made = f"{suspect.op} made a bad value from inputs {suspect.inputs}" if suspect.inputs else suspect.op
+        because = f"by what autograd kept for backward: {made}"
+    notes.append(f"the next {TRACED_STEPS} steps are traced, so that a recurrence is located exactly")
+    return Diagnosis(
+        symptom=symptom,
+        phase=phase,
+        origin=Origin(phase=phase, op=suspect.op if suspect is not None else None),
+        confidence=0.3 if suspect is not None else 0.0,
+        because=because,
+        notes=tuple(notes),
+    )
+
+
+def _place(where: tuple[str, int]) -> str:
+    return f"{where[0]}:{where[1]}"

@@ -29,6 +29,8 @@ from ....engine.recovery.preserved_attributes import same_objects
 _MAX_OBJECTS = 10_000
 _MAX_WALKED = 2_000
 _MAX_ARRAY = 1 << 20
+_LARGE = 10_000
+"""A list or a dictionary with more entries is copied once for all runs of some lines."""
 _STANDARD = str(Path(types.__file__).resolve().parent)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _NOT_ENTERED = (
@@ -48,11 +50,53 @@ def is_users(filename: str) -> bool:
     return not inside and not filename.startswith((_STANDARD, str(Path(__file__).resolve().parents[3])))
 
 
+class LargeTables:
+    """Copies of long lists and dictionaries for many runs of the same lines. One that the first run did not change is
+    compared again only in the end, by `restore`: that takes longer than most runs."""
+
+    def __init__(self, *, for_many_runs: bool = True) -> None:
+        self._for_many_runs = for_many_runs
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._restored: dict[int, Callable[[], bool]] = {}
+        self._unchanged: set[int] = set()
+
+    def copy_of(self, value: Any, copy: Callable[[Any], Any]) -> Any:
+        if len(value) <= _LARGE:
+            return copy(value)
+        if id(value) not in self._copies:
+            self._copies[id(value)] = (value, copy(value))
+        return self._copies[id(value)][1]
+
+    def after_a_run(self, value: Any, undo: Callable[[], bool]) -> Callable[[], Any]:
+        """What to do after each run, where `undo` restores the value and says whether it was changed."""
+        key = id(value)
+        if key not in self._copies or not self._for_many_runs:
+            return undo
+        first = key not in self._restored
+        self._restored[key] = undo
+
+        def restore() -> None:
+            nonlocal first
+            if key not in self._unchanged and not undo() and first:
+                self._unchanged.add(key)
+            first = False
+
+        return restore
+
+    def restore(self) -> None:
+        """All of them as they were when they were copied."""
+        for undo in self._restored.values():
+            undo()
+
+
 class UserState:
     """What can be reached from some values, as it is now. `restore` may be called as often as needed."""
 
-    def __init__(self, roots: Iterable[Any], modules: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._undo: list[Callable[[], None]] = []
+    def __init__(
+        self, roots: Iterable[Any], modules: Iterable[Mapping[str, Any]] = (), tables: LargeTables | None = None
+    ) -> None:
+        self._tables = tables or LargeTables(for_many_runs=False)
+        self._undo: list[Callable[[], Any]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []
         self.has_iterators = False
@@ -141,33 +185,36 @@ class UserState:
             self._note_attributes(value, waiting)
 
     def _note_list(self, value: list[Any], waiting: deque[Any]) -> None:
-        before = list(value)
+        before = self._tables.copy_of(value, list)
 
-        def undo() -> None:
-            if not same_objects(value, before):
+        def undo() -> bool:
+            if changed := not same_objects(value, before):
                 value[:] = before
+            return changed
 
-        self._undo.append(undo)
+        self._undo.append(self._tables.after_a_run(value, undo))
         if not (len(before) > _MAX_WALKED and isinstance(before[0], _ATOMS)):
             waiting.extend(before[:_MAX_WALKED])
 
     def _note_dict(self, value: Any, waiting: deque[Any]) -> None:
         """Also of a module or an object, whose attributes are a dictionary."""
         self._seen.add(id(value))
-        before = dict(value)
+        before = self._tables.copy_of(value, dict)
         clear, update = (OrderedDict.clear, OrderedDict.update) if isinstance(value, OrderedDict) else \
             (dict.clear, dict.update)  # fmt: skip
 
-        def undo() -> None:
-            if not (same_objects(dict.keys(value), before) and same_objects(dict.values(value), before.values())):
-                if before.keys() == value.keys():
-                    for key, kept in before.items():
-                        dict.__setitem__(value, key, kept)
-                else:
-                    clear(value)
-                    update(value, before)
+        def undo() -> bool:
+            if same_objects(dict.keys(value), before) and same_objects(dict.values(value), before.values()):
+                return False
+            if before.keys() == value.keys():
+                for key, kept in before.items():
+                    dict.__setitem__(value, key, kept)
+            else:
+                clear(value)
+                update(value, before)
+            return True
 
-        self._undo.append(undo)
+        self._undo.append(self._tables.after_a_run(value, undo))
         waiting.extend(itertools.islice(before.values(), _MAX_WALKED))
 
     def _note_module(self, value: torch.nn.Module, waiting: deque[Any]) -> None:

@@ -1,0 +1,124 @@
+"""Whether tensors that are kept by reference still hold what they held, or a program has refilled their memory.
+
+A write is counted in a tensor's version, but not one by numpy, through `.data` or in inference mode. So of tensors on
+a CPU a few values are kept too; on a device that would make the host wait.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .nested_tensors import tensors_in
+
+_VALUES, _SAMPLED = 8, 4
+"""So many values are kept of a tensor, and of so many tensors at the most."""
+
+
+class ContentMarks:
+    """What differs once someone has written into some tensors. Taking it never syncs, and costs a few microseconds."""
+
+    __slots__ = ("samples", "versions")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.versions = tuple(map(_version, tensors))
+        chosen = [place for place, each in enumerate(tensors[:_SAMPLED]) if _is_sampled(each, tensors)]
+        self.samples = {place: _sample(tensors[place]) for place in chosen}
+
+    def __eq__(self, later: object) -> bool:
+        """Compares the values that both have: a tensor that numpy was given since is sampled from then on only."""
+        if not isinstance(later, ContentMarks):
+            return NotImplemented
+        both = self.samples.keys() & later.samples.keys()
+        return self.versions == later.versions and all(
+            torch.equal(self.samples[place], later.samples[place]) for place in both
+        )
+
+
+def marks_of(batch: Any) -> ContentMarks:
+    """The marks of all tensors of a batch."""
+    return ContentMarks(tensors_in(batch))
+
+
+class KeptContent:
+    """The tensors of one micro-batch as they were when it was fed."""
+
+    __slots__ = ("__weakref__", "_marks", "tensors")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors, self._marks = tensors, ContentMarks(tensors)
+
+    @property
+    def written(self) -> bool:
+        """Whether someone has written into them since, as far as the host can see."""
+        return self._marks != ContentMarks(self.tensors)
+
+    @property
+    def counted_writes(self) -> bool:
+        """The same by the versions alone: for every step's path."""
+        return self._marks.versions != tuple(map(_version, self.tensors))
+
+    def shares_memory(self, later: KeptContent) -> bool:
+        """Whether a tensor of a device begins where one of a later micro-batch does: it may have been refilled."""
+        mine = {address_of(each) for each in self.tensors if each.device.type != "cpu"}
+        return not mine.isdisjoint(map(address_of, later.tensors))
+
+
+class RefilledMemory:
+    """Sees when the memory of a batch that is still kept comes again with other content: the program refills it."""
+
+    def __init__(self) -> None:
+        self._kept: weakref.WeakValueDictionary[int, KeptContent] = weakref.WeakValueDictionary()
+        self.seen = False
+
+    def look(self, tensors: Sequence[Tensor]) -> bool:
+        """Before these are kept: whether such memory was ever seen to be refilled."""
+        if not self.seen:
+            known = [self._kept.get(address_of(each)) for each in tensors]
+            self.seen = any(content is not None and content.written for content in known)
+        return self.seen
+
+    def keep(self, tensors: Sequence[Tensor]) -> KeptContent:
+        content = KeptContent(tensors)
+        for each in tensors:
+            self._kept[address_of(each)] = content
+        return content
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where its values begin; of a tensor without memory, which object it is."""
+    try:
+        return tensor.data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_sampled(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """The first of a batch, and those whose memory numpy or another library can write to."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or type(tensor) not in _PLAIN:
+        return False
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.numel() > 0 and (tensor is tensors[0] or not tensor.untyped_storage().resizable())
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """The bytes of a few values from all over it, or from its first row where it has gaps."""
+    flat = tensor.detach()
+    if not flat.is_contiguous():
+        flat = flat[(0,) * (flat.dim() - 1)]
+    step = max(1, flat.numel() // (_VALUES + 1)) * (flat.stride(-1) if flat.dim() else 1)
+    chosen = flat.as_strided((min(_VALUES, flat.numel()),), (step,), flat.storage_offset())
+    return chosen.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)

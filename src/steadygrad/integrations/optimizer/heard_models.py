@@ -1,0 +1,64 @@
+"""Hears the training calls of a model for `sg.attach(optimizer)`, or those of its parts where the program calls these
+and never the model itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...detect.loop.model_calls import callable_parts
+from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.living_objects import compiled_around
+from ...detect.tensors.quiet_hook import QuietHook
+
+_MAX_FLOORS = 8
+
+
+class HeardModels:
+    """Calls `before()` and `after(output)` around each outermost call in training mode. `undo` gets what takes the
+    hooks off."""
+
+    def __init__(
+        self, undo: list[Callable[[], Any]], before: Callable[[], None], after: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self._undo, self._before, self._after, self._failed = undo, before, after, failed
+        self._heard = weakref.WeakSet[nn.Module]()
+        self._inside: list[int] = []
+        self._floors = 0
+
+    def listen_to(self, models: Sequence[nn.Module]) -> None:
+        for model in (each for each in models if each not in self._heard):
+            self._heard.add(model)
+            hooks = (QuietHook(call, self._failed) for call in (self._enter, self._leave))
+            self._undo.append(model.register_forward_pre_hook(next(hooks)).remove)
+            self._undo.append(model.register_forward_hook(next(hooks)).remove)
+
+    def listen_elsewhere(self, model: nn.Module, *, parts: bool) -> None:
+        """An update came and no call was heard. The model was compiled since, and compiled code calls no hook; or the
+        program calls parts of it: then these are heard, one floor further down."""
+        if compiled := compiled_around(model):
+            self.listen_to(compiled)
+        elif parts and self._floors < _MAX_FLOORS:
+            self._floors += 1
+            heard = [part for part in model.modules() if part in self._heard]
+            below = [part for module in heard for child in module.children() for part in callable_parts(child)]
+            self.listen_to([part for part in below if not is_compiled(part)])
+
+    def forget_calls(self) -> None:
+        """An update comes: no call is under way."""
+        self._inside.clear()
+
+    def _enter(self, model: nn.Module, _inputs: Any) -> None:
+        self._inside.append(id(model))
+        if model.training and len(self._inside) == 1:
+            self._before()
+
+    def _leave(self, model: nn.Module, _inputs: Any, output: Any) -> None:
+        if id(model) in self._inside:  # a forward that raised left the calls inside it behind
+            del self._inside[self._inside.index(id(model)) :]
+        if model.training and not self._inside:
+            self._after(output)

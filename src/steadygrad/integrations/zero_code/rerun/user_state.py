@@ -38,6 +38,7 @@ _NOT_ENTERED = (
     "concurrent", "asyncio", "socket", "importlib", "unittest", "steadygrad", "weakref", "subprocess", "matplotlib",
 )  # fmt: skip
 """Libraries whose objects lines of a loop do not change on their way to a loss; some of them reach half the process."""
+_OF_IMPORTS = ("__loader__", "__spec__", "__builtins__")
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), Tensor, torch.dtype, torch.device, range)
 
 
@@ -107,7 +108,7 @@ class UserState:
         self._slots: dict[type, tuple[str, ...]] = {}
         waiting: deque[Any] = deque(roots)
         for names in modules:
-            self._note_dict(names, waiting)
+            self._note_globals(names, waiting)
         while waiting:
             if len(self._seen) > _MAX_OBJECTS:
                 self.complete = False
@@ -165,7 +166,7 @@ class UserState:
             waiting.extend((value.__self__, value.__func__))
         elif isinstance(value, types.ModuleType):
             if is_users(getattr(value, "__file__", None) or "<frozen"):
-                self._note_dict(vars(value), waiting)
+                self._note_globals(vars(value), waiting)
         elif isinstance(value, type):
             self._note_class(value, waiting)
         elif isinstance(value, torch.Generator):
@@ -196,8 +197,14 @@ class UserState:
         if not (len(before) > _MAX_WALKED and isinstance(before[0], _ATOMS)):
             waiting.extend(before[:_MAX_WALKED])
 
+    def _note_globals(self, names: Any, waiting: deque[Any]) -> None:
+        """The names of a module. What the import system keeps there is not the program's, and reaches far: a test
+        runner's loader holds all of its tests."""
+        self._seen.update(id(names[name]) for name in _OF_IMPORTS if name in names)
+        self._note_dict(names, waiting)
+
     def _note_dict(self, value: Any, waiting: deque[Any]) -> None:
-        """Also of a module or an object, whose attributes are a dictionary."""
+        """Also of an object, whose attributes are a dictionary."""
         self._seen.add(id(value))
         before = self._tables.copy_of(value, dict)
         clear, update = (OrderedDict.clear, OrderedDict.update) if isinstance(value, OrderedDict) else \
@@ -252,7 +259,7 @@ class UserState:
         if not is_users(value.__code__.co_filename):
             return
         if id(value.__globals__) not in self._seen:
-            self._note_dict(value.__globals__, waiting)
+            self._note_globals(value.__globals__, waiting)
         for cell in value.__closure__ or ():
             self._note_cell(cell, waiting)
         waiting.extend((value.__dict__, value.__defaults__, value.__kwdefaults__))

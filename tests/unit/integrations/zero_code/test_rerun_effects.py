@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import threading
@@ -120,6 +121,55 @@ def test_a_line_with_an_effect_is_stopped_before_it_has_it(what: str, tmp_path: 
     assert next(stream) == 2
     assert data.sum() == 0
     assert started == []
+
+
+def test_a_handler_that_takes_everything_does_not_hide_an_effect(tmp_path: Path) -> None:
+    log = open(tmp_path / "log", "w")  # noqa: SIM115
+
+    def lines() -> None:
+        try:
+            log.write("first")
+        except:  # noqa: E722
+            pass
+        torch.ones(2).add(1)
+        log.write("second")
+
+    with pytest.raises(HasEffect, match=r"calls TextIOWrapper\.write"), supervised(UserState([]), []):
+        lines()
+    log.close()
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_an_effect_that_was_taken_by_the_last_line_is_raised_in_the_end(tmp_path: Path) -> None:
+    def lines() -> None:
+        try:
+            _write(tmp_path / "out")
+        except:  # noqa: E722
+            pass
+
+    with pytest.raises(HasEffect), supervised(UserState([]), []):
+        lines()
+
+
+def test_finalizers_of_other_objects_wait_until_the_lines_have_run(tmp_path: Path) -> None:
+    """Stopped half-way, a finalizer would be lost, and with it what the program wanted to write."""
+    path = tmp_path / "closed"
+
+    class Log:
+        def __del__(self) -> None:
+            path.write_text("x")
+
+    gc.collect()
+    log = Log()
+    log.itself = log  # type: ignore[attr-defined]
+    del log
+    with supervised(UserState([]), []):
+        made = [[each] for each in range(100_000)]
+        assert not path.exists()
+    assert gc.isenabled()
+    gc.collect()
+    assert path.read_text() == "x"
+    assert len(made) == 100_000
 
 
 def test_lines_that_only_compute_pass_and_may_write_into_what_is_restored() -> None:

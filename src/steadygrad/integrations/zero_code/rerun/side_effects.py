@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import inspect
 import io
 import logging
@@ -17,7 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -107,21 +108,28 @@ class _Nowhere:
 @contextlib.contextmanager
 def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
     """Inside, a call with an effect raises HasEffect before it is made. `restored` are tensors that may be written to:
-    their owner restores them."""
+    their owner restores them.
+
+    A handler of the program that takes the exception does not hide it: it is raised again at the next operation of
+    torch and in the end. Garbage is not collected meanwhile: finalizers of other objects are no part of these lines."""
     if sys.getprofile() is not None:
         raise HasEffect("a profiler is running, so the calls cannot be supervised")
     watch = _EffectSupervisor(state)
-    opened = builtins.open
+    opened, collects = builtins.open, gc.isenabled()
+    gc.disable()
     builtins.open = io.open = watch.open(opened)
     state.freeze()
     sys.setprofile(watch.called)
     try:
         with _NoForeignWrites(restored, watch):
             yield
+        watch.check()
     finally:
         sys.setprofile(None)
         builtins.open = io.open = opened
         state.thaw()
+        if collects:
+            gc.enable()
 
 
 class _EffectSupervisor:
@@ -133,7 +141,20 @@ class _EffectSupervisor:
         self._kept: list[types.FrameType] = []
         self._iterators = state.has_iterators
         self._thread = threading.get_ident()
+        self._stopped: str | None = None
         self.importing = 0
+
+    def check(self) -> None:
+        """Raise again if the run was to end already: the program's own handler took the exception, and Python takes a
+        profile function off that raises."""
+        if self._stopped is not None:
+            sys.setprofile(self.called)
+            self.stop(self._stopped)
+
+    def stop(self, why: str) -> NoReturn:
+        """End the run."""
+        self._stopped = why
+        raise HasEffect(why)
 
     def called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Python's profile function. An import is never ended in the middle: half a module would be left behind."""
@@ -147,20 +168,20 @@ class _EffectSupervisor:
                 self._verdicts[code] = _verdict(code)
             why = self._verdicts[code]
             if why is not None:
-                raise HasEffect(why)
+                self.stop(why)
             if code.co_flags & inspect.CO_GENERATOR:
                 self._generator(frame)
         elif event == "c_call":
             why = self._native(frame, arg)
             if why is not None:
-                raise HasEffect(f"{why} ({frame.f_code.co_filename}:{frame.f_lineno})")
+                self.stop(f"{why} ({frame.f_code.co_filename}:{frame.f_lineno})")
 
     def _generator(self, frame: types.FrameType) -> None:
         """One that was begun before this run would lose an item; one that begins now is this run's own."""
         if id(frame) in self._own or not is_users(frame.f_code.co_filename):
             return
         if _has_begun(frame):
-            raise HasEffect(f"it takes an item from the generator {frame.f_code.co_name}")
+            self.stop(f"it takes an item from the generator {frame.f_code.co_name}")
         self._own.add(id(frame))
         self._kept.append(frame)
 
@@ -187,7 +208,7 @@ class _EffectSupervisor:
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == self._thread and not self.importing and set(mode) & set("wax+"):
-                raise HasEffect(f"it opens {file!r} for writing")
+                self.stop(f"it opens {file!r} for writing")
             return original(file, mode, *args, **kwargs)
 
         return opened
@@ -222,6 +243,7 @@ class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._supervisor.check()
         schema = func._schema
         if schema.is_mutable and not self._supervisor.importing:
             for place, argument in enumerate(schema.arguments):
@@ -242,7 +264,7 @@ class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storage = _storage(tensor)
         if storage is not None and storage not in self._made and storage not in self._restored:
-            raise HasEffect(f"{func.overloadpacket} writes into a tensor that was there before")
+            self._supervisor.stop(f"{func.overloadpacket} writes into a tensor that was there before")
 
 
 def _is_view(schema: Any) -> bool:

@@ -28,13 +28,13 @@ def warming_up(samplings: Sequence[StepObservation], count: int) -> bool:
 
 
 def in_all(
-    samplings: Sequence[StepObservation], count: int, holds: Callable[[TensorNumbers, StepObservation], bool]
+    samplings: Sequence[StepObservation], count: int, pick: Callable[[StepObservation], Iterable[TensorNumbers]]
 ) -> list[TensorNumbers]:
-    """The tensors for which it held in each of the last `count` measured samplings, as they are in the last one."""
+    """The tensors that `pick` finds in each of the last `count` measured samplings, as they are in the last one."""
     last = [sampling for sampling in samplings if sampling.measured][-count:]
     if len(last) < count:
         return []
-    names = set.intersection(*({t.name for t in sampling.tensors if holds(t, sampling)} for sampling in last))
+    names = set.intersection(*({tensor.name for tensor in pick(sampling)} for sampling in last))
     return [tensor for tensor in last[-1].tensors if tensor.name in names]
 
 

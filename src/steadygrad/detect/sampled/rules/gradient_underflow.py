@@ -41,7 +41,7 @@ _SMALLEST_NORMAL = 2.0**-14
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
-    starved = in_all(samplings, _SAMPLINGS, _is_starved)
+    starved = in_all(samplings, _SAMPLINGS, _starved)
     if not starved:
         return None
     zero = sum(tensor.grad_absmax == 0.0 for tensor in starved)
@@ -56,14 +56,18 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
     )
 
 
-def _is_starved(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    if not (sampling.uses_fp16 and tensor.trainable and tensor.has_gradient and tensor.num_sampled):
+def _starved(sampling: StepObservation) -> list[TensorNumbers]:
+    if not sampling.uses_fp16 or (sampling.loudest == 0.0 and not sampling.loss):
+        return []  # the second: a batch with nothing left to teach
+    return [tensor for tensor in sampling.tensors if _is_starved(tensor, sampling.loss_scale or 1.0)]
+
+
+def _is_starved(tensor: TensorNumbers, scale: float) -> bool:
+    if not (tensor.trainable and tensor.has_gradient and tensor.num_sampled):
         return False
-    if sampling.loudest == 0.0 and not sampling.loss:
-        return False  # a batch with nothing left to teach
     if tensor.grad_absmax == 0.0:
         return True
-    return tensor.zero_share >= 0.5 and tensor.grad_absmax * (sampling.loss_scale or 1.0) < _SMALLEST_NORMAL
+    return tensor.zero_share >= 0.5 and tensor.grad_absmax * scale < _SMALLEST_NORMAL
 
 
 def _run(*absmaxes: float) -> list[StepObservation]:

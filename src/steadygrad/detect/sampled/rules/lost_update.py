@@ -47,7 +47,7 @@ _QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention ha
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
-    lost = in_all(samplings, _SAMPLINGS, _is_lost) + in_all(samplings, _SAMPLINGS_OF_FEW, _is_stuck)
+    lost = in_all(samplings, _SAMPLINGS, _lost) + in_all(samplings, _SAMPLINGS_OF_FEW, _stuck)
     lost = [tensor for tensor in lost if not _is_gain(tensor)] or lost
     if not lost or warming_up(samplings, _SAMPLINGS):
         return None
@@ -64,22 +64,19 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
     )
 
 
-def _is_lost(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    return (
-        _could_move(tensor, sampling)
-        and tensor.num_live >= _ENOUGH
-        and tensor.num_moved <= _FEW_MOVED * tensor.num_live
-    )
+def _lost(sampling: StepObservation) -> list[TensorNumbers]:
+    return [t for t in _could_move(sampling) if t.num_live >= _ENOUGH and t.num_moved <= _FEW_MOVED * t.num_live]
 
 
-def _is_stuck(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    return _could_move(tensor, sampling) and 0 < tensor.num_live < _ENOUGH and tensor.num_moved == 0
+def _stuck(sampling: StepObservation) -> list[TensorNumbers]:
+    return [t for t in _could_move(sampling) if 0 < t.num_live < _ENOUGH and t.num_moved == 0]
 
 
-def _could_move(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    if tensor.dtype not in HALF or tensor.has_master or tensor.lr <= 0.0 or not tensor.in_optimizer:
-        return False
-    return tensor.grad_absmax > _QUIET * sampling.loudest
+def _could_move(sampling: StepObservation) -> list[TensorNumbers]:
+    """Those in half precision that an optimizer updates, with a gradient above rounding."""
+    quiet = _QUIET * sampling.loudest
+    half = [t for t in sampling.tensors if t.dtype in HALF and not t.has_master and t.lr > 0.0 and t.in_optimizer]
+    return [tensor for tensor in half if tensor.grad_absmax > quiet]
 
 
 def _is_gain(tensor: TensorNumbers) -> bool:

@@ -47,7 +47,8 @@ _QUIET = 1e-3  # below, a gradient may be rounding: a key's bias in attention ha
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; looks at plain numbers."""
-    stuck = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_stuck) if not _moved_between(samplings, tensor)]
+    moved = _moved_between(samplings)
+    stuck = [tensor for tensor in in_all(samplings, _SAMPLINGS, _stuck) if tensor.name not in moved]
     if not stuck or warming_up(samplings, _SAMPLINGS):
         return None
     return about(
@@ -61,11 +62,11 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
     )
 
 
-def _moved_between(samplings: Sequence[StepObservation], tensor: TensorNumbers) -> bool:
-    """Whether it was moved at an earlier sampling, or between two: then it does change, and may have converged."""
-    seen = [each for sampling in samplings if sampling.measured for each in sampling.tensors]
-    own = [each for each in seen if each.name == tensor.name]
-    return any(each.num_moved for each in own) or len({each.weight_norm for each in own}) > 1
+def _moved_between(samplings: Sequence[StepObservation]) -> set[str]:
+    """The tensors that moved at an earlier sampling, or between two: they do change, and may have converged."""
+    seen = [tensor for sampling in samplings if sampling.measured for tensor in sampling.tensors]
+    norms: dict[str, float] = {}
+    return {t.name for t in seen if t.num_moved or norms.setdefault(t.name, t.weight_norm) != t.weight_norm}
 
 
 def suspect(run: ObservedRun, *, ended: bool = False) -> Suspicion | None:
@@ -117,7 +118,7 @@ def _stood_still(observed: StepObservation, name: str) -> bool:
 
 
 def _alone_in_their_module(still: tuple[str, ...], observed: StepObservation) -> tuple[str, ...]:
-    moving = {owner(name) for name in reached(observed) if name not in still}
+    moving = {owner(name) for name in set(reached(observed)).difference(still)}
     gains = {name for name in still if all(abs(value - 1.0) < 0.05 for value in observed.samples.get(name, ()))}
     return tuple(name for name in still if owner(name) not in moving and name not in gains)
 
@@ -128,10 +129,10 @@ def _improved(run: ObservedRun) -> bool:
     return sum(losses[-third:]) < 0.98 * sum(losses[:third])
 
 
-def _is_stuck(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    if tensor.dtype in HALF or tensor.has_master or not tensor.in_optimizer or tensor.lr <= 0.0:
-        return False
-    return tensor.num_live > 0 and tensor.num_moved == 0 and tensor.grad_absmax > _QUIET * sampling.loudest
+def _stuck(sampling: StepObservation) -> list[TensorNumbers]:
+    quiet = _QUIET * sampling.loudest
+    full = [t for t in sampling.tensors if t.dtype not in HALF and not t.has_master and t.in_optimizer and t.lr > 0.0]
+    return [t for t in full if t.num_live > 0 and t.num_moved == 0 and t.grad_absmax > quiet]
 
 
 def _run(num_live: int) -> list[StepObservation]:

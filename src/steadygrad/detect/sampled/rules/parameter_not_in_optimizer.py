@@ -43,7 +43,7 @@ _SAMPLINGS = 2
 
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure."""
-    orphans = in_all(samplings, _SAMPLINGS, _is_orphan)
+    orphans = in_all(samplings, _SAMPLINGS, _orphans)
     before = {tensor.name: tensor.weight_norm for tensor in samplings[-2].tensors} if orphans else {}
     orphans = [tensor for tensor in orphans if tensor.weight_norm == before.get(tensor.name)]
     if not orphans:
@@ -91,8 +91,9 @@ def suspect(run: ObservedRun) -> Suspicion | None:
     )
 
 
-def _is_orphan(tensor: TensorNumbers, _sampling: StepObservation) -> bool:
-    return tensor.trainable and not tensor.in_optimizer and tensor.has_gradient and tensor.grad_absmax > 0
+def _orphans(sampling: StepObservation) -> list[TensorNumbers]:
+    loose = [tensor for tensor in sampling.tensors if tensor.trainable and not tensor.in_optimizer]
+    return [tensor for tensor in loose if tensor.has_gradient and tensor.grad_absmax > 0]
 
 
 def _run(*weight_norms: float) -> list[StepObservation]:

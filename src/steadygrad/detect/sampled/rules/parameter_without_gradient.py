@@ -43,7 +43,7 @@ _SAMPLINGS = 3
 def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | None:
     """Pure; a parameter that ever had a gradient is never named."""
     reached = {tensor.name for sampling in samplings for tensor in sampling.tensors if tensor.has_gradient}
-    missed = [tensor for tensor in in_all(samplings, _SAMPLINGS, _is_missed) if tensor.name not in reached]
+    missed = [tensor for tensor in in_all(samplings, _SAMPLINGS, _missed) if tensor.name not in reached]
     if not missed:
         return None
     cut_off = [tensor for tensor in missed if tensor.module_ran is not False]
@@ -71,21 +71,19 @@ def suspect(run: ObservedRun) -> Suspicion | None:
     if len(run.steps) < PATIENCE or not any(observed.loss != 0 for observed in run.steps):
         return None
     names = [name for name in run.last.trainable if name in run.last.held]
-    starved = [name for name in names if all(observed.gradient_norm(name) == 0.0 for observed in steps)]
+    starved = {name for name in names if all(observed.gradient_norm(name) == 0.0 for observed in steps)}
     # A bias alone may cancel for good reasons (a difference of two outputs, a softmax over keys): a module that learns
     # nothing at all is another matter.
     learning = {owner(name) for name in names if name not in starved}
-    starved = [name for name in starved if owner(name) not in learning]
-    starved = [name for name in starved if name in run.used()]
-    if not starved:
+    alone = [name for name in names if name in starved and owner(name) not in learning]
+    found = tuple(name for name in alone if name in run.used())
+    if not found:
         return None
-    return Suspicion(
-        symptom="silent", step=run.steps[0].step, kind="zero_gradient", names=tuple(starved), code=RULE.code
-    )
+    return Suspicion(symptom="silent", step=run.steps[0].step, kind="zero_gradient", names=found, code=RULE.code)
 
 
-def _is_missed(tensor: TensorNumbers, sampling: StepObservation) -> bool:
-    return tensor.trainable and tensor.in_optimizer and not tensor.has_gradient
+def _missed(sampling: StepObservation) -> list[TensorNumbers]:
+    return [t for t in sampling.tensors if t.trainable and t.in_optimizer and not t.has_gradient]
 
 
 def _run(trainable: bool) -> list[StepObservation]:

@@ -98,7 +98,12 @@ def describable(tensor: Any) -> bool:
 
 def has_values(tensor: Any) -> bool:
     """Whether this is a describable tensor of real or complex numbers, with at least one entry."""
-    return describable(tensor) and tensor.dtype in _READABLE and tensor.numel() > 0
+    return describable(tensor) and holds_numbers(tensor)
+
+
+def holds_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor known to be describable is of real or complex numbers, with at least one entry."""
+    return tensor.dtype in _READABLE and tensor.numel() > 0
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
@@ -137,6 +142,8 @@ def once(tensor: Tensor) -> tuple[Tensor, int]:
     The second value says how often each number occurs in the tensor as it is. Reads nothing.
     """
     times = 1
+    if tensor.is_contiguous():
+        return tensor, times
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor, times = tensor.narrow(dim, 0, 1), times * size

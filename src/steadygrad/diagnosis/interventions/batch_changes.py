@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..locate.bad_rows import num_rows
-from ..replay.replay_observation import ReplayObservation, absmax
+from ..replay.replay_observation import ReplayObservation, absmaxes
 from ..replay.replay_step import ReplayChange
 from ..replay.replayable import Replayable
 
@@ -70,7 +70,7 @@ class SkipBatch(ReplayChange):
     def _refuser(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
         def refusing(*args: Any, **kwargs: Any) -> Any:
             grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            if all(math.isfinite(absmax(grad)) for grad in grads):
+            if all(map(math.isfinite, absmaxes(grads))):
                 return step(*args, **kwargs)
             self.num_skipped += 1
             return None

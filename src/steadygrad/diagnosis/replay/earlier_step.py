@@ -19,7 +19,7 @@ from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.earlier_steps import EarlierSteps
 from ...engine.state.training_state import Tree, copy_tree
 from ..locate.external_changes import out_of_range
-from .replay_observation import absmax
+from .replay_observation import absmax, absmaxes
 
 if TYPE_CHECKING:
     from .guard_step import GuardStep
@@ -111,7 +111,7 @@ def changed_from_outside(there: Tree, here: Tree) -> bool:
 
     Where moments are bad too, an optimizer had its hand in it and it was no change of weights alone.
     """
-    if any(not math.isfinite(absmax(moment)) for moment in tensors_in(here["optimizers"])):
+    if not all(map(math.isfinite, absmaxes(tensors_in(here["optimizers"])))):
         return False
     for part in ("parameters", "buffers"):
         for name, old in there[part].items():

@@ -30,7 +30,7 @@ from ..isolation.resource_limits import NotRestored, forget, in_a_line, release_
 from ..locate.bad_rows import num_rows
 from .batch_tree import narrow as narrow
 from .earlier_step import EarlierStep, changed_from_outside, fails_by_itself, state_at
-from .replay_observation import absmax
+from .replay_observation import absmaxes
 from .replayable import StepFacts
 from .state_backup import StateBackup
 
@@ -132,7 +132,7 @@ class GuardStep:
         self._as_it_was()
         if expected is None:
             return
-        bad_weights = any(not math.isfinite(absmax(weight)) for weight in self._state.live()["parameters"].values())
+        bad_weights = not all(map(math.isfinite, absmaxes(self._state.live()["parameters"].values())))
         self._own_doing = bad_weights and fails_by_itself(self, expected)
         self._as_it_was()
         if self._own_doing or changed_from_outside(expected, self._state.live()):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ...detect.observations.step_observation import Gradient as Gradient
 from ...detect.observations.step_observation import StepObservation, written_between
-from ...detect.tensors.readable_tensors import has_values, once, values_of, why_not_read
+from ...detect.tensors.readable_tensors import has_values, holds_numbers, once, values_of, why_not_read
 from ...detect.tensors.sharded_tensors import is_sharded, local_of
 from ...detect.tensors.unregistered_tensors import stray_parameters
 from ...engine.step.trained_parameters import states_of
@@ -82,25 +82,25 @@ def _followers(replayable: Replayable, before: dict[str, tuple[int, int]]) -> di
 
 def absmax(tensor: Tensor) -> float:
     """Largest magnitude on the host: NaN wins, then inf."""
-    return float(_largest(tensor))
+    return absmaxes([tensor])[0]
 
 
 def absmaxes(tensors: Iterable[Tensor]) -> list[float]:
     """`absmax` of each, with one host read for each device."""
-    return _read([_largest(tensor) for tensor in tensors])
+    return _norms([_readable(tensor, _magnitudes) for tensor in tensors], math.inf, None)
 
 
 def norm_of(tensor: Tensor) -> float:
     """The length on the host. In float64: of finite numbers it is finite."""
-    return float(_length(tensor))
+    return norms_of([tensor])[0]
 
 
 def norms_of(tensors: Iterable[Tensor]) -> list[float]:
     """`norm_of` each, with one host read for each device."""
-    return _read([_length(tensor) for tensor in tensors])
+    return _norms([_readable(tensor, _wider_than_a_byte) for tensor in tensors], 2.0, torch.float64)
 
 
-def _readable(tensor: Tensor) -> Tensor | None:
+def _readable(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> Tensor | None:
     """The numbers to be read of a tensor, those that a sparse one stores, or a shard; None where there are none.
 
     A shard of a mesh reads itself, with all ranks together. What cannot be described is left alone.
@@ -108,42 +108,50 @@ def _readable(tensor: Tensor) -> Tensor | None:
     if is_sharded(tensor):
         return tensor.detach() if tensor.is_floating_point() and tensor.numel() else None
     values = values_of(tensor)
-    if values is None or not has_values(values):
+    if values is None or not holds_numbers(values):
         return None
-    return once(values.detach())[0]
+    return prepared(values.detach())
 
 
-def _largest(tensor: Tensor) -> Tensor | float:
-    values = _readable(tensor)
-    if values is None:
-        return 0.0
-    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-    wide = real if real.dtype.itemsize > 1 else real.to(torch.float32)
-    largest: Tensor = torch.linalg.vector_norm(wide, float("inf"))
-    return largest
+def _magnitudes(values: Tensor) -> Tensor:
+    values = once(values)[0]
+    return _wider_than_a_byte(torch.view_as_real(values.resolve_conj()) if values.is_complex() else values)
 
 
-def _length(tensor: Tensor) -> Tensor | float:
-    values = tensor.detach() if is_sharded(tensor) else values_of(tensor)
-    if values is None or not (is_sharded(tensor) or has_values(values)):
-        return 0.0
-    if values.dtype.itemsize == 1:
-        values = values.to(torch.float32)
-    wide = torch.complex128 if values.is_complex() else torch.float64
-    length: Tensor = torch.linalg.vector_norm(values.detach(), dtype=wide)
-    return length
+def _wider_than_a_byte(values: Tensor) -> Tensor:
+    return values if values.dtype.itemsize > 1 else values.to(torch.float32)
+
+
+def _norms(tensors: Sequence[Tensor | None], order: float, dtype: torch.dtype | None) -> list[float]:
+    """A norm of each; 0 where there are no numbers. All of one device and dtype in one call, which counts for models
+    of thousands of tensors."""
+    found: list[Tensor | float] = [0.0] * len(tensors)
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        if type(tensor) is Tensor and tensor.is_floating_point():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(index)
+        else:
+            wide = torch.complex128 if dtype is not None and tensor.is_complex() else dtype
+            found[index] = torch.linalg.vector_norm(tensor, order, dtype=wide)
+    for indices in alike.values():
+        norms = torch._foreach_norm([tensors[index] for index in indices], order, dtype=dtype)  # type: ignore[misc]
+        for index, norm in zip(indices, norms, strict=True):
+            found[index] = norm
+    return _read(found)
 
 
 def _read(numbers: Sequence[Tensor | float]) -> list[float]:
     """Numbers that lie on devices, in order. A tensor of a subclass (a shard of a mesh) is read alone, as it wants."""
-    together: dict[torch.device, list[int]] = {}
+    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, number in enumerate(numbers):
-        if type(number) is torch.Tensor:
-            together.setdefault(number.device, []).append(index)
-    found = {index: float(number) for index, number in enumerate(numbers) if type(number) is not torch.Tensor}
+        if type(number) is Tensor:
+            together.setdefault((number.device, number.dtype), []).append(index)
+    found = {index: float(number) for index, number in enumerate(numbers) if type(number) is not Tensor}
     for indices in together.values():
-        stacked = torch.stack([torch.as_tensor(numbers[index]).to(torch.float64) for index in indices])
-        found |= dict(zip(indices, stacked.tolist(), strict=True))
+        stacked = torch.stack([torch.as_tensor(numbers[index]) for index in indices])
+        found |= dict(zip(indices, stacked.to(torch.float64).tolist(), strict=True))
     return [found[index] for index in range(len(numbers))]
 
 

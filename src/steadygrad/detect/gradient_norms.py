@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Gradients:
     """The tensors' versions after they were clipped by us, if they were: while these hold, `total` says all of them."""
     total_on_host: float | None = None
     """The total, where the host has read it."""
+    measured: Any = None
+    """An event of a GPU after the norms and before they were clipped: the host can be told them from there on."""
 
     def are_still_those_of(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are the gradients of all these parameters, clipped by us and not written to since."""

@@ -1,11 +1,12 @@
 """Whether tensors that are kept by reference still hold what they held, or a program has refilled their memory.
 
 A write is counted in a tensor's version, but not one by numpy, through `.data` or in inference mode. So of tensors on
-a CPU a few values are kept too; on a device that would make the host wait.
+a CPU a few bytes are kept too; on a device that would make the host wait.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from .nested_tensors import tensors_in
 
-_VALUES, _SAMPLED = 8, 4
-"""So many values are kept of a tensor, and of so many tensors at the most."""
+_PLACES, _BYTES, _SAMPLED = 8, 8, 4
+"""Bytes are kept of so many places of a tensor, so many of each, and of so many tensors at the most."""
+_read = ctypes.string_at
 
 
 class ContentMarks:
@@ -27,17 +29,18 @@ class ContentMarks:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.versions = tuple(map(_version, tensors))
-        chosen = [place for place, each in enumerate(tensors[:_SAMPLED]) if _is_sampled(each, tensors)]
-        self.samples = {place: _sample(tensors[place]) for place in chosen}
+        self.samples = {
+            place: _sample(each) for place, each in enumerate(tensors[:_SAMPLED]) if _is_sampled(each, place)
+        }
 
     def __eq__(self, later: object) -> bool:
         """Compares the values that both have: a tensor that numpy was given since is sampled from then on only."""
         if not isinstance(later, ContentMarks):
             return NotImplemented
+        if self.versions != later.versions:
+            return False
         both = self.samples.keys() & later.samples.keys()
-        return self.versions == later.versions and all(
-            torch.equal(self.samples[place], later.samples[place]) for place in both
-        )
+        return all(self.samples[place] == later.samples[place] for place in both)
 
 
 def marks_of(batch: Any) -> ContentMarks:
@@ -102,23 +105,38 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _is_sampled(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+def _is_sampled(tensor: Tensor, place: int) -> bool:
     """The first of a batch, and those whose memory numpy or another library can write to."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or type(tensor) not in _PLAIN:
+    if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel():
         return False
-    if tensor.is_conj() or tensor.is_neg():
-        return False
-    return tensor.numel() > 0 and (tensor is tensors[0] or not tensor.untyped_storage().resizable())
+    return not place or not tensor.untyped_storage().resizable()
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """The bytes of a few values from all over it, or from its first row where it has gaps."""
-    flat = tensor.detach()
-    if not flat.is_contiguous():
-        flat = flat[(0,) * (flat.dim() - 1)]
-    step = max(1, flat.numel() // (_VALUES + 1)) * (flat.stride(-1) if flat.dim() else 1)
-    chosen = flat.as_strided((min(_VALUES, flat.numel()),), (step,), flat.storage_offset())
-    return chosen.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values fill a piece of memory, in whatever order of the dimensions."""
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span + 1 == tensor.numel()
+
+
+def _sample(tensor: Tensor) -> bytes:
+    """A few bytes from all over its memory, or along its longest side where it has gaps; none without memory."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a wrapper of torch.func, or of a tensor that is only described
+        return b""
+    if not address:
+        return b""
+    value = tensor.element_size()
+    size = tensor.numel() * value
+    if not (tensor.is_contiguous() or _is_dense(tensor)):
+        length, apart = max(zip(tensor.shape, tensor.stride(), strict=True))
+        steps = min(_PLACES, length) - 1
+        places = {(length - 1) * place // steps if steps else 0 for place in range(steps + 1)}
+        return b"".join([_read(address + place * apart * value, value) for place in sorted(places)])
+    if size <= _PLACES * _BYTES:
+        return _read(address, size)
+    apart = (size - _BYTES) // (_PLACES - 1)
+    return b"".join([_read(address + place * apart, _BYTES) for place in range(_PLACES)])
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

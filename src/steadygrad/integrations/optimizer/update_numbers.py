@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +49,7 @@ class UpdateNumbers:
         self._device_check = DeviceCheck(self.parameters[0].device)
         self._gate = DeviceGate([self.optimizer])
         self._no_loss = torch.zeros((), device=self.parameters[0].device)
+        self._stream: Any = None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -97,11 +100,29 @@ class UpdateNumbers:
             # The norm from before clipping is the one to judge; what the optimizer is about to use must be finite too.
             terms[_AFTER_CLIPPING] = gradients.total
             gradients = replace(gradients, total=clipped.total.to(gradients.total))
-        row = self._readout.pack(gradients, [terms], None, in_place=True)
         limits = self._log.limits(None)
-        sealed = self._device_check.seal(row, limits, refuses=True, rule=None)
+        with self._beside(gradients.measured if clipped is None else None):
+            row = self._readout.pack(gradients, [terms], None, in_place=True)
+            sealed = self._device_check.seal(row, limits, refuses=True, rule=None)
         self._gate.arm(sealed.flag)
         return PendingNumbers(sealed.row_transfer, row.layout, limits, clipped)
+
+    @contextmanager
+    def _beside(self, measured: Any) -> Iterator[None]:
+        """Inside, work of the device waits for the event after the measurement only, and what comes after waits for it.
+
+        So the host has the numbers while gradients are still being clipped, and is ahead of the device by that much.
+        What is allocated inside is not used again before the device has passed the next such event.
+        """
+        if measured is None:
+            yield
+            return
+        device = self.parameters[0].device
+        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_event(measured)
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream(device).wait_stream(self._stream)
 
     def _measured(self, clipped: Gradients | None) -> tuple[Gradients | None, Gradients | None]:
         """The gradients' norms. What was measured for clipping holds as long as nothing was written since."""

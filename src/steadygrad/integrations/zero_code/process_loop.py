@@ -240,6 +240,8 @@ class ProcessLoop:
                 )  # fmt: skip
             loss = self.backwards.total() if self.alone else None
             clipped = self.clipping.take(loop.parameters)
+            if clipped is not None and len(self.backwards.losses) > 1:
+                clipped.measured = None  # the sum of the losses is computed after that event
             make = self.sampled.around(loop, lambda: original(*args, **kwargs))
             return loop.update(make, self._number, loss, clipped, holds=not parts_only(self, loop))
         finally:

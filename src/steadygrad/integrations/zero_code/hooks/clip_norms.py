@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....detect.gradient_norms import GradientProbe, Gradients, clip_exact
@@ -71,6 +72,8 @@ class ClipNorms:
         if not plain or not gradients.alike or len(parameters) != len(everything):
             return None
         self._limit = float(limit)  # type: ignore[arg-type]
+        if gradients.total.is_cuda:
+            gradients.measured = torch.cuda.current_stream(gradients.total.device).record_event()
         clip_exact(gradients, self._limit)
         gradients.clipped = gradients.versions()
         return gradients.total

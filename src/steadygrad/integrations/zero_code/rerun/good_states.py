@@ -110,7 +110,6 @@ class GoodStates:
         watch = self._watch
         if not watch.policy.acts:
             return
-        watch.models.forward_state().refresh()
         self._look_around()
         ring, snapshot_schedule, step = self._ring, self._snapshot_schedule, watch.step
         if ring is None or snapshot_schedule is None or not (self._due or snapshot_schedule.due(step)):

@@ -136,6 +136,15 @@ def stored_values(item: Any) -> Any:
     return item.detach()._values() if why_not_read(item) == _LAYOUTS[torch.sparse_coo] else item
 
 
+def write_values(tensor: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor of their shape. A number that an expanded one shows several times is written once."""
+    if not tensor.is_contiguous():
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                tensor, values = tensor.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    tensor.copy_(values)
+
+
 def once(tensor: Tensor) -> tuple[Tensor, int]:
     """Every number of a describable tensor once: an expanded dimension is taken at its first index.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.readable_tensors import write_values
 from ..locate.bad_rows import num_rows
 from ..replay.replay_observation import ReplayObservation, absmaxes
 from ..replay.replay_step import ReplayChange
@@ -99,7 +100,7 @@ class TrueSkip(SkipBatch):
         if self.num_skipped > before:
             for name, buffer in replayable.model.named_buffers():
                 if name in self._buffers:
-                    buffer.data.copy_(self._buffers[name])
+                    write_values(buffer.data, self._buffers[name])
 
 
 class Clip(ReplayChange):

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import torch
 
+from ...detect.tensors.readable_tensors import write_values
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ..replay.replay_observation import named_state
 from ..replay.replay_step import ReplayChange
@@ -28,7 +29,7 @@ class Reverted(ReplayChange):
             old = self._old.get((kind, name))
             if old is not None and old.shape == tensor.shape:
                 with torch.no_grad():
-                    tensor.data.copy_(old)
+                    write_values(tensor.data, old)
 
 
 class AsEarlier(Reverted):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...detect.tensors.readable_tensors import why_not_read
+from ...detect.tensors.readable_tensors import why_not_read, write_values
 from ..recovery.preserved_attributes import preserved_attributes
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -93,4 +93,4 @@ def restore_values(tensor: Tensor, version: int, values: Tensor) -> None:
     """Write the values back where they changed. One that did not change keeps its version."""
     if tensor._version != version or not torch.equal(tensor, values):
         with torch.no_grad():
-            tensor.copy_(values)
+            write_values(tensor, values)

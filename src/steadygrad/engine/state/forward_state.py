@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from ...detect.tensors.readable_tensors import has_values, only_shape
+from ...detect.tensors.readable_tensors import has_values, only_shape, write_values
 from ..step.trained_parameters import ModuleTree
 from .moving_tensors import FrozenParameters, Slot, getter, prefix_of, setter
 from .rng import Asides, RngState, put_rng, rewound, same_rng, take_rng
@@ -311,13 +311,13 @@ class ForwardState:
         now = self._copies([tensor for _, tensor, _ in entry.hot])
         with torch.no_grad():
             for _, tensor, copy in entry.hot:
-                tensor.data.copy_(copy)
+                write_values(tensor.data, copy)
         try:
             yield
         finally:
             with torch.no_grad():
                 for (slot, tensor, _), value in zip(entry.hot, now, strict=True):
-                    tensor.data.copy_(value)
+                    write_values(tensor.data, value)
                     slot.version = tensor._version
 
     def audit(self, *, values: bool = True) -> dict[tuple[int, str], Any]:
@@ -466,7 +466,7 @@ class ForwardState:
     def _put_back(self, slot: Slot, tensor: Tensor, copy: Tensor) -> None:
         if slot.get() is not tensor:
             slot.put(tensor)
-        tensor.data.copy_(copy)
+        write_values(tensor.data, copy)
         slot.tensor, slot.version = tensor, tensor._version
 
 

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ...detect.tensors.nested_tensors import named_tensors_in
-from ...detect.tensors.readable_tensors import only_shape
+from ...detect.tensors.readable_tensors import only_shape, write_values
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
 from ..step.trained_parameters import WeakSequence, attributes_of, inner_optimizers, own_state, states_of
 from .forward_state import ForwardState
@@ -290,7 +290,7 @@ def _put(here: Any, value: Any) -> Any:
     """A kept value in the place of what is there now: into the same tensor, list or dictionary where it fits."""
     if isinstance(value, Tensor):
         if isinstance(here, Tensor) and here.shape == value.shape and here.dtype == value.dtype:
-            here.detach().copy_(value)
+            write_values(here.detach(), value)
             return here
         return value.clone()
     if isinstance(value, list):
@@ -351,12 +351,12 @@ def _restore_stateful(thing: Any, saved: Any, theirs: frozenset[int] = frozenset
     if isinstance(thing, nn.Module):
         live = thing.state_dict()
         for name, value in saved.items():
-            local_of(live[name]).copy_(local_of(value))
+            write_values(local_of(live[name]), local_of(value))
     elif not hasattr(thing, "state_dict"):
         tensors, _ = _attributes(thing, theirs)
         for name, value in saved["tensors"].items():
             if name in tensors and tensors[name].shape == value.shape:
-                local_of(tensors[name]).copy_(local_of(value))
+                write_values(local_of(tensors[name]), local_of(value))
         for name, value in saved["numbers"].items():
             setattr(getattr(thing, "__self__", thing), name, value)
     else:

@@ -3,8 +3,11 @@ and never the model itself."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -15,19 +18,21 @@ from ...detect.tensors.living_objects import compiled_around
 from ...detect.tensors.quiet_hook import QuietHook
 
 _MAX_FLOORS = 8
+_CALL = nn.Module._call_impl.__code__
 
 
 class HeardModels:
-    """Calls `before()` and `after(output)` around each outermost call in training mode. `undo` gets what takes the
+    """Calls `before(model)` and `after(output)` around each outermost call in training mode. `undo` gets what takes the
     hooks off."""
 
     def __init__(
-        self, undo: list[Callable[[], Any]], before: Callable[[], None], after: Callable[[Any], None],
+        self, undo: list[Callable[[], Any]], before: Callable[[nn.Module], None], after: Callable[[Any], None],
         failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._undo, self._before, self._after, self._failed = undo, before, after, failed
         self._heard = weakref.WeakSet[nn.Module]()
         self._inside: list[int] = []
+        self._thread = 0
         self._floors = 0
 
     def listen_to(self, models: Sequence[nn.Module]) -> None:
@@ -53,9 +58,27 @@ class HeardModels:
         self._inside.clear()
 
     def _enter(self, model: nn.Module, _inputs: Any) -> None:
+        if self._inside and not self._is_inside(model):
+            self._inside.clear()  # a forward that raised, in a program that went on
         self._inside.append(id(model))
-        if model.training and len(self._inside) == 1:
-            self._before()
+        if len(self._inside) == 1:
+            self._thread = threading.get_ident()
+            if model.training:
+                self._before(model)
+
+    def _is_inside(self, model: nn.Module) -> bool:
+        """Whether the first call that was heard is still under way around this one."""
+        if threading.get_ident() != self._thread:
+            return True
+        outermost, left = self._inside[0], 2 if self._inside[0] == id(model) else 1
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                left -= id(frame.f_locals.get("self")) == outermost
+                if not left:
+                    return True
+            frame = frame.f_back
+        return False
 
     def _leave(self, model: nn.Module, _inputs: Any, output: Any) -> None:
         if id(model) in self._inside:  # a forward that raised left the calls inside it behind

@@ -246,13 +246,15 @@ class OptimizerGuard:
             self._loops[0].log.show_once(NOT_CHECKED)
             self._journal.event("not_checked", why=NOT_CHECKED)
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, model: nn.Module) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
+        if torch.is_grad_enabled():
+            left_out = self._entry is not None and self._skips.call_begins()
+            if self._skips.abandoned(id(model)) or left_out:
+                self._entry = None  # what that batch moved is the program's own business
         if self._entry is not None:
-            if not torch.is_grad_enabled() or not self._skips.call_begins():
-                self._forward.took_again()
-                return
-            self._entry = None  # what the skipped batch moved is the program's own business
+            self._forward.took_again()
+            return
         if not torch.is_grad_enabled():
             self._forward.aside(began=True)
             return

@@ -61,6 +61,10 @@ class SkippedRounds:
         """The number of the last training call in autograd's order; its loss has a higher one."""
         self._in_vain = 0
         self._dropped: float | None = None
+        self._cleared = False
+        """Whether gradients were cleared since the last call."""
+        self._called: set[int] = set()
+        """The models that were called since the last update."""
         self.updating = False
 
     def follow(self, key: int, parameters: Sequence[Tensor]) -> None:
@@ -81,9 +85,20 @@ class SkippedRounds:
         self._report(value, math.nan, f"batch skipped by the program: its loss is {value}")
         return True
 
+    def abandoned(self, model: int) -> bool:
+        """Whether the program has given up the round before without a bad loss, as after an error that it handles: its
+        call did not end, or gradients were cleared since, no backward came, and the same model is called again."""
+        given_up = not self._calls or (self._cleared and model in self._called)
+        if self.updating or not given_up or any(each.changed() for each in self._optimizers.values()):
+            self._called.add(model)
+            return False
+        self._calls, self._called = 0, {model}
+        return True
+
     def call_ended(self, output: Any) -> None:
         """Keeps nothing of it: a graph would stay alive."""
         self._calls += 1
+        self._cleared = False
         if not isinstance(output, Tensor):
             output = next(iter(tensors_in(output)), None)
         self._node = _number(output) if output is not None else -1
@@ -107,6 +122,7 @@ class SkippedRounds:
     def cleared(self, key: int) -> None:
         """After `zero_grad`."""
         if key in self._optimizers:
+            self._cleared = True
             self._optimizers[key].mark()
 
     def settled(self, *, refused: bool) -> None:
@@ -117,7 +133,7 @@ class SkippedRounds:
         if refused:
             self._dropped = None
         self._tell()
-        self._calls, self.updating = 0, False
+        self._calls, self._called, self.updating = 0, set(), False
         for each in self._optimizers.values():
             each.mark()
 

@@ -1,4 +1,4 @@
-"""Under `steady run` on a GPU the host is told the norms beside clipping, and not behind it: with the same bits, and for
+"""Under `steady run` on a GPU the host is told the norms beside clipping, not behind it: with the same bits, for
 every kind of loop."""
 
 from __future__ import annotations

@@ -151,13 +151,14 @@ class ProcessLoop:
     def ended(self, log: Any, weights: dict[str, Tensor]) -> None:
         """The program has dropped an optimizer, and with it a training: its memory is for the next."""
         idle = self._patches is not None and self._making is None and not self.away
-        if idle and self.ledger.dropped(log, weights) and not self.models.heard:  # else another's step is under way
+        left = {**weights, **self.models.moving_buffers()} if idle else weights
+        if idle and self.ledger.dropped(log, left) and not self.models.heard:  # else another's step is under way
             self._let_go()
 
     def _let_go(self) -> None:
         if not self._in_turn:
             self._let_go_at = self.step
-            self.ledger.rest()
+            self.ledger.rest(self.models.moving_buffers())
             for each in (self.past, self.slices, self.models, self.examiner, self.backwards, self.batches):
                 each.let_go()
 

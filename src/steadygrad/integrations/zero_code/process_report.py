@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .process_loop import ProcessLoop
 
 logger = logging.getLogger("steadygrad")
+_MOST_BYTES_AT_END = 2 << 30
+"""Of weights that no optimizer trains, so many bytes are looked at when the program ends, the smallest first."""
 
 
 class ProcessReport:
@@ -143,11 +146,11 @@ class ProcessReport:
         if self._journal is not None:  # a program may begin thousands, and each would wait for the disk
             self._journal.event_later("training_begins", training=len(self.log), first_step=first_step, optimizer=name)
 
-    def rest(self) -> None:
+    def rest(self, buffers: dict[str, Tensor]) -> None:
         """A training has ended: its optimizers cost nothing until one of them is used again."""
         for loop, _ in self.in_use:  # what is dropped in a cycle of references goes unnoticed
             loop.rests = True
-            self._look_at_end(loop.log, loop.named_parameters())
+            self._look_at_end(loop.log, {**loop.named_parameters(), **buffers})
         self._at_rest = [reference for reference in self._at_rest + self._loops if reference() is not None]
         self._loops = []
 
@@ -260,7 +263,9 @@ class ProcessReport:
             bad += [each.removeprefix("non-finite: ") for each in guards if each.startswith("non-finite")]
             checked = len(states) + len(ends) + sum(each != "not checked" for each in guards)
             trainings = len(self.log) + len(guards)
-            if checked:
+            judged = {id(parameter) for loop, _ in living for parameter in loop.parameters}
+            bad += [name for name in _with_nan(watch.models.all.named_parameters(), judged) if name not in bad]
+            if checked or bad:
                 finite = "finite" if checked >= trainings else f"finite in {checked} of {trainings} trainings"
                 answer.value = "non-finite: " + ", ".join(bad[:3]) if bad else finite
         return answer.value
@@ -272,6 +277,17 @@ class ProcessReport:
             with self._barrier("trainer", None):
                 self.summaries.append((type(guard).__name__, guard.summary()))
                 guard.close()
+
+
+def _with_nan(named: list[tuple[str, Tensor]], judged: set[int]) -> list[str]:
+    """Parameters with a NaN that no optimizer trains at the end: of a training that has ended, an average, a model that
+    the program updates itself. Infinities may be meant. One host read for each device; large ones are left out."""
+    others = [(name, each.detach()) for name, each in named if id(each) not in judged and can_be_scanned(each)]
+    others.sort(key=lambda item: item[1].nbytes)
+    until = itertools.accumulate(tensor.nbytes for _, tensor in others)
+    read = [each for each, size in zip(others, until, strict=True) if size <= _MOST_BYTES_AT_END]
+    bad = set(non_finite([(str(place), tensor) for place, (_, tensor) in enumerate(read)]))
+    return [name for place, (name, tensor) in enumerate(read) if str(place) in bad and bool(tensor.isnan().any())]
 
 
 def _living(references: list[weakref.ref[OptimizerLoop]]) -> list[tuple[OptimizerLoop, Optimizer]]:

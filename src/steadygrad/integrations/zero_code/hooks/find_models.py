@@ -68,6 +68,15 @@ class ProgramModules:
         others = (module for module in self._living() if id(module) not in parts and module.training)
         return any(_draws(part) for module in others for part in (module, *module._modules.values()))
 
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """The parameters of all modules that are still there, each once, named by the outermost module's class."""
+        modules, found = self._living(), dict[int, tuple[str, Tensor]]()
+        below = {id(child) for module in modules for child in module._modules.values()}
+        for root in (module for module in modules if id(module) not in below):
+            for name, parameter in root.named_parameters():
+                found.setdefault(id(parameter), (f"{type(root).__name__}.{name}", parameter))
+        return list(found.values())
+
     def _note(self, module: nn.Module) -> None:
         known, key = self._known, id(module)
 

@@ -248,6 +248,13 @@ class ModelHooks:
         self._audits = 0
         return self._forward
 
+    def moving_buffers(self) -> dict[str, Tensor]:
+        """What forward may move of the models in use, without what was not finite from the start."""
+        if self._forward is None:
+            return {}
+        at_start = self._forward.non_finite_at_start()
+        return {f"buffer {name}": each for name, each in self._forward.tensors().items() if name not in at_start}
+
     # -- at an update
 
     @property

@@ -136,9 +136,25 @@ def stored_values(item: Any) -> Any:
     return item.detach()._values() if why_not_read(item) == _LAYOUTS[torch.sparse_coo] else item
 
 
+def can_be_copied(tensor: Tensor) -> bool:
+    """Whether a tensor can be copied and its copy be written back. With some kinds torch raises there, or ends the
+    process."""
+    why = why_not_read(tensor)
+    if why is None or type(tensor) not in _PLAIN:  # a class of its own says itself what it can
+        return True
+    if tensor.is_quantized:
+        return tensor.qscheme() in (torch.per_tensor_affine, torch.per_channel_affine)
+    return why in _LAYOUTS.values()
+
+
+def has_plain_memory(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory one by one. Reading the bytes of others raises, or ends the process."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
 def write_values(tensor: Tensor, values: Tensor) -> None:
     """Copy values into a tensor of their shape. A number that an expanded one shows several times is written once."""
-    if not tensor.is_contiguous():
+    if has_plain_memory(tensor) and not tensor.is_contiguous():
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:
                 tensor, values = tensor.narrow(dim, 0, 1), values.narrow(dim, 0, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...detect.tensors.readable_tensors import write_values
+from ...detect.tensors.readable_tensors import can_be_copied, write_values
 from ..locate.bad_rows import num_rows
 from ..replay.replay_observation import ReplayObservation, absmaxes
 from ..replay.replay_step import ReplayChange
@@ -87,7 +87,8 @@ class TrueSkip(SkipBatch):
         self._buffers: dict[str, torch.Tensor] = {}
 
     def prepared(self, replayable: Replayable) -> None:
-        self._buffers = {name: buffer.detach().clone() for name, buffer in replayable.model.named_buffers()}
+        buffers = replayable.model.named_buffers()
+        self._buffers = {name: buffer.detach().clone() for name, buffer in buffers if can_be_copied(buffer)}
 
     def commit(self, replayable: Replayable, seen: ReplayObservation) -> None:
         before = self.num_skipped

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as checkpoints
 
+from ...detect.tensors.readable_tensors import can_be_copied
 from ...detect.tensors.torch_private import tree_map
 from ..replay.replay_step import ReplayChange
 from ..replay.replayable import Replayable
@@ -27,7 +28,7 @@ class UpcastModule(ReplayChange):
             return
         module = self._module = replayable.model.get_submodule(self.name)
         for tensor in [*module.parameters(), *module.buffers()]:
-            if tensor.dtype in (torch.float16, torch.bfloat16):
+            if tensor.dtype in (torch.float16, torch.bfloat16) and can_be_copied(tensor):
                 self._weights.append((tensor, tensor.data))
                 tensor.grad = None
                 tensor.data = tensor.data.float()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
+from ...detect.tensors.readable_tensors import can_be_copied
 from ...engine.step.trained_parameters import states_of
 from ..replay.batch_tree import map_batch
 from ..replay.replay_step import ReplayChange
@@ -46,7 +47,7 @@ class Precision(ReplayChange):
     def prepared(self, replayable: Replayable) -> None:
         # The original storages are kept: undo puts the very same ones back under their parameters.
         for tensor in [*replayable.model.parameters(), *replayable.model.buffers()]:
-            if self.wants(tensor.dtype):
+            if self.wants(tensor.dtype) and can_be_copied(tensor):
                 self._weights.append((tensor, tensor.data))
                 grad = tensor.grad
                 tensor.grad = None

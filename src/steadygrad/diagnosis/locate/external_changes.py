@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ...detect.tensors.readable_tensors import has_plain_memory
 from ..causes.evidence import StateChange
 from ..replay.replay_observation import absmax, named_state
 from ..replay.replayable import Replayable
@@ -57,6 +58,8 @@ def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) 
             absmax_before=0.0,
             absmax_after=absmax(new),
         )
+    if old.is_floating_point() and old.element_size() == 1:
+        old, new = old.float(), new.float()
     differs = (old != new) & ~(torch.isnan(old) & torch.isnan(new)) if old.is_floating_point() else old != new
     return StateChange(
         kind=kind,
@@ -72,8 +75,10 @@ def _compare(kind: str, name: str, old: torch.Tensor | None, new: torch.Tensor) 
 
 def out_of_range(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Far beyond the largest magnitude before, or negative where everything was positive (a variance)."""
-    if not old.is_floating_point() or not old.numel():
+    if not old.is_floating_point() or not old.numel() or not (has_plain_memory(old) and has_plain_memory(new)):
         return False
+    if old.element_size() == 1:
+        old, new = old.float(), new.float()
     if not bool(torch.isfinite(new).all()) or absmax(new) > 100 * max(absmax(old), 1e-8):
         return True
     return bool((old >= 0).all()) and bool((new < 0).any())

@@ -10,7 +10,7 @@ import torch
 
 from ...detect.observations.step_observation import Gradient as Gradient
 from ...detect.observations.step_observation import StepObservation, written_between
-from ...detect.tensors.readable_tensors import has_values, holds_numbers, once, values_of, why_not_read
+from ...detect.tensors.readable_tensors import describable, has_values, holds_numbers, once, values_of, why_not_read
 from ...detect.tensors.sharded_tensors import is_sharded, local_of
 from ...detect.tensors.unregistered_tensors import stray_parameters
 from ...engine.step.trained_parameters import states_of
@@ -175,12 +175,12 @@ def samples_of(replayable: Replayable) -> dict[str, tuple[float, ...]]:
 
 
 def named_state(replayable: Replayable) -> Iterator[tuple[str, str, Tensor]]:
-    """(kind, name, tensor) of everything that outlives a step: parameters, buffers, optimizer state."""
-    names = parameter_names(replayable)
-    for name, weight in replayable.model.named_parameters():
-        yield "parameter", name, weight
-    for name, buffer in replayable.model.named_buffers():
-        yield "buffer", name, buffer
+    """(kind, name, tensor) of everything that outlives a step and has values: parameters, buffers, optimizer state."""
+    names, model = parameter_names(replayable), replayable.model
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if is_sharded(tensor) or describable(tensor):
+                yield kind, name, tensor
     for optimizer in replayable.optimizers:
         for parameter, state in states_of(optimizer):
             owner = names.get(id(parameter), "")

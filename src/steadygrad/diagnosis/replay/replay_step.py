@@ -301,6 +301,7 @@ def name_leaves(replayable: Replayable, tracer: Tracer, batch: Any) -> None:
 def _note_infinities(tracer: Tracer, leaf: tuple[str, str], tensor: Tensor) -> None:
     """Masks hold minus infinity. A buffer of nothing but infinities waits to be written for the first time, and one
     with plus infinities among finite numbers overflowed before the step."""
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor
     if bool(torch.isinf(tensor).all()):
         tracer.trace.unwritten.add(leaf)
     elif not tensor.is_complex() and bool(torch.isposinf(tensor).any()) and not bool(torch.isneginf(tensor).any()):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...detect.tensors.kept_content import KeptContent
 from ...detect.tensors.nested_tensors import tensors_in
+from ...detect.tensors.readable_tensors import has_plain_memory
 from .kept_bytes import HOST, Piece, allowed_bytes, piece_of, pieces_of
 from .moving_tensors import bytes_of
 from .pinned_memory import PinnedPool
@@ -215,6 +216,8 @@ class BatchBuffer:
 
 
 def _same_bits(kept: Tensor, live: Tensor) -> bool:
+    if not (has_plain_memory(kept) and has_plain_memory(live)):
+        return False
     here = live.detach().to("cpu")
     return here.shape == kept.shape and here.dtype == kept.dtype and torch.equal(bytes_of(here), bytes_of(kept))
 

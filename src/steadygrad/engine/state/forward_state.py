@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from ...detect.tensors.readable_tensors import has_values, only_shape, write_values
+from ...detect.tensors.readable_tensors import can_be_copied, finite_as_far_as_read, only_shape, write_values
 from ..step.trained_parameters import ModuleTree
-from .moving_tensors import FrozenParameters, Slot, getter, prefix_of, setter
+from .moving_tensors import FrozenParameters, LeftAlone, Slot, getter, prefix_of, setter
 from .rng import Asides, RngState, put_rng, rewound, same_rng, take_rng
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -62,7 +62,7 @@ class ForwardState:
         self._counter_names: dict[tuple[int, str], str] = {}
         self._takes_since_audit = 0
         self._pool: list[list[Tensor]] = []
-        self._frozen = FrozenParameters(self._modules)
+        self._frozen, self._left_alone = FrozenParameters(self._modules), LeftAlone()
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._marks = self._all_marks()
         self._told: set[str] = set()
@@ -102,7 +102,7 @@ class ForwardState:
         """Tensors that held a NaN or an infinity before the first step: additive masks, values not yet measured."""
         for slot in self._slots.values():
             if slot.name not in self._finite_at_start:
-                self._finite_at_start[slot.name] = slot.cold is None or _is_finite(slot.cold)
+                self._finite_at_start[slot.name] = slot.cold is None or finite_as_far_as_read(slot.cold)
         return frozenset(name for name, finite in self._finite_at_start.items() if not finite)
 
     def take(self) -> Entry:
@@ -285,7 +285,7 @@ class ForwardState:
                 self._put_back(slot, slot.tensor, slot.cold)
         # Frozen parameters that moved for the first time, or are too large: there is no copy of them.
         lost = [slot.name for slot in self._slots.values() if slot.cold is None and id(slot) not in held]
-        lost += self._frozen.not_restored
+        lost += self._frozen.not_restored + self._left_alone.moved()
         exact = entry.takes_since_audit <= 1
         late = self.audit()
         for key, (home, name) in self._hot_counters.items():
@@ -432,6 +432,9 @@ class ForwardState:
                     if known is not None and full in known and known[full].module is module:
                         self._slots[full] = known[full]
                         continue
+                    if not can_be_copied(value):
+                        self._left_alone.note(full, get, value)
+                        continue
                     cold = value.detach().to("cpu", copy=True)
                     self._slots[full] = Slot(full, module, get, put, value, value._version, cold, module.training, hot)
 
@@ -476,12 +479,6 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
         for name, value in list(home.items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not only_shape(value):
                 yield name, value, getter(home, name), setter(home, name)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or not has_values(tensor):
-        return True
-    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
 
 
 def _marks_of(module: nn.Module) -> dict[str, Any]:

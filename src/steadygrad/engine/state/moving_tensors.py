@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.tensors.readable_tensors import has_plain_memory
+
 _LOOKS = 3
 _MOST_BYTES = 64 << 20
 """Frozen parameters that move are copied before every forward; more bytes than this are not."""
@@ -33,6 +35,8 @@ class Slot:
         now = self.get()
         if now is not self.tensor or self.cold is None:
             return True
+        if not has_plain_memory(now):
+            return bool(now._version != self.version)
         here = now.detach().to("cpu")
         # Bytes, because a NaN differs from itself and must not.
         return here.shape != self.cold.shape or not torch.equal(bytes_of(here), bytes_of(self.cold))
@@ -40,6 +44,22 @@ class Slot:
     def moved(self) -> bool:
         now = self.get()
         return now is not self.tensor or (isinstance(now, Tensor) and now._version != self.version)
+
+
+class LeftAlone:
+    """Tensors on a module that cannot be copied, so that nothing of them is restored. Only which objects they are, and
+    how often they were written to, is known."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Callable[[], Any], int, int]] = {}
+
+    def note(self, name: str, get: Callable[[], Any], tensor: Tensor) -> None:
+        self._known.setdefault(name, (get, id(tensor), tensor._version))
+
+    def moved(self) -> list[str]:
+        """Those that are other objects than they were, or were written to."""
+        now = ((name, get(), key, version) for name, (get, key, version) in self._known.items())
+        return [name for name, each, key, version in now if id(each) != key or each._version != version]
 
 
 class FrozenParameters:

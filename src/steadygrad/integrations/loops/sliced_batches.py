@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .loop_slice import LoopSlice, names_read
 
-_NAME = "_steady_batch_{}"
 _INDEX = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Slice, ast.Tuple, ast.operator, ast.unaryop, ast.Load)
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.FunctionDef, ast.ClassDef)
 
@@ -43,21 +42,20 @@ class _BatchNaming(ast.NodeTransformer):
 
     def __init__(self, taken: Mapping[str, Any], stored: set[str]) -> None:
         self._taken, self._stored = taken, stored
-        self._names: dict[str, str] = {}
         self.batches: dict[str, Tensor] = {}
+        """By their own text, `x[i:i + 16]`, which Python takes for a name where it is not parsed again."""
 
     def visit(self, node: ast.AST) -> Any:
         return node if isinstance(node, _SCOPES) else super().visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         text = ast.unparse(node)
-        if isinstance(node.ctx, ast.Load) and text not in self._names and self._is_plain(node):
+        if isinstance(node.ctx, ast.Load) and text not in self.batches and self._is_plain(node):
             value = self._value(node)
             if value is not None:
-                self._names[text] = _NAME.format(len(self._names))
-                self.batches[self._names[text]] = value
-        if text in self._names and isinstance(node.ctx, ast.Load):
-            return ast.copy_location(ast.Name(self._names[text], ast.Load()), node)
+                self.batches[text] = value
+        if text in self.batches and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(ast.Name(text, ast.Load()), node)
         return self.generic_visit(node)
 
     def _is_plain(self, node: ast.Subscript) -> bool:

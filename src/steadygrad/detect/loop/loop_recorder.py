@@ -25,7 +25,7 @@ from ..graph.live_graph import LOOKS, LiveGraph
 from ..graph.rules import reference_aliased, weight_decay_dominates
 from ..graph.rules.reference_aliased import ModuleCall
 from ..sampled.activation_probe import is_compiled
-from ..tensors.nested_tensors import tensors_in
+from ..tensors.nested_tensors import num_rows_in, tensors_in
 from ..tensors.quiet_hook import QuietHook, registered
 from ..tensors.torch_private import current_graph_task
 from .backward_root import backward_root
@@ -223,8 +223,7 @@ class LoopRecorder:
         if self._content is not None and torch.is_grad_enabled() and len(self.calls.trained) == 1:
             self._compare_content((args, kwargs))
         if not self._graph.done and torch.is_grad_enabled():
-            rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
-            self._rows = rows.pop() if len(rows) == 1 else None
+            self._rows = num_rows_in((args, kwargs))
 
     def _compare_weights(self, model: nn.Module) -> None:
         """Whether the program has shrunk the weights since the update."""

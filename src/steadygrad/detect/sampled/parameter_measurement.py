@@ -134,7 +134,7 @@ def _open(entries: list[tuple[int, Tensor]], sample: int) -> _Group:
 def absmax(tensor: Tensor) -> Tensor:
     """The largest magnitude, NaN if there is one, in float32. One pass, no copy: eight times as fast on a CPU as the
     infinity norm."""
-    low, high = torch.aminmax(tensor)
+    low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
     return torch.maximum(-low, high).float()
 
 

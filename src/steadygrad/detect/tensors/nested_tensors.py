@@ -29,6 +29,12 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
+def num_rows_in(value: Any) -> int | None:
+    """How many rows the tensors of a batch have; None where they have not the same number, or there is none."""
+    rows = {tensor.size(0) for tensor in tensors_in(value) if tensor.dim()}  # a nested one has no shape
+    return rows.pop() if len(rows) == 1 else None
+
+
 def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
     if type(value) in _SEQUENCES:
         if len(value) > LONG and not _may_hold_tensors(value, deepest):

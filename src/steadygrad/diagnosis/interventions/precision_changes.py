@@ -63,7 +63,8 @@ class Precision(ReplayChange):
 
     def batch(self, replayable: Replayable, batch: Any) -> Any:
         def widened(item: Any) -> Any:
-            return item.to(self.dtype) if isinstance(item, torch.Tensor) and self.wants(item.dtype) else item
+            wanted = isinstance(item, torch.Tensor) and self.wants(item.dtype) and can_be_copied(item)
+            return item.to(self.dtype) if wanted else item
 
         return map_batch(batch, widened)
 

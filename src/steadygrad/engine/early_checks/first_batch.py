@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...detect.graph.rules import frozen_by_mistake, saturated_activation
 from ...detect.sampled.activation_probe import is_compiled
-from ...detect.tensors.nested_tensors import tensors_in
+from ...detect.tensors.nested_tensors import num_rows_in, tensors_in
 from ...detect.tensors.quiet_hook import Handle, QuietHook, registered
 from ...detect.tensors.readable_tensors import why_not_read
 from ...records import Finding
@@ -102,8 +102,8 @@ class FirstBatch:
         if self._num_calls > 1:
             return
         self._call = args, dict(kwargs)
-        rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
-        self._beside = nearby_tensors(rows.pop()) if len(rows) == 1 else {}
+        rows = num_rows_in((args, kwargs))
+        self._beside = nearby_tensors(rows) if rows is not None else {}
         self._versions = [tensor._version for tensor in tensors_in((args, kwargs, self._beside))]
         found = vars(output) if hasattr(output, "__dataclass_fields__") else output
         for tensor in tensors_in(found):
@@ -141,8 +141,8 @@ class FirstBatch:
         from ...checkup.trials.model_call import CaughtCall
         from ...checkup.trials.module_hooks import mapped
 
-        rows = {tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.dim()}
-        if len(rows) == 1 and rows.pop() > _ROWS:
+        rows = num_rows_in((args, kwargs))
+        if rows is not None and rows > _ROWS:
             args, kwargs, beside = mapped(
                 (args, kwargs, beside), lambda tensor: tensor[:_ROWS] if tensor.dim() else tensor
             )

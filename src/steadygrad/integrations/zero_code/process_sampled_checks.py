@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.optimizer_state import watch_loads
 from ...detect.sampled.activation_probe import is_compiled
-from ...detect.tensors.nested_tensors import tensors_in
+from ...detect.tensors.nested_tensors import num_rows_in
 from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
 from ...engine.recovery.diagnosis_requests import MOST
 from ...engine.step.sampled_checks import SampledChecker
@@ -100,8 +100,7 @@ class SampledChecks:
             return
         graph = LiveGraph(model, made, lambda fault: self._watch.barrier.note("loop_record", fault))
         self._first_look = weakref.ref(model), graph
-        rows = {tensor.shape[0] for tensor in tensors_in((call.args, call.kwargs)) if tensor.dim()}
-        graph.loss(loss, 0, rows.pop() if len(rows) == 1 else None)
+        graph.loss(loss, 0, num_rows_in((call.args, call.kwargs)))
 
     def around(self, loop: OptimizerLoop, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""

@@ -1,5 +1,5 @@
-"""A model may hold tensors of any kind, some of which torch cannot copy, compare or write. A healthy run is left alone,
-and a refused batch leaves no trace and is diagnosed."""
+"""A model, a batch or an output may hold tensors of any kind, some of which torch cannot copy, compare or write. A
+healthy run is left alone, and a refused batch leaves no trace and is diagnosed."""
 
 from __future__ import annotations
 
@@ -111,3 +111,54 @@ def test_a_bad_batch_leaves_no_trace_in_a_model_that_holds_an_odd_tensor(kind: s
         assert diagnosis.cause is not None
         assert diagnosis.cause.code == "DX401"
         assert list(diagnosis.rows) == [2]
+
+
+class Passing(nn.Module):
+    """Its batch and its output hold such a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"loss": self.body(batch["x"]).pow(2).mean(), "odd": batch["odd"]}
+
+
+def train_passing(kind: str, entry: str) -> tuple[list[Tensor], Any]:
+    torch.manual_seed(0)
+    model = Passing()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    guard: Any = None
+    if entry == "Guard":
+        guard = sg.Guard(model, optimizer, lambda m, batch: m(batch)["loss"])
+    elif entry == "attach":
+        guard = sg.attach(optimizer, model=model)
+    noise = torch.Generator().manual_seed(1)
+    for step in range(9):
+        batch = {"x": torch.randn(6, 4, generator=noise), "odd": KINDS[kind](), "several": [KINDS[kind]()]}
+        if step == 6 and guard is None:
+            continue
+        batch["x"][2, 1] = float("nan") if step == 6 else 1.0
+        if entry == "Guard":
+            guard.step(batch)
+            continue
+        optimizer.zero_grad()
+        model(batch)["loss"].backward()
+        optimizer.step()
+    if guard is not None:
+        guard.close()
+    return list(model.state_dict().values()), guard
+
+
+@pytest.mark.parametrize("entry", ["Guard", "attach"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_batch_that_holds_an_odd_tensor_leaves_no_trace(kind: str, entry: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, _ = train_passing(kind, "plain")
+        found, guard = train_passing(kind, entry)
+    assert all(map(torch.equal, found, plain))
+    assert guard.summary()["skipped"] == 1
+    assert guard.summary()["guard_faults"] == {}
+    if entry == "Guard":
+        assert guard.incidents[0].diagnosis.cause is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedules
 
 import steadygrad as sg
 from steadygrad.detect.loop import recorded_optimizer
@@ -219,6 +221,66 @@ def rate_of_zero(model, optimizer, batch):
         loss_of(model, batch()).backward()
         optimizer.step()
         schedule.step()
+
+
+def scheduled(make):
+    """A loop with a schedule that is stepped after each of forty updates."""
+
+    def loop(model, optimizer, batch):
+        schedule = make(optimizer)
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+            schedule.step()
+
+    return loop
+
+
+def pause(optimizer):
+    """A rate of zero for a while, and then the rest."""
+    parts = [schedules.ConstantLR(optimizer, factor, 100) for factor in (1.0, 0.0, 1.0)]
+    return schedules.SequentialLR(optimizer, parts, [10, 30])
+
+
+def restarts(optimizer):
+    """A few updates at the begin of a long period, and those around its end."""
+    schedule = schedules.CosineAnnealingWarmRestarts(optimizer, 5000)
+    places = iter([*range(1, 10), *range(4985, 5020)])
+    return SimpleNamespace(step=lambda: schedule.step(next(places)))
+
+
+def pause_to_the_end(optimizer):
+    parts = [schedules.ConstantLR(optimizer, 1.0, 100), schedules.PolynomialLR(optimizer, 10)]
+    return schedules.SequentialLR(optimizer, parts, [10])
+
+
+def ends_early_beside_others(optimizer):
+    """Another optimizer has a schedule that comes back."""
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    ends = schedules.PolynomialLR(optimizer, 10)
+    ends.beside = schedules.CyclicLR(other, 0.0, 0.1, 5)
+    return ends
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pause,
+        lambda optimizer: schedules.ChainedScheduler([pause(optimizer)]),
+        restarts,
+    ],
+    ids=["a part to come", "chained", "restarts"],
+)
+def test_a_rate_of_zero_that_the_schedule_itself_ends_is_not_named(make) -> None:
+    torch.manual_seed(0)
+    assert named(scheduled(make), net(drop=0.3)) == []
+
+
+@pytest.mark.parametrize("make", [pause_to_the_end, ends_early_beside_others])
+def test_a_rate_of_zero_to_the_end_is_named(make) -> None:
+    torch.manual_seed(0)
+    assert named(scheduled(make), net(drop=0.3)) == ["lr_zero"]
 
 
 def one_cycle(model, optimizer, batch):

@@ -22,6 +22,8 @@ from .model_calls import CallsSeen
 from .optimizer_state import StateHistory, rate_of
 from .program_frames import user_line
 from .rules import judge
+from .rules.rates import lr_zero
+from .schedules import Schedules
 
 _MAX_ADAPTERS = 4
 _SHARE = 0.02
@@ -64,6 +66,7 @@ class RecordedOptimizer:
         self.adapted_layers = [(adapter.name, weakref.ref(adapter.module)) for adapter in adapters]
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
+        self._schedules = Schedules(optimizer)
         self.sizes = GradientSizes(optimizer)
         self.unmoved = UnmovedWeights(optimizer)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -218,6 +221,8 @@ class RecordedOptimizer:
 
     def _judge(self) -> bool:
         found = [finding for finding in judge(self.record) if finding.code not in self._said]
+        if any(finding.code == lr_zero.RULE.code for finding in found) and self._schedules.come_back():
+            found = [finding for finding in found if finding.code != lr_zero.RULE.code]
         if not found:
             return False
         file, line = user_line(2)

@@ -248,10 +248,8 @@ class OptimizerGuard:
 
     def _before_forward(self, model: nn.Module) -> None:
         """The first training forward since the last update: take what it may move. Does not sync."""
-        if torch.is_grad_enabled():
-            left_out = self._entry is not None and self._skips.call_begins()
-            if self._skips.abandoned(id(model)) or left_out:
-                self._entry = None  # what that batch moved is the program's own business
+        if torch.is_grad_enabled() and self._skips.begins_anew(id(model), open_round=self._entry is not None):
+            self._entry = None  # what the batch before moved is the program's own business
         if self._entry is not None:
             self._forward.took_again()
             return

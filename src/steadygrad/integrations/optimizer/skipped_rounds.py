@@ -85,7 +85,12 @@ class SkippedRounds:
         self._report(value, math.nan, f"batch skipped by the program: its loss is {value}")
         return True
 
-    def abandoned(self, model: int) -> bool:
+    def begins_anew(self, model: int, *, open_round: bool) -> bool:
+        """A model is called in training: whether the program has given up the round before, if that is open."""
+        left_out = open_round and self.call_begins()
+        return self._abandoned(model) or left_out
+
+    def _abandoned(self, model: int) -> bool:
         """Whether the program has given up the round before without a bad loss, as after an error that it handles: its
         call did not end, or gradients were cleared since, no backward came, and the same model is called again."""
         given_up = not self._calls or (self._cleared and model in self._called)

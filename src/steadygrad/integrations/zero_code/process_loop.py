@@ -31,13 +31,14 @@ from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
 from ..optimizer.held_scale import HeldScales
 from ..optimizer.optimizer_loop import OptimizerLoop
+from .ended_trainings import EndedTrainings
 from .hooks.backward_losses import BackwardPasses
 from .hooks.call_log import Call, note_loss
 from .hooks.clip_norms import ClipNorms
 from .hooks.loader_batches import LoaderBatches
 from .hooks.loop_events import LoopEvents, Skipped
 from .hooks.model_hooks import ModelHooks
-from .hooks.optimizer_step import finite
+from .hooks.optimizer_step import finite, step_in_backward
 from .hooks.schedulers_and_averages import SchedulersAndAverages
 from .hooks.torch_patches import listen
 from .launch.run_options import RunOptions
@@ -58,7 +59,9 @@ class ProcessLoop:
     def __init__(self, settings: RunOptions) -> None:
         self.settings = settings
         self.policy = Policy.named(settings.policy).but(start_patience=10)
-        self.backwards = BackwardPasses()
+        self.past_trainings = EndedTrainings(self)
+        self.optimizers = ProgramOptimizers(self.past_trainings.optimizer_gone)
+        self.backwards = BackwardPasses(self.optimizers.living)
         self.batches = LoaderBatches()
         self.past = GoodStates(self)
         self.followers = SchedulersAndAverages(self.past.followed)
@@ -66,7 +69,7 @@ class ProcessLoop:
         self.clipping, self.scales = ClipNorms(self.barrier), HeldScales()
         self.ledger = ProcessReport(settings, self.barrier)
         self.models = ModelHooks(self)
-        self.optimizers, self.separate = ProgramOptimizers(), SeparateTrainings(self)
+        self.separate = SeparateTrainings(self)
         self.slices = LoopLines()
         self.events = LoopEvents(
             self.slices, self.batches, lambda: self.models.calls, self._skipped_by_program, lambda: self.away,
@@ -78,7 +81,7 @@ class ProcessLoop:
         self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
         self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
         self._making: OptimizerLoop | None = None
-        self._number, self._together, self._let_go_at, self._in_turn = 0, True, 0, False
+        self._number, self._together = 0, True
         self._good, self._refused_steps = list[int](), list[int]()
         self._process = os.getpid()
         self._patches: Patches | None = None
@@ -123,6 +126,11 @@ class ProcessLoop:
         return self.busy or rerunning() or self._is_off or self.separate.here
 
     @property
+    def idle(self) -> bool:
+        """Whether no update is being made, and what happens is our business."""
+        return self._making is None and not self.away
+
+    @property
     def _is_off(self) -> bool:
         return self._patches is None or bool(self.ledger.guards) or os.getpid() != self._process
 
@@ -140,27 +148,20 @@ class ProcessLoop:
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """An optimizer was made: its parameters tell which modules are the models. Between two steps a new training may
-        begin, and the one before must not be kept in memory by us; not so where trainings take turns."""
+        begin, and the one before must not be kept in memory by us."""
         with self.barrier("models", None):
-            if not (self._in_turn or self.models.heard or self.away) and self.step and self._making is None:
-                self._let_go()
+            if self.step and not self.models.heard and self.idle:
+                self.past_trainings.let_go()
             self.optimizers.made(optimizer, self.step)
+            self.backwards.optimizer_made(optimizer)
             self.sampled.optimizer_made(optimizer)
             self.models.adopt(parameters_of(optimizer))
 
     def ended(self, log: Any, weights: dict[str, Tensor]) -> None:
         """The program has dropped an optimizer, and with it a training: its memory is for the next."""
-        idle = self._patches is not None and self._making is None and not self.away
-        left = {**weights, **self.models.moving_buffers()} if idle else weights
-        if idle and self.ledger.dropped(log, left) and not self.models.heard:  # else another's step is under way
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if not self._in_turn:
-            self._let_go_at = self.step
-            self.ledger.rest(self.models.moving_buffers())
-            for each in (self.past, self.slices, self.models, self.examiner, self.backwards, self.batches):
-                each.let_go()
+        left = {**weights, **self.models.moving_buffers()} if self.idle else weights
+        if self.idle and self.ledger.dropped(log, left) and not self.models.heard:  # else another step is under way
+            self.past_trainings.let_go()
 
     def is_called_elsewhere(self, module: nn.Module | None) -> bool:
         """Whether a model's call is not our business; where another training makes it, that one takes note."""
@@ -229,7 +230,7 @@ class ProcessLoop:
         if self.away or self._making is not None:
             return original(*args, **kwargs)
         if self.backwards.depth:
-            return self._in_backward(original, optimizer, args, kwargs)
+            return step_in_backward(self, original, optimizer, args, kwargs)
         loop = self._begin(optimizer)
         closure, self._making = closure_in(args, kwargs), loop
         try:
@@ -239,7 +240,7 @@ class ProcessLoop:
                     lambda run: original(run, *rest, **named), self._evaluation(closure), self._number,
                     self._numbers_of(loop),
                 )  # fmt: skip
-            loss = self.backwards.total() if self.alone else None
+            loss = self._loss_of(loop)
             clipped = self.clipping.take(loop.parameters)
             if clipped is not None and len(self.backwards.losses) > 1:
                 clipped.measured = None  # the sum of the losses is computed after that event
@@ -265,7 +266,7 @@ class ProcessLoop:
         if loop.rests:
             self.ledger.wake()
             self.models.adopt(loop.parameters)
-        self._in_turn |= bool(loop.log.recent) and loop.log.recent[-1].step < self._let_go_at
+        self.past_trainings.steps(loop)
         self._number, self.step = self.step, self.step + 1
         loop.refused = False
         with self.barrier("snapshots", None):
@@ -285,6 +286,8 @@ class ProcessLoop:
         with self.barrier("loop_events", None):
             if not (loop.refused or self.models.called):  # asked here: a closure calls the model inside of the update
                 self.models.look_again(loop.parameters)
+            if not loop.refused and self.backwards.of_others(loop.optimizer):
+                self.events.left_behind()
             self.events.stepped()
             self.slices.updated(refused=loop.refused)
             self.batches.tables.next_round()
@@ -321,22 +324,13 @@ class ProcessLoop:
 
     def _numbers_of(self, loop: OptimizerLoop) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
         def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:
-            return self.backwards.total() if self.alone else None, self.clipping.take(loop.parameters)
+            return self._loss_of(loop), self.clipping.take(loop.parameters)
 
         return numbers
 
-    def _in_backward(self, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """A step for one parameter in the middle of backward: others may be made already, so only this is refused."""
-        self.ledger.tell(
-            "in_backward",
-            "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
-            "but parameters that stepped before it in the same backward have moved",
-        )
-        if not self.policy.acts or finite(parameters_of(optimizer)):
-            self.ledger.in_backward += 1
-            return original(*args, **kwargs)
-        self.ledger.in_backward_refused += 1
-        return None
+    def _loss_of(self, loop: OptimizerLoop) -> Tensor | None:
+        """The loss of an update. Of several ranks each has its own, so none of them is judged."""
+        return self.backwards.total(loop.optimizer) if self.alone else None
 
     def before_compiled(self, optimizer: Optimizer) -> bool:
         """A compiled `optimizer.step`: whether its update may be made. It is not looked at afterwards."""
@@ -349,8 +343,7 @@ class ProcessLoop:
         unknown: bool | None = None
         with self.barrier("guard", unknown) as answer:
             loop = self._begin(optimizer)
-            loss = self.backwards.total() if self.alone else None
-            answer.value = loop.admit(self._number, loss, self.clipping.take(loop.parameters))
+            answer.value = loop.admit(self._number, self._loss_of(loop), self.clipping.take(loop.parameters))
             self._end(loop)
         return not self.policy.acts or finite(parameters_of(optimizer)) if answer.value is None else answer.value
 
@@ -369,7 +362,7 @@ class ProcessLoop:
         return result
 
     def _dropped(self, scaler: Any, optimizer: Optimizer) -> None:
-        loop, loss = self._begin(optimizer), self.backwards.total()
+        loop, loss = self._begin(optimizer), self.backwards.total(optimizer)
         self._together = False  # by this rank's own loss: the others may not know of anything
         try:
             loop.dropped(self._number, None if loss is None else float(loss), float(scaler.get_scale()))
@@ -392,7 +385,7 @@ class ProcessLoop:
 
     def shown(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         """The reading as it is recorded: with this rank's own loss, and with norms for the first optimizer only."""
-        if not self.alone and (loss := self.backwards.total()) is not None:
+        if not self.alone and (loss := self.backwards.total(loop.optimizer)) is not None:
             reading = replace(reading, loss=float(loss))
         return reading if loop.log is self.ledger.first else replace(reading, norms=(), names=())
 

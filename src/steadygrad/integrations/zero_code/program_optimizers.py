@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -13,19 +14,35 @@ from ..optimizer.optimizer_loop import OptimizerLoop
 
 
 class ProgramOptimizers:
-    """None of them is kept alive."""
+    """None of them is kept alive. `on_gone()` is called when one is gone, wherever the program is just then."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gone: Callable[[], None] = lambda: None) -> None:
+        self._on_gone = on_gone
+        self._references: set[weakref.ref[Optimizer]] = set()
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
 
     def made(self, optimizer: Optimizer, step: int) -> None:
         """An optimizer was made before this step."""
         self._made[optimizer] = step
+        self._references.add(weakref.ref(optimizer, self._gone))
+
+    def _gone(self, reference: weakref.ref[Optimizer]) -> None:
+        self._references.discard(reference)
+        try:  # nothing of this may reach the program, which may be at its end
+            self._on_gone()
+        except Exception:
+            pass
 
     def stepped(self, loop: OptimizerLoop) -> None:
-        """An optimizer steps for the first time."""
+        """An optimizer steps for the first time. One that was copied or unpickled is heard of only here."""
+        if loop.optimizer not in self._made:
+            self.made(loop.optimizer, loop.step)
         self._loops[loop.optimizer] = weakref.ref(loop)
+
+    def living(self) -> list[Optimizer]:
+        """Those that are still there."""
+        return list(self._made)
 
     @property
     def several(self) -> bool:
@@ -54,11 +71,11 @@ class ProgramOptimizers:
     def trainers_of(self, model: nn.Module) -> list[Optimizer]:
         """The optimizers that train this model, whether or not they have stepped yet."""
         own = {id(parameter) for parameter in model.parameters()}
-        return [each for each in list(self._made) if any(id(parameter) in own for parameter in parameters_of(each))]
+        return [each for each in self.living() if any(id(parameter) in own for parameter in parameters_of(each))]
 
     def other_trainers(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
         """The optimizers that train this model too; not those that were not stepped since this one was made."""
         own, made = {id(parameter) for parameter in model.parameters()}, self._made.get(optimizer, 0)
-        loops = [(each, self.loop_of(each)) for each in list(self._made) if each is not optimizer]
+        loops = [(each, self.loop_of(each)) for each in self.living() if each is not optimizer]
         others = [o for o, loop in loops if loop is None or not loop.log.recent or loop.log.recent[-1].step >= made]
         return [each for each in others if any(id(p) in own for p in parameters_of(each))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -198,3 +199,88 @@ def test_a_refused_batch_is_let_go_at_the_next_update(watching: Callable[..., An
     assert watch.ledger.loops[0].log.ledger.skipped == 1
     del x, y, loss
     assert made.alive == 0
+
+
+def normed_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.1), nn.Linear(3, 1))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def train_beside(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, made: MadeObjects) -> None:
+    if kind == "copied":  # an optimizer that is copied is not made anew
+        model, optimizer = copy.deepcopy((model, optimizer))
+    else:
+        model = normed_model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if kind == "in a cycle":  # only the garbage collector finds it
+        optimizer.itself = optimizer  # type: ignore[attr-defined]
+    train(made(model), optimizer, 3)
+
+
+@pytest.mark.parametrize("kind", ["new", "copied", "in a cycle"])
+def test_a_model_that_is_trained_beside_another_and_dropped_is_freed_at_once(
+    watching: Callable[..., Any], kind: str
+) -> None:
+    watch, made, model = watching(), MadeObjects(), normed_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(model, optimizer, 3)
+    for _ in range(4):
+        train_beside(kind, model, optimizer, made)
+        assert made.alive == 0
+        train(model, optimizer, 1)
+    assert watch.barrier.faults == {}
+    assert watch.models.roots() == [model]
+
+
+class Training:
+    """A training whose lines read all of it from one object."""
+
+    def __init__(self) -> None:
+        self.model = normed_model()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+
+    def step(self, *, meanwhile: Callable[[], Any] = lambda: None) -> None:
+        loss = self.model(torch.randn(8, 4)).pow(2).mean()
+        meanwhile()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("when", ["between steps", "in a step"])
+def test_a_training_that_is_dropped_is_freed_after_a_few_updates_of_another(
+    watching: Callable[..., Any], when: str
+) -> None:
+    watch, made, main = watching(), MadeObjects(), Training()
+    for _ in range(3):
+        main.step()
+        held = [Training()]
+        made(held[0].model)
+        held[0].step()
+        if when == "between steps":
+            held.clear()
+        main.step(meanwhile=lambda held=held: (held.clear(), gc.collect()))  # type: ignore[misc]
+        for _ in range(4):
+            main.step()
+        assert made.alive == 0
+    assert watch.barrier.faults == {}
+
+
+def test_what_is_known_of_a_training_outlives_one_that_was_dropped_beside_it(watching: Callable[..., Any]) -> None:
+    watch, main = watching(), Training()
+    main.step()
+    beside = Training()
+    beside.step()
+    main.step()
+    calls, steps = len(watch.models.calls), watch.past.steps
+    del beside
+    gc.collect()
+    assert (len(watch.models.calls), watch.past.steps) == (calls, steps)
+    assert watch.barrier.faults == {}

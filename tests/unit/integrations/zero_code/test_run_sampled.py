@@ -100,7 +100,7 @@ def test_a_training_that_goes_on_after_another_optimizer_was_made_keeps_its_good
         outer.fit(1)
         kept.append(watch.past.steps)
     assert kept[5][: len(kept[2])] == kept[2]  # after the first round it is known that they take turns
-    assert watch._in_turn
+    assert watch.past_trainings.in_turn
 
 
 def test_an_optimizer_made_in_the_middle_of_a_step_does_not_end_it(watching: Any) -> None:

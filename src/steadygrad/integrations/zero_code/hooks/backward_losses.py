@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
 
 from ....detect.loop.program_frames import user_line
 from ....detect.tensors.readable_tensors import describable
 from ....detect.tensors.torch_private import num_dispatch_modes, without_dispatch_modes
+from ....engine.step.trained_parameters import parameters_of
 
 _READ_EVERY = 64
 _MOST = 1024
@@ -34,8 +39,9 @@ class SuspectOp:
 
 @dataclass(slots=True)
 class BackwardPasses:
-    """The backward passes since the last update, and the count of all."""
+    """The backward passes since the last update, and the count of all. `optimizers` gives those of the program."""
 
+    optimizers: Callable[[], Iterable[Optimizer]] = tuple
     count: int = 0
     depth: int = 0
     losses: list[Tensor] = field(default_factory=list)
@@ -46,6 +52,8 @@ class BackwardPasses:
     first_bad: int | None = None
     _unscaled: Tensor | None = None
     _unread: list[tuple[int, Tensor]] = field(default_factory=list)
+    _of_others: weakref.WeakKeyDictionary[Optimizer, set[int]] = field(default_factory=weakref.WeakKeyDictionary)
+    """For an optimizer, the places in `losses` of those that are known to have given it no gradient."""
 
     def scaled(self, loss: Any, result: Any) -> None:
         """A GradScaler made `result` of `loss`: it is the unscaled one that people want to see."""
@@ -64,6 +72,7 @@ class BackwardPasses:
         shown = _value(loss) if shown is None else shown
         if len(self.losses) >= _MOST and (total := self.total()) is not None:
             self.losses = [total]
+            self._of_others.clear()
         self.losses.append(shown)
         self.where = user_line(2)
         if shown.device.type == "cpu":
@@ -72,6 +81,11 @@ class BackwardPasses:
         self._unread.append((self.count, shown))
         if len(self._unread) >= _READ_EVERY:
             self.read()
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """An optimizer was made: if none of its parameters has a gradient, the losses so far are those of others."""
+        if self.losses and all(parameter.grad is None for parameter in parameters_of(optimizer)):
+            self._of_others[optimizer] = set(range(len(self.losses)))
 
     def zeroed(self) -> None:
         """Gradients were cleared: what was differentiated before is not part of the next update."""
@@ -94,29 +108,49 @@ class BackwardPasses:
     def forget(self) -> None:
         self.losses = []
         self.suspect, self.seen_by_step = None, False
+        if self._of_others:
+            self._of_others.clear()
 
     def let_go(self) -> None:
         """Keep nothing of an update that was judged alive."""
         if self.seen_by_step:
             self.forget()
 
-    def total(self) -> Tensor | None:
-        """The objective whose gradient was taken since the last update: the sum over its backward passes."""
-        if not self.losses:
-            return None
-        if len(self.losses) == 1:
-            return self.losses[0]
-        first = self.losses[0]
-        return torch.stack([loss.reshape(()).to(first.device, torch.float32) for loss in self.losses]).sum()
+    def of_others(self, optimizer: Optimizer) -> bool:
+        """Whether some of the losses are known to have given this optimizer nothing."""
+        return bool(self._of_others) and bool(self._of_others.get(optimizer))
+
+    def total(self, optimizer: Optimizer | None = None) -> Tensor | None:
+        """The objective whose gradient was taken since the last update: the sum over its backward passes, less those
+        that are known to have given this optimizer nothing."""
+        losses = self.losses
+        if self._of_others and optimizer is not None and (others := self._of_others.get(optimizer)):
+            losses = [loss for place, loss in enumerate(losses) if place not in others]
+        if len(losses) < 2:
+            return losses[0] if losses else None
+        first = losses[0]
+        return torch.stack([loss.reshape(()).to(first.device, torch.float32) for loss in losses]).sum()
 
     def _look(self, count: int, value: float, root: Tensor | None) -> None:
         if math.isfinite(value):
             return
         if self.first_bad is None:
             self.first_bad = count
+        if root is not None:
+            self._note_others(root)
         if root is not None and self.suspect is None:
             with _untraced():
                 self.suspect = walk(root)
+
+    def _note_others(self, bad: Tensor) -> None:
+        """Whose update the last loss, a bad one, can have no part in: it is of another optimizer's parameters."""
+        reached = _leaves(bad)
+        if reached is None:
+            return
+        fed = {each: any(id(p) in reached for p in parameters_of(each)) for each in self.optimizers()}
+        if any(fed.values()):
+            for optimizer in (each for each, is_fed in fed.items() if not is_fed):
+                self._of_others.setdefault(optimizer, set()).add(len(self.losses) - 1)
 
 
 def _untraced() -> AbstractContextManager[Any]:
@@ -154,6 +188,23 @@ def walk(loss: Tensor) -> SuspectOp | None:
             found.append(suspect)
     # The deepest is the earliest: what stands above it only passes its bad value on.
     return found[-1] if found else None
+
+
+def _leaves(loss: Tensor) -> set[int] | None:
+    """The parameters that a loss is computed from, by identity; None where the graph does not show all of them: it is
+    large, or a function of the program's own may hide some."""
+    pending, seen, leaves = [loss.grad_fn], set[Any](), set[int]()
+    while pending:
+        node: Any = pending.pop()
+        if node is None or node in seen:
+            continue
+        if len(seen) >= _MAX_NODES or isinstance(node, BackwardCFunction):
+            return None
+        seen.add(node)
+        pending += [after for after, _ in node.next_functions]
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves.add(id(leaf))
+    return leaves
 
 
 def _suspect(node: Any) -> SuspectOp | None:

@@ -146,6 +146,12 @@ class LoopEvents:
         if self._losses and not self._slices.is_open:
             self._dropped()
 
+    def left_behind(self) -> None:
+        """An update is made, and some of the losses since the last one had no part in it: was one of them bad?"""
+        bad = next((loss for loss in self._losses if self._is_bad(loss)), None)
+        if bad is not None:
+            self._report(self._event(LOSS, loss=_value(bad)), can_rerun=False)
+
     def stepped(self) -> None:
         """An update was made or refused. Scrubbed gradients are reported here."""
         scrubbed, self._scrubbed = self._scrubbed, []

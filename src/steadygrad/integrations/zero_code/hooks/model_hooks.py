@@ -61,6 +61,8 @@ class ModelHooks:
         self._kept = KeptBytes()
         self.calls: list[Call] = []
         self.lost_calls = 0
+        self.trainer_gone = False
+        """Whether the program has dropped an optimizer since the last window began."""
 
     # -- finding them
 
@@ -137,15 +139,21 @@ class ModelHooks:
             self._resting.pop(key).remove(key)
         self._owned = {parameter: module for parameter, module in self._owned.items() if module != key}
 
-    def _rest(self) -> None:
+    def _rest(self, roots: Sequence[nn.Module]) -> None:
         """The models that were called are of a training that has ended. One that is trained without a call that is
         heard does not rest: nothing would wake it."""
-        for root in self.roots():
+        for root in roots:
             parts = [id(part) for part in root.modules() if id(part) in self._heard]
             if not self._called_once.isdisjoint(parts):
                 self._resting.update((key, parts) for key in parts)
                 self._called_once.difference_update(parts)
         self._roots = None
+
+    def _rest_untrained(self) -> None:
+        """No optimizer trains these any more: only the program keeps them alive. Not the one that is being called."""
+        self.trainer_gone = False
+        untrained = [root for root in self.roots() if not self._watch.optimizers.trainers_of(root)]
+        self._rest([root for root in untrained if not any(id(part) in self._inside for part in root.modules())])
 
     def _wake(self, key: int) -> None:
         for part in self._resting.get(key, ()):
@@ -226,6 +234,8 @@ class ModelHooks:
 
     def _take(self) -> Entry:
         self.forget_calls()
+        if self.trainer_gone:
+            self._rest_untrained()
         forward = self.forward_state()
         forward.refresh()
         if self._entry is not None:
@@ -318,8 +328,16 @@ class ModelHooks:
 
     def let_go(self) -> None:
         """Keep nothing of the last step alive: its training may have ended."""
+        self._rest(self.roots())
+        self._forget_window()
+
+    def let_go_untrained(self) -> None:
+        """The same, where the last step was of a training that has ended and others go on."""
+        self._rest_untrained()
+        self._forget_window()
+
+    def _forget_window(self) -> None:
         self.forget_calls()
-        self._rest()
         self._entry, self._forward, self._forward_of, self._entry_is_old = None, None, (), True
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ parameter groups do not survive.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
 def finite(parameters: Sequence[Tensor]) -> bool:
     """The bare check that is left where the guard itself has failed."""
     return all(p.grad is None or bool(torch.isfinite(p.grad.detach().to_dense()).all()) for p in parameters)
+
+
+def step_in_backward(
+    watch: ProcessLoop, original: Callable[..., Any], optimizer: Optimizer, args: Any, kwargs: Any
+) -> Any:
+    """A step for one parameter in the middle of backward: others may be made already, so only this is refused."""
+    watch.ledger.tell(
+        "in_backward",
+        "optimizers step inside backward, a parameter at a time: a bad gradient is refused for its own parameter, "
+        "but parameters that stepped before it in the same backward have moved",
+    )
+    if not watch.policy.acts or finite(parameters_of(optimizer)):
+        watch.ledger.in_backward += 1
+        return original(*args, **kwargs)
+    watch.ledger.in_backward_refused += 1
+    return None
 
 
 def _kinds(kind: type[Optimizer]) -> list[type[Optimizer]]:

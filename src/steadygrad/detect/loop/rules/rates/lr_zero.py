@@ -17,8 +17,9 @@ What to do
     Give the schedule the number of updates of the whole run, and step it once for each update.
 
 Safety
-    It changes nothing. It is reported once in a run. A schedule that ends at zero with the last update, and one
-    that starts there, are not reported.
+    It changes nothing. It is reported once in a run. A schedule that ends at zero with the last update, one that
+    starts there, and one of torch's that raises the rate again by itself (restarts, a further part that is still to
+    come) are not reported.
 
 References
     https://github.com/huggingface/accelerate/issues/963

@@ -1,0 +1,92 @@
+"""An update is judged by the losses that gave it its gradients, and not by what another training left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+def training(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, Tensor]:
+    torch.manual_seed(seed)
+    model = nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(8, 4)
+
+
+def given_up() -> None:
+    """A training that ends after a bad loss, without an update."""
+    model, _, x = training()
+    (model(x) * torch.nan).sum().backward()
+
+
+def moves(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor | None) -> bool:
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    if loss is not None:
+        loss.backward()
+    optimizer.step()
+    return not all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_a_training_after_one_that_was_given_up_at_a_bad_loss_makes_its_first_update(watching: Any) -> None:
+    watch = watching()
+    for _ in range(3):
+        given_up()
+        model, optimizer, x = training()
+        assert moves(model, optimizer, model(x).sum())
+    assert [log.ledger.skipped for log in watch.ledger.log] == [0, 0, 0]
+    assert [log.skipped_by_program for log in watch.ledger.log] == [1, 1, 1], "the bad losses are reported"
+    assert watch.barrier.faults == {}
+
+
+def test_a_bad_loss_of_another_model_that_is_being_trained_withholds_no_update(watching: Any) -> None:
+    watch = watching()
+    other, _others_optimizer, x = training(1)
+    model, optimizer, _ = training()
+    (other(x) * torch.nan).sum().backward()
+    assert moves(model, optimizer, model(x).sum())
+    assert sum(log.ledger.skipped for log in watch.ledger.log) == 0
+
+
+def test_an_update_without_a_backward_of_its_own_is_judged_by_its_gradients(watching: Any) -> None:
+    watching()
+    given_up()
+    model, optimizer, _ = training()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert moves(model, optimizer, None)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_bad_loss_with_finite_gradients_still_withholds_the_update_that_it_fed(watching: Any, when: str) -> None:
+    watching()
+    other, _others_optimizer, x = training(1)
+    model, optimizer, _ = training()
+    loss = model(x).sum() + torch.tensor(torch.nan)
+    if when == "after":  # an optimizer that is made between backward and its update
+        loss.backward()
+        loss, optimizer = None, torch.optim.SGD(model.parameters(), lr=0.1)
+    assert all(parameter.grad is None for parameter in other.parameters())
+    assert not moves(model, optimizer, loss)
+
+
+def test_a_bad_loss_through_a_function_of_the_programs_own_withholds_the_update(watching: Any) -> None:
+    """What is behind such a function does not stand in the graph."""
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            hidden.weight.grad = torch.ones_like(hidden.weight)
+            return gradient
+
+    watching()
+    model, _models_optimizer, x = training()
+    hidden = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(hidden.parameters(), lr=0.1)
+    loss = Inside.apply(model(x)).sum() + torch.tensor(torch.nan)  # type: ignore[no-untyped-call]
+    assert not moves(hidden, optimizer, loss)

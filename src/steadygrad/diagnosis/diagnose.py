@@ -320,8 +320,10 @@ class DiagnosisCase:
         if cause == "uninitialised" and origin.phase == "state" and depth == "full":
             # Memory no one filled does nothing until a sample asks for it, such as the first to use a new token.
             return readers_of_state(self.replayable, self.exam)
-        if origin.phase in ("state", "optimizer", "none"):
+        if origin.phase in ("state", "none") or (origin.phase == "optimizer" and depth != "full"):
             return BadRows()
+        if origin.phase == "optimizer":
+            return self._rows_of_update()
         if origin.phase == "data":
             if depth == "full":
                 return BadRows(rows=data_rows(self.replayable, self.exam, origin.tensor or ""))
@@ -338,6 +340,14 @@ class DiagnosisCase:
         ):
             return BadRows()  # nothing to average over, or a number that spoils them all: no row is guiltier
         return found
+
+    def _rows_of_update(self) -> BadRows:
+        """The few rows whose gradient an update does not bear, where it is finite without them; an update that fails
+        with other rows as well is no matter of rows."""
+        if self.exam is None or self.exam.seen.bad_before or self.exam.record is None:
+            return BadRows()
+        found, size = find_rows(self.replayable, self.exam), num_rows(self._batch, self.replayable.facts.select_rows)
+        return found if found.proven and 2 * len(found.rows or ()) < size else BadRows()
 
     @property
     def _batch(self) -> Any:

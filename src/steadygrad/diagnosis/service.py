@@ -152,11 +152,11 @@ class DiagnosisService:
             parts.forward.release(entry)
 
     def explain(self, window: Window, step: int, error: BaseException, *, depth: str) -> Diagnosis | None:
-        """Find the NaN behind an exception of the user's code in this window; None if there is none."""
-        from .locate.crash_origin import explain_crash, near_a_nan
+        """Find the NaN or the matrix behind an exception of the user's code in this window; None if there is none."""
+        from .locate.crash_origin import explain_crash, is_explained
         from .replay.guard_step import GuardStep
 
-        if not self._isolated(lambda: near_a_nan(error)):
+        if not self._isolated(lambda: is_explained(error)):
             return None
         parts = self._parts
         replayable = GuardStep(

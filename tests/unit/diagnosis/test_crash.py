@@ -93,3 +93,44 @@ def test_a_nan_that_is_about_but_does_not_feed_the_exception_is_not_blamed() -> 
             guard.step(batches()[0])
         assert guard.incidents == []
         assert not guard.summary()["guard_faults"]
+
+
+def test_a_factorization_of_a_singular_matrix_is_the_origin_where_nothing_is_nan() -> None:
+    def likelihood(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        hidden = model(batch["x"])[batch["mask"][:, 0] > 0]
+        centred = hidden - hidden.mean(0)
+        covariance = centred.T @ centred / len(hidden)
+        return torch.linalg.cholesky(covariance).diagonal().log().sum() - hidden.mean()
+
+    data = batches()
+    data[3]["mask"][1:] = 0.0  # one row is left of four
+    with guarded(likelihood) as guard:
+        guard.model[1].p = 0.0
+        for batch in data[:3]:
+            guard.step(batch)
+        with pytest.raises(torch.linalg.LinAlgError):
+            guard.step(data[3])
+        (incident,) = guard.incidents
+        found = incident.diagnosis
+        assert incident.headline.startswith("LinAlgError: linalg.cholesky")
+        assert "not finite" not in incident.headline
+        assert found.cause.slug == "cancellation"
+        assert found.origin.op == "linalg_cholesky_ex"
+        assert "torch.linalg.cholesky(covariance)" in found.origin.code_line
+        assert "eps" in [trial.remedy.slug for trial in found.remedies]
+        assert guard.step(data[4]).applied
+        assert not guard.summary()["guard_faults"]
+
+
+def test_a_nan_that_a_factorization_fails_by_is_still_the_origin() -> None:
+    def likelihood(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        hidden = model(batch["x"]) / batch["mask"].sum(1, keepdim=True)
+        return torch.linalg.cholesky(hidden.T @ hidden + 0.1 * torch.eye(3)).diagonal().log().sum()
+
+    with guarded(likelihood) as guard:
+        data = batches()
+        guard.step(data[0])
+        with pytest.raises(torch.linalg.LinAlgError):
+            guard.step(data[3])
+        assert guard.incidents[0].diagnosis.cause.slug == "zero_division"
+        assert guard.incidents[0].diagnosis.origin.op == "div"

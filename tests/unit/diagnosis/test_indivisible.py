@@ -165,3 +165,19 @@ def test_integer_entries_of_a_batch_are_never_changed_only_left_out() -> None:
     for ids in used:
         assert ids.dtype is torch.int64
         assert any(set(ids.tolist()) <= given for given in allowed)
+
+
+def test_rows_that_are_put_in_the_order_of_their_lengths_can_be_cut() -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        order = batch["length"].sort(descending=True).indices
+        hidden = model(batch["x"][order]).squeeze(1)
+        return (hidden / batch["weight"][order]).pow(2).mean()
+
+    def make(step: int) -> dict[str, Tensor]:
+        weight = torch.ones(6)
+        if step == 5:
+            weight[4] = 0.0
+        return {"x": torch.randn(6, 3), "length": torch.randint(1, 9, (6,)), "weight": weight}
+
+    torch.manual_seed(0)
+    assert diagnosed(nn.Linear(3, 1), loss, make).rows == (4,)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from steadygrad import Guard
 from steadygrad.diagnosis.diagnose import diagnose
 from steadygrad.diagnosis.locate.bad_rows import num_rows
 
@@ -119,3 +121,71 @@ def test_the_text_of_a_bad_token_is_read_off_a_flattened_output(make_replayable:
         return (model(batch["x"]).reshape(-1) / batch["scale"].reshape(-1)).square().mean()
 
     assert diagnose(make_replayable(nn.Linear(3, 1), loss_fn, [batch]), depth="origin").rows == (2,)
+
+
+def test_the_row_is_found_in_the_micro_batch_whose_gradient_goes_bad_although_its_loss_is_finite() -> None:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).abs().sqrt().mean()
+
+    for bad in (0, 1):
+        model = nn.Linear(3, 1, bias=False)
+        batches = [torch.ones(4, 3), torch.full((4, 3), 2.0)]
+        batches[bad][2] = 0.0
+        with Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), loss_fn, accumulate=2) as guard:
+            for batch in (torch.ones(4, 3), torch.ones(4, 3), *batches):
+                guard.step(batch)
+            found = guard.incidents[0].diagnosis
+        assert found is not None
+        assert found.rows == (2,)
+
+
+def test_a_row_that_the_others_are_padded_to_is_named_although_they_do_not_run_without_it(make_replayable: Any) -> None:
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        packed = pack_padded_sequence(batch["x"], batch["length"], batch_first=True, enforce_sorted=False)
+        padded, _ = pad_packed_sequence(packed, batch_first=True)
+        score = (model(padded) * torch.ones(1, 20, 1)).sum((1, 2))
+        share = torch.exp(-100.0 * score.detach().clamp(min=0.0)) + 0.0
+        return (score / share).mean()
+
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(model.weight, 0.1)
+    length = torch.tensor([2, 3, 20, 2])
+    x = torch.ones(4, 20, 2) * (torch.arange(20) < length[:, None])[..., None]
+    found = diagnose(make_replayable(model, loss_fn, [{"x": x, "length": length}]))
+    assert found.rows == (2,)
+    assert not found.rows_coupled
+
+
+class LearnedRate(torch.optim.Optimizer):
+    """The logarithm of the rate follows the size of the gradient."""
+
+    def __init__(self, parameters: Any, growth: float) -> None:
+        super().__init__(parameters, {"lr": 1e-3, "growth": growth})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(1e-3 * torch.exp(group["growth"] * parameter.grad.square().sum()) * parameter.grad)
+
+
+def updated(make_replayable: Any, growth: float) -> Any:
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).mean()
+
+    model = nn.Linear(3, 1, bias=False)
+    batches = [torch.ones(6, 3) for _ in range(5)]
+    batches[2][4] = 1e3
+    optimizer = LearnedRate(model.parameters(), growth)
+    return diagnose(make_replayable(model, loss_fn, batches, step=2, optimizer=optimizer))
+
+
+def test_the_row_whose_finite_gradient_an_update_does_not_bear_is_named(make_replayable: Any) -> None:
+    found = updated(make_replayable, 0.01)
+    assert found.phase == "optimizer"
+    assert found.rows == (4,)
+
+
+def test_of_an_update_that_fails_with_any_rows_no_row_is_named(make_replayable: Any) -> None:
+    found = updated(make_replayable, 100.0)
+    assert found.rows is None

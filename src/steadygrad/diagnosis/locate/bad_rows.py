@@ -368,6 +368,8 @@ def _find_rows(replayable: Replayable, exam: Examination) -> BadRows:
     if len(heal) == 1:
         return BadRows(rows=(heal[0],), proven=True)
     rest = tuple(row for row in everyone if row not in guilty)
+    if test(rest) is None and guilty == hint:
+        return BadRows(rows=guilty)  # the others do not run without them: they are padded to the longest, say
     if test(rest) is not False:
         return BadRows(coupled=True)
     # Alone a row may fail for its own reason, such as being alone. Among the finite ones it must fail as well.

@@ -3,13 +3,15 @@
 `binary_cross_entropy` says that its input should lie between 0 and 1, `multinomial` that a probability is negative or
 NaN, a check of shapes or ranges says its own sentence; the number went bad lines or layers before. The forward pass
 is run again under the tracer up to the same exception, and the slice starts at what the raising operation was given.
+
+A factorization of a matrix that has none raises too, and nothing is NaN there: the origin is then that operation.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import torch
@@ -27,13 +29,25 @@ from ..trace.trace_log import Touch, Trace
 from ..trace.tracer import Tracer
 from .bad_rows import BadRows, rows_without_proof
 from .examine import Examination, capture_op
-from .origin import find_bad_origin
+from .origin import WRITES_CONSTANTS, BadOrigin, find_bad_origin
 
 EXPLAINED = (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError)
 LAST_OPERATIONS = 6
 """A check that fails reads what it checks: the bad value is among what the last few operations saw."""
 MAX_LOCALS = 64
 MAX_ELEMENTS = 1 << 24
+_AFTER_A_FACTORIZATION = frozenset({"linalg_check_errors", "detach", "alias", "eq", "all", "local_scalar_dense"})
+"""What torch runs between a factorization that fails and its error."""
+
+
+def is_explained(error: BaseException) -> bool:
+    """Whether a number of the step, bad or not, lies behind this exception. Reads the device."""
+    return near_a_nan(error) or has_no_solution(error)
+
+
+def has_no_solution(error: BaseException) -> bool:
+    """Whether torch raised this about a matrix: it is singular, or not positive definite."""
+    return isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 def near_a_nan(error: BaseException) -> bool:
@@ -66,7 +80,8 @@ def _is_bad(tensor: torch.Tensor) -> bool:
 
 
 def explain_crash(replayable: Replayable, error: BaseException, *, depth: str) -> Diagnosis | None:
-    """The diagnosis of the NaN behind this exception; None if the step does not raise it again, or no NaN feeds it."""
+    """The diagnosis of the NaN or the matrix behind this exception; None if the step does not raise it again, or
+    neither is there."""
     with replayable.examining():
         tracer = Tracer(replayable.model, owners=replayable.facts.owners)
         try:
@@ -76,8 +91,9 @@ def explain_crash(replayable: Replayable, error: BaseException, *, depth: str) -
             if type(again) is not type(error):
                 return None
         tracer.trace.finish()
-        sinks = _given_to_the_last(tracer.trace)
-        bad_origin = find_bad_origin(tracer.trace, sinks) if sinks else None
+        bad_origin = _among_the_last(tracer.trace)
+        if bad_origin is None and has_no_solution(error):
+            bad_origin = _failed_factorization(tracer.trace)
         if bad_origin is None or (bad_origin.record is None and (bad_origin.leaf or ("constant",))[0] == "constant"):
             return None
         exam = Examination(ReplayObservation(), tracer.trace, bad_origin, bad_origin.record)
@@ -88,14 +104,29 @@ def explain_crash(replayable: Replayable, error: BaseException, *, depth: str) -
         return _CrashCase(replayable, exam, error).answer(depth)
 
 
-def _given_to_the_last(trace: Trace) -> list[Touch]:
-    """The bad values that the last operations read or made, newest first: one of them was too much."""
+def _among_the_last(trace: Trace) -> BadOrigin | None:
+    """Where the bad value comes from that the last operations read or made, newest first: one of them was too much."""
     for record in reversed(trace.records[-LAST_OPERATIONS:]):
-        bad = [t for t in (*record.reads, *record.writes) if math.isnan(trace.value(t)) or trace.value(t) == math.inf]
-        nans = [touch for touch in bad if math.isnan(trace.value(touch))]
-        if bad:
-            return nans or bad
-    return []
+        given = _bad(trace, record.reads)
+        if given:
+            return find_bad_origin(trace, given)
+        made = _bad(trace, record.writes)
+        if made and record.op not in WRITES_CONSTANTS:
+            return BadOrigin(record, is_nan=math.isnan(trace.value(made[0])))
+    return None
+
+
+def _bad(trace: Trace, touches: Sequence[Touch]) -> list[Touch]:
+    """The NaNs among these, or else the positive infinities."""
+    nans = [touch for touch in touches if math.isnan(trace.value(touch))]
+    return nans or [touch for touch in touches if trace.value(touch) == math.inf]
+
+
+def _failed_factorization(trace: Trace) -> BadOrigin | None:
+    """The last operation that was given a matrix: torch raised about what it made."""
+    last = (r for r in reversed(trace.records[-LAST_OPERATIONS:]) if r.op not in _AFTER_A_FACTORIZATION)
+    record = next(last, None)
+    return BadOrigin(record) if record is not None and any(len(t.shape) > 1 for t in record.reads) else None
 
 
 class _CrashCase(DiagnosisCase):

@@ -23,6 +23,8 @@ _ALONG_ONE = frozenset(
      "scatter_reduce"}
 )  # fmt: skip
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv"})
+_BY_ORDER = frozenset({"sort", "topk"})
+"""What gives the places of an entry's numbers in their order: with fewer rows it gives other places."""
 _MAX_STEPS = 64
 
 
@@ -103,5 +105,7 @@ def _entry_behind(trace: Trace, touch: Touch, *, integers: bool) -> str | None:
         log = trace.writers.get(current.storage, [])[: current.writes_before]
         if log and log[-1][0] not in seen:
             seen.add(log[-1][0])
-            pending += trace.records[log[-1][0]].reads
+            maker = trace.records[log[-1][0]]
+            if not (integers and maker.op in _BY_ORDER and maker.writes[-1].storage == current.storage):
+                pending += maker.reads
     return None

@@ -155,7 +155,9 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
     following = getattr(replayable, "following", None)
     steps, others = 0, False
     longer = context.evidence.kind == "spike" or isinstance(change, SkipBatch)
-    follow = (FOLLOW_LONGER if longer else FOLLOW_STEPS) if getattr(replayable, "feels_update", True) else 0
+    # A step that does not feel its update says nothing of a remedy later on; but a batch left out makes none.
+    felt = getattr(replayable, "feels_update", True) or isinstance(change, SkipBatch)
+    follow = (FOLLOW_LONGER if longer else FOLLOW_STEPS) if felt else 0
     for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
         if batches is None and (others or ahead > SAME_BATCH or isinstance(change, SkipBatch)):

@@ -95,14 +95,17 @@ def _as_registered(value: Any, parts: list[tuple[Any, Any]]) -> Any:
     return node.unflatten_fn([item for _, item in parts], about)
 
 
-def narrow(value: Any, rows: list[int], size: int) -> Any:
+def narrow(value: Any, rows: list[int], size: int, each: int = 1) -> Any:
     """Whatever is `size` long along its first side, with these rows of it only.
 
-    A tensor whose second side is that long and whose first is not has its rows there: time first, then the batch.
+    A tensor whose second side is that long and whose first is not has its rows there: time first, then the batch. One
+    that is `each` times as long has so many places for each row, one behind another.
     """
     if isinstance(value, torch.Tensor):
         if value.dim() and value.shape[0] == size:
             return value[rows]
+        if each > 1 and value.dim() and value.shape[0] == size * each:
+            return value[[row * each + place for row in rows for place in range(each)]]
         return value[:, rows] if value.dim() > 1 and value.shape[1] == size else value
     parts = parts_of(value)
     if parts is None:
@@ -111,4 +114,4 @@ def narrow(value: Any, rows: list[int], size: int) -> Any:
     whole = isinstance(value, list | tuple) and not named and len(value) == size
     if whole and not any(isinstance(item, torch.Tensor) for item in value):
         return type(value)(value[row] for row in rows)
-    return rebuilt(value, [(key, narrow(item, rows, size)) for key, item in parts])
+    return rebuilt(value, [(key, narrow(item, rows, size, each)) for key, item in parts])

@@ -32,7 +32,8 @@ class ReplayObservation(StepObservation):
     def see_batch(self, index: int, replayable: Replayable | None = None) -> None:
         """Remember the first micro-batch after which something is bad: by the loss, or by the gradients."""
         if self.guilty_batch is None:
-            grads = [p.grad for _, p in trainable(replayable) if p.grad is not None] if replayable and index else []
+            several = replayable is not None and len(replayable.batches) > 1  # of one there is nothing to be told
+            grads = [p.grad for _, p in trainable(replayable) if p.grad is not None] if replayable and several else []
             if not self.loss_finite or not all(map(math.isfinite, absmaxes(grads))):
                 self.guilty_batch = index
 

@@ -229,14 +229,16 @@ class RunLog:
             self.journal.close()
 
     def enter_crash(self, step: int, batch_key: str | None, error: BaseException) -> None:
-        """An incident for an exception of the user's code that a bad value of the step led to."""
+        """An incident for an exception of the user's code that a value of the step led to."""
         words = (str(error).strip().splitlines() or [""])[0][:300]
+        name = type(error).__name__.lstrip("_")
+        after = "" if name == "LinAlgError" else " after a value that is not finite"
         incident = Incident(
             number=self.journal.next_incident(),
             first_step=step,
             last_step=step,
             symptom="nan_loss",
-            headline=f"{type(error).__name__} after a value that is not finite: {words}",
+            headline=f"{name}{after}: {words}",
             batch_key=batch_key,
             time=time.time(),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...detect.tensors.readable_tensors import has_plain_memory
+from ...detect.tensors.readable_tensors import has_plain_memory, has_values, write_values
 
 _LOOKS = 3
 _MOST_BYTES = 64 << 20
@@ -165,3 +165,24 @@ def setter(home: Any, name: str) -> Callable[[Any], None]:
 def bytes_of(tensor: Tensor) -> Tensor:
     # Not `contiguous`: one element of an expanded tensor has a stride of 0 and counts as contiguous.
     return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+
+@torch.no_grad()
+def restore_what_turned_bad(taken: Iterable[tuple[Slot, Tensor, Tensor]]) -> list[str]:
+    """Of tensors that were taken before a forward, those that were finite and are not any more get the values that they
+    had; their names. Whatever is finite stays as it is: a program may count what it leaves out. Reads the device."""
+    restored = []
+    for slot, tensor, before in taken:
+        now = slot.get()
+        if not _is_bad(now) or _is_bad(before):
+            continue
+        if now is not tensor:
+            slot.put(tensor)
+        write_values(tensor.data, before)
+        restored.append(slot.name)
+    return restored
+
+
+def _is_bad(value: Any) -> bool:
+    floating = isinstance(value, Tensor) and has_values(value) and (value.is_floating_point() or value.is_complex())
+    return floating and not bool(torch.isfinite(value.detach()).all())

@@ -208,6 +208,12 @@ class StateShadow:
             return []
         return [StateFault(name, tensor, kept, change)]
 
+    def kept(self) -> dict[str, Tensor]:
+        """What the last update left, by the names of the state; nothing where that is not known. Views, no copies."""
+        if self._restored != self._state.restored:
+            return {}
+        return {name: group.kept(place) for group in self._groups for place, name in enumerate(group.names)}
+
     def _leave(self, names: Sequence[str]) -> None:
         """The program writes to these; those it writes to often are not compared."""
         self._theirs.update(names)

@@ -22,9 +22,9 @@ class LinesAfter:
     taken: Mapping[str, Any]
     module_globals: Mapping[str, Any]
 
-    def run(self) -> None:
-        """Raises what they raise."""
-        exec(self.code, {**self.module_globals, **self.taken})
+    def run(self, instead: Mapping[str, Any] | None = None) -> None:
+        """Raises what they raise. `instead` are other values for names that they read."""
+        exec(self.code, {**self.module_globals, **self.taken, **(instead or {})})
 
 
 def lines_after(frame: FrameType, backward_line: int, step_line: int) -> LinesAfter | None:
@@ -52,6 +52,13 @@ def lines_before(frame: FrameType, step_line: int) -> Iterator[LinesAfter]:
         found = None if assigns_what_it_reads(part) else _compiled(frame, part)
         if found is not None:
             yield found
+
+
+def lines_behind(frame: FrameType, step_line: int) -> LinesAfter | None:
+    """The lines behind the one that led to the update, up to the end of its block; None where there are none, or where
+    they cannot be run on their own. Reads and parses the source."""
+    body = _body(frame)
+    return _compiled(frame, _rest_of_block(body, step_line)) if body is not None else None
 
 
 def cut_before(frame: FrameType, line: int) -> Iterator[LoopSlice]:
@@ -124,6 +131,15 @@ def _block_with(body: list[ast.stmt], line: int) -> list[ast.stmt]:
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             inner = [_block_with(block, line) for block in blocks_of(statement) if _has(block, line)]
             return inner[0] if inner else body[:place]
+    return []
+
+
+def _rest_of_block(body: list[ast.stmt], line: int) -> list[ast.stmt]:
+    """The statements behind the one at this line, in the innermost block around it."""
+    for place, statement in enumerate(body):
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            inner = [_rest_of_block(block, line) for block in blocks_of(statement) if _has(block, line)]
+            return inner[0] if inner else body[place + 1 :]
     return []
 
 

@@ -68,7 +68,7 @@ class OptimizerLoop:
         self._only_shapes = any(map(only_shape, self.parameters))
         self.numbers = UpdateNumbers(self._optimizer, self.parameters, self.names, self.log)
         self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._check: UpdateCheck | None = None
+        self.update_check: UpdateCheck | None = None
         self._failing: list[Tensor] | None = None
         self.refused = self.rests = False
         """Whether the last update was withheld, and whether its training has ended."""
@@ -83,7 +83,7 @@ class OptimizerLoop:
     def _gone(self, _optimizer: object) -> None:
         """The training has ended: keep nothing of it but the books."""
         weights = self.named_parameters()
-        self.parameters, self.names, self._check = [], [], None
+        self.parameters, self.names, self.update_check = [], [], None
         self.numbers.forget()
         try:  # wherever the program is just now, nothing of this may reach it; `contextlib` may be gone by then
             self.around.ended(self.log, weights)
@@ -106,9 +106,9 @@ class OptimizerLoop:
         self._hook.remove()
         self.numbers.release()
         self.numbers.forget()
-        if self._check is not None:
-            self._check.release()
-        self.parameters, self.names, self._check = [], [], None
+        if self.update_check is not None:
+            self.update_check.release()
+        self.parameters, self.names, self.update_check = [], [], None
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The optimizer's parameters by name."""
@@ -117,9 +117,9 @@ class OptimizerLoop:
     def move_to(self, around: SurroundingLoop) -> None:
         """From now on its optimizer steps in another loop."""
         self.around = around
-        if self._check is not None:
-            self._check.release()
-        self._check = None
+        if self.update_check is not None:
+            self.update_check.release()
+        self.update_check = None
 
     @property
     def current(self) -> bool:
@@ -134,9 +134,9 @@ class OptimizerLoop:
         self.names = [names[id(p)] for p in parameters]
         self.numbers.follow(parameters, self.names)
         self._only_shapes = any(map(only_shape, parameters))
-        if self._check is not None:
-            self._check.release()
-        self._check = None
+        if self.update_check is not None:
+            self.update_check.release()
+        self.update_check = None
         return True
 
     # -- one update
@@ -385,15 +385,15 @@ class OptimizerLoop:
             raise self.engine.halted()
 
     def _checked(self) -> UpdateCheck:
-        if self._check is None:
-            self._check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
-            self._check.failed = lambda fault: self._barrier.note("silent_faults", fault)
-        return self._check
+        if self.update_check is None:
+            self.update_check = UpdateCheck([self.optimizer], self.around.state_of(self), self.around.ranks)
+            self.update_check.failed = lambda fault: self._barrier.note("silent_faults", fault)
+        return self.update_check
 
     def undo_faults(self, number: int, *, before_forward: bool = False) -> Finding | None:
         """Restore what a memory fault changed since the last update; what was found. Asked before the update: then the
         gradients are those of the changed state, and the update is withheld. On a CPU also before the first forward."""
-        shadow = self._check.shadow if self._check is not None and self.engine.policy.acts else None
+        shadow = self.update_check.shadow if self.update_check is not None and self.engine.policy.acts else None
         if shadow is None or (before_forward and not shadow.on_host):
             return None
         try:  # not `with self._barrier`: this is every step's path

@@ -145,3 +145,81 @@ def test_a_graph_from_before_a_refused_update_can_still_be_used_after_it(watchin
         (-critic(made).mean()).backward()
         for_generator.step()
     assert only_diagnosis(watch).origin.op == "div"
+
+
+# -- weights that the program's own lines write
+
+
+class Ascending(torch.optim.SGD):
+    """Sharpness-aware: the weights are moved uphill before the gradient that counts is computed."""
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for parameter in parameters:
+            self.state[parameter]["moved"] = parameter.grad * (0.05 / norm)
+            parameter.add_(self.state[parameter]["moved"])
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(self.state[parameter].pop("moved"))
+        self.step()
+
+
+def sharpness_aware(model: nn.Module, seen: list[int]) -> None:
+    optimizer = Ascending(model.parameters(), lr=0.01)
+    for step in range(6):
+        x = torch.zeros(4, 3) if step == 4 else torch.ones(4, 3) * (step + 1)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.ascend()
+        seen.append(step)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.descend()
+
+
+def normalise(model: nn.Module, width: torch.Tensor) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(width / width.abs().max())
+
+
+def projected(model: nn.Module, seen: list[int]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    width = torch.ones(2)
+    for step in range(6):
+        loss = model(torch.ones(4, 3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(step)
+        if step == 3:
+            width.zero_()
+        normalise(model, width[:1])
+
+
+def test_a_step_uphill_that_divides_by_a_gradient_of_zero_is_located_in_its_own_line(watching: Any) -> None:
+    watch, seen = watching(diagnose="auto"), []
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 0.1)
+    sharpness_aware(model, seen)
+    found = only_diagnosis(watch)
+    assert found.cause.slug == "zero_division"
+    assert found.origin.code_line == 'self.state[parameter]["moved"] = parameter.grad * (0.05 / norm)'
+    assert [trial.remedy.slug for trial in found.trials if trial.verified] == ["eps"]
+    assert seen == list(range(6))
+    assert bool(torch.isfinite(model.weight).all())
+
+
+def test_weights_that_the_program_makes_bad_behind_an_update_are_located_in_its_own_line(watching: Any) -> None:
+    watch, seen = watching(diagnose="origin"), []
+    model = nn.Linear(3, 1)
+    projected(model, seen)
+    found = next(incident.diagnosis for log in watch.ledger.log for incident in log.incidents)
+    assert found.cause.slug == "zero_division"
+    assert found.origin.code_line == "parameter.mul_(width / width.abs().max())"
+    assert seen == list(range(6))

@@ -296,6 +296,30 @@ def test_an_error_inside_the_model_names_the_nan_too(watching: Any) -> None:
     assert "made by div" in note
 
 
+def test_an_error_about_a_singular_matrix_names_the_line_although_nothing_is_nan(watching: Any) -> None:
+    class Whitening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.head(x)
+            return hidden @ torch.linalg.inv(hidden.T @ hidden)
+
+    watch = watching(diagnose="auto")
+    model = Whitening()
+    nn.init.zeros_(model.head.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    error = raised(lambda: model(torch.zeros(4, 3)))
+    watch.crashed(error)
+    assert optimizer is not None
+    (note,) = error.__notes__
+    assert "linalg_inv_ex" in note
+    assert "test_run_diagnosis.py" in note
+    assert "singular" in note
+    assert "NaN" not in note
+
+
 def test_an_error_that_has_nothing_to_do_with_numbers_is_left_as_it_is(watching: Any) -> None:
     watch = watching()
     model = nn.Linear(3, 1)

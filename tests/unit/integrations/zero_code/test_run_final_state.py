@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 BEGIN = """
 import torch
@@ -101,3 +103,16 @@ def test_weights_that_are_not_finite_at_the_end_are_named(kind: str, tmp_path: P
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_is_not_finite_on_purpose_or_gone_is_not_reported(kind: str, tmp_path: Path) -> None:
     assert told(GOOD[kind], tmp_path)["final_state"] == "finite"
+
+
+def test_weights_of_a_model_from_before_the_run_are_not_part_of_it(watching: Any) -> None:
+    earlier = nn.Linear(3, 1)
+    nn.init.constant_(earlier.weight, float("nan"))
+    watch = watching()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+    assert watch.finish()["final_state"] == "finite"

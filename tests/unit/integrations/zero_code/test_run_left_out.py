@@ -102,3 +102,64 @@ def test_rounds_without_a_backward_are_not_run_again_where_no_error_is_handled(w
         optimizer.step()
     assert len(calls) == 24
     assert asked == []
+
+
+class Averaging(nn.Module):
+    """Keeps a running mean of what it sees, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+        self.register_buffer("mean", torch.ones(()))
+        self.register_buffer("left_out", torch.zeros(()))
+        self.register_buffer("never", torch.tensor(float("inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.head(x).exp().mean()
+        self.mean.mul_(0.9).add_(0.1 * out.detach())
+        return out / self.mean
+
+
+def skipping(data: list[Tensor], *, after_backward: bool) -> Averaging:
+    torch.manual_seed(0)
+    model = Averaging()
+    nn.init.constant_(model.head.weight, 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for x in data:
+        loss = model(x)
+        if after_backward:
+            loss.backward()
+        if not torch.isfinite(loss):
+            model.left_out += 1
+            optimizer.zero_grad()
+            continue
+        if not after_backward:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("after_backward", [False, True])
+def test_a_buffer_that_a_batch_left_out_by_the_program_made_bad_is_restored_and_nothing_else(
+    watching: Any, after_backward: bool
+) -> None:
+    good = [torch.rand(4, 3, generator=torch.Generator().manual_seed(n)) for n in range(8)]
+    bad = [*good[:5], torch.full((4, 3), 1e30), *good[5:]]
+    plain = skipping(good, after_backward=after_backward)
+    assert not torch.isfinite(skipping(bad, after_backward=after_backward).mean)
+    watch = watching()
+    model = skipping(bad, after_backward=after_backward)
+    assert torch.equal(model.mean, plain.mean)
+    assert torch.equal(model.head.weight, plain.head.weight)
+    assert float(model.left_out) == 1  # the program's own note of it stays
+    assert bool(torch.isposinf(model.never))
+    assert "mean" in watch.ledger.notices["restored_after_skip"]
+    assert watch.barrier.faults == {}
+
+
+def test_where_the_policy_only_observes_a_buffer_stays_as_the_program_left_it(watching: Any) -> None:
+    watching(policy="observe")
+    good = [torch.rand(4, 3, generator=torch.Generator().manual_seed(n)) for n in range(8)]
+    model = skipping([*good[:5], torch.full((4, 3), 1e30), *good[5:]], after_backward=False)
+    assert not torch.isfinite(model.mean)

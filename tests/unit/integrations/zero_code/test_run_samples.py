@@ -181,3 +181,79 @@ def test_the_line_of_a_collate_function_that_makes_a_sample_bad_is_named(watchin
     found = incident_of(watch).diagnosis
     assert (found.phase, found.origin.op, found.sample_ids) == ("data", "div", (str(BROKEN),))
     assert found.origin.code_line == "return batch / batch.abs().amax(dim=1, keepdim=True)"
+
+
+def candidates(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Three lines for each sample, one behind another, and one target for each sample."""
+    return torch.cat([lines for lines, _ in rows]), torch.stack([target for _, target in rows])
+
+
+def test_a_sample_of_which_the_model_gets_several_rows_is_named(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    data = [(torch.rand(3, 3) + 0.1, torch.ones(3)) for _ in range(32)]
+    data[BROKEN][0].zero_()
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(data, 4, shuffle=True, collate_fn=candidates, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type,var-annotated]
+    for lines, target in loader:
+        score = model(lines).view(-1, 3)
+        share = score / score.sum(1, keepdim=True)
+        loss = (share - target).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert incident_of(watch).diagnosis.sample_ids == (str(BROKEN),)
+
+
+def of_each_row(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The gradients of each row by `torch.func`, each divided by its norm."""
+
+    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (row,)).square().sum()  # type: ignore[no-any-return]
+
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    norm = torch.stack([each.flatten(1).square().sum(1) for each in rows.values()]).sum(0).sqrt()
+    return {name: torch.einsum("b,b...->...", 1.0 / norm, each) / len(x) for name, each in rows.items()}
+
+
+def test_a_sample_is_named_where_the_gradients_of_rows_are_computed_without_backward(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    data = torch.rand(32, 3) + 0.1
+    data[BROKEN] = 0.0
+    model = nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(7)):  # type: ignore[arg-type]
+        gradients = of_each_row(model, x)
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name]
+        optimizer.step()
+    found = incident_of(watch).diagnosis
+    assert found.cause.slug == "zero_division"
+    assert found.sample_ids == (str(BROKEN),)
+
+
+def test_leaving_out_a_batch_is_shown_to_help_where_the_trained_weights_are_a_copy_of_the_models(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    data = torch.rand(32, 3)
+    data[BROKEN] = 1e3
+    model = nn.Linear(3, 1).half()
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.01)
+    for x in DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(7)):  # type: ignore[arg-type]
+        loss = model(x.half().pow(2)).float().mean()
+        loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+    found = incident_of(watch).diagnosis
+    assert found.cause.slug == "fp16_overflow"
+    assert "skip_batch" in [trial.remedy.slug for trial in found.trials if trial.verified]

@@ -50,6 +50,20 @@ def test_a_table_that_the_loop_held_from_the_first_round_on_is_known_where_no_ca
     assert tables.rows_of([made_now[4:8]]) is None
 
 
+class Memory:
+    """Where an agent keeps what it has seen."""
+
+    def __init__(self) -> None:
+        self.seen = torch.randn(20, 3)
+
+
+def test_rows_that_were_drawn_from_a_memory_or_a_dictionary_of_the_program_are_looked_up_there() -> None:
+    tables, memory, columns = SourceTensors(), Memory(), {"x": torch.randn(20, 3)}
+    assert tables.rows_of([memory.seen[[7, 2, 11]]]) == (7, 2, 11)
+    assert tables.rows_of([columns["x"][[4, 19]]]) == (4, 19)
+    assert tables.rows_of([torch.randn(2, 3)]) is None
+
+
 def test_rows_of_a_tensor_that_is_new_in_this_round_say_nothing() -> None:
     tables = SourceTensors()
     made_now = torch.randn(20, 3)

@@ -40,7 +40,9 @@ def match(e: Evidence) -> Match | None:
     if e.op in ROOTS and e.facts.argument_negative and e.cancelled:
         return Match(0.95, f"{e.op} of a negative number left over from a difference of far larger ones")
     if e.op in ("linalg_cholesky_ex", "cholesky") and not any(d.num_nan or d.num_inf for d in e.inputs):
-        return Match(0.6, "the root of a matrix that rounding has left not positive definite")
+        return Match(
+            0.6, "the root of a matrix that is not positive definite: it is singular, or rounding has left it so"
+        )
     if e.op in ROOTS - {"log", "log2", "log10"} and e.facts.argument_negative and e.is_nan:
         return Match(0.55, f"{e.op} of a negative number")
     return None

@@ -29,6 +29,7 @@ class ProgramModules:
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[nn.Module]] = {}
+        self._made_before: set[int] = set()
         self._walked = False
         self._in_vain = 0
 
@@ -69,8 +70,10 @@ class ProgramModules:
         return any(_draws(part) for module in others for part in (module, *module._modules.values()))
 
     def named_parameters(self) -> list[tuple[str, Tensor]]:
-        """The parameters of all modules that are still there, each once, named by the outermost module's class."""
-        modules, found = self._living(), dict[int, tuple[str, Tensor]]()
+        """The parameters of all modules that were made since `listen` and are still there, each once, named by the
+        outermost module's class."""
+        modules = [module for module in self._living() if id(module) not in self._made_before]
+        found: dict[int, tuple[str, Tensor]] = {}
         below = {id(child) for module in modules for child in module._modules.values()}
         for root in (module for module in modules if id(module) not in below):
             for name, parameter in root.named_parameters():
@@ -78,11 +81,12 @@ class ProgramModules:
         return list(found.values())
 
     def _note(self, module: nn.Module) -> None:
-        known, key = self._known, id(module)
+        known, before, key = self._known, self._made_before, id(module)
 
         def gone(reference: weakref.ref[nn.Module]) -> None:
             if known.get(key) is reference:  # else its place in memory is another's
                 del known[key]
+                before.discard(key)
 
         known[key] = weakref.ref(module, gone)
 
@@ -93,6 +97,7 @@ class ProgramModules:
         for module in living(nn.Module):
             if id(module) not in self._known and _is_made(module) and (module._modules or module._parameters):
                 self._note(module)
+                self._made_before.add(id(module))
 
 
 def _not_in(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
-from ....detect.tensors.readable_tensors import has_values
+from ....detect.tensors.readable_tensors import describable, has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of
 from ....records import Diagnosis
 from ...loops.data_origin import LoaderSource
@@ -156,7 +156,7 @@ class LoaderBatches:
 
     def find(self, arguments: Any) -> FoundSamples | None:
         """The samples behind what a model was given; None where they cannot be told. May read the device."""
-        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        tensors = _dense(arguments)
         handed, how = self._match(tensors)
         if handed is not None:
             self._ahead = self.handed - 1 - handed.number
@@ -181,7 +181,7 @@ class LoaderBatches:
         found = self.find(arguments)
         if found is not None:
             return sample_key(found)
-        tensors = [tensor for tensor in tensors_in(arguments) if tensor.layout is torch.strided and tensor.numel()]
+        tensors = _dense(arguments)
         handed, _ = self._match(tensors)
         handed = handed or self._in_order
         if not self.handed:
@@ -229,6 +229,12 @@ def _part(handed: LoaderBatch, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
                 if rows is not None and rows[-1] < len(handed.indices):
                     return tuple(handed.indices[row] for row in rows)
     return handed.indices
+
+
+def _dense(arguments: Any) -> list[Tensor]:
+    """The tensors among some arguments that lie in memory: not those of a transform (`vmap`), say."""
+    found = (tensor for tensor in tensors_in(arguments) if describable(tensor))
+    return [tensor for tensor in found if tensor.layout is torch.strided and tensor.numel()]
 
 
 def _address(tensor: Tensor) -> int:

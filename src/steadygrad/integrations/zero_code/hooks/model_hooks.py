@@ -24,6 +24,7 @@ from ....detect.tensors.torch_private import tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.kept_bytes import KeptBytes, pieces_of
+from ....engine.state.moving_tensors import restore_what_turned_bad
 from ....engine.state.rng import RngState, put_rng
 from ....records.errors import SteadyError
 from .call_log import MAX_CALLS, Call, inner, keep_output_gradients, note_call
@@ -56,7 +57,7 @@ class ModelHooks:
         self._entry: Entry | None = None
         self._entry_is_old = True
         self._inside: list[int] = []
-        self._audits = 0
+        self._audits = self._left_out = 0
         self._rng: RngState | None = None
         self._kept = KeptBytes()
         self.calls: list[Call] = []
@@ -187,6 +188,7 @@ class ModelHooks:
             self._wake(id(module))
             self._watch.ledger.wake()
         if self._watch.entered():
+            self._round_left_out()
             self._entry_is_old = True  # the program left the last round out: this call begins a new window
         rng: RngState | None = None
         if self._entry is None or self._entry_is_old:
@@ -291,8 +293,23 @@ class ModelHooks:
     def zeroed(self) -> None:
         """Gradients were cleared: what comes next is a new window, unless its forward is already done."""
         if not self.calls or all(call.output_gradients or call.too_large for call in self.calls):
+            self._round_left_out()
             self._entry_is_old = True
             self.forget_calls()
+
+    def _round_left_out(self) -> None:
+        """A window ends without an update. If the program left it out for a bad value, what its forward made non-finite
+        is restored: else every later round would meet it."""
+        watch, before = self._watch, self._left_out
+        self._left_out = watch.events.skipped
+        if self._left_out == before or self._entry is None or self._entry_is_old:
+            return
+        names = restore_what_turned_bad(self._entry.hot) if watch.policy.acts and watch.alone else []
+        if names:
+            watch.ledger.event("restored_after_skip", step=watch.step, names=names)
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            watch.ledger.tell("restored_after_skip", f"a batch that the program left out had made {shown} non-finite, "
+                              "and left it so; it was restored to before that batch")  # fmt: skip
 
     def put_back(self) -> list[str]:
         """Undo what the forwards since the last update moved. Returns what is not known for certain."""

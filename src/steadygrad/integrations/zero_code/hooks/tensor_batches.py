@@ -7,10 +7,11 @@ there in an earlier round is a batch itself, and its rows say nothing.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ _MAX_ELEMENTS = 1 << 24
 _MAX_TENSORS = 4
 _KEPT = 8
 _FIRST_ROUNDS = 3
+_MAX_PARTS = 32
 
 
 class SourceTensors:
@@ -134,13 +136,31 @@ def _held(ended: Sequence[FrameType]) -> Iterator[Tensor]:
     seen: set[int] = set()
     for frame in [*ended, *_running()][:_MAX_FRAMES]:
         names = variables_of(frame)
-        own = names.get("self")
-        attributes = vars(own) if isinstance(getattr(own, "__dict__", None), dict) else {}
-        for value in [*names.values(), *attributes.values(), *frame.f_globals.values()]:
+        here, everywhere = list(names.values()), list(frame.f_globals.values())
+        inside = [part for value in [*here, *everywhere] for part in _parts(value)]
+        for value in [*here, *_attributes(names.get("self")), *everywhere, *inside]:
             plain = type(value) is Tensor and id(value) not in seen and describable(value) and value.dim() > 0
             if plain and 0 < value.numel() <= _MAX_ELEMENTS:
                 seen.add(id(value))
                 yield value
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    names = getattr(value, "__dict__", None)
+    return iter(list(names.values()) if isinstance(names, dict) else ())
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a table of the program's own may lie in beside a variable: a replay memory, a dictionary of columns."""
+    if isinstance(value, dict | list | tuple):
+        yield from list(value.values() if isinstance(value, dict) else value)[:_MAX_PARTS]
+    elif not isinstance(value, type | ModuleType | Tensor | torch.nn.Module) and _is_of_program(type(value)):
+        yield from itertools.islice(_attributes(value), _MAX_PARTS)
+
+
+def _is_of_program(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return is_users(getattr(module, "__file__", None) or "<frozen")
 
 
 def _running() -> Iterator[FrameType]:

@@ -35,6 +35,7 @@ from ..hooks.call_log import Call, outputs_in
 from ..hooks.find_models import runs_alone
 from ..hooks.loader_batches import FoundSamples, bad_rows_of, sample_key, with_samples
 from ..look_budget import LookBudget
+from ..spoiled_weights import LINES_AFTER, kept_weights, spoiled_weights
 from .loop_lines import LoopPass
 from .loop_step import MADE_BEFORE, LoopStep, bad_pass
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
@@ -214,12 +215,16 @@ class RefusalExaminer:
         self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str, *, calls: bool
     ) -> Diagnosis | None:
         """By the loop's lines, or else by the model's calls, where these can be made again."""
-        watch = self._watch
+        watch, kept = self._watch, kept_weights(loop) if reading.bad_parameters else {}
         found = self._by_slices(loop, reading, state, symptom, depth)
         if found is None and not watch.slices.reached and not watch.backwards.losses:
             found = self._by_hand(loop, reading, state, symptom, depth)
         if found is None and calls:
             found = self._by_replay(loop, reading, state, symptom, depth)
+        if kept and (found is None or not _explains(found)):
+            step = spoiled_weights(watch, loop, RerunnableParts(watch, loop, reading, state, symptom), kept)
+            lines = self._from_lines(step, step.loop_passes, depth) if step is not None else None
+            found = replace(lines, notes=(*lines.notes[:-1], LINES_AFTER)) if lines and _explains(lines) else found
         return found
 
     def in_time(self, loop: OptimizerLoop) -> AbstractContextManager[ResourceLimits]:

@@ -1,4 +1,4 @@
-"""An error that ends the program and never mentions the NaN behind it: look for it where the error was raised."""
+"""An error that ends the program and never mentions the value behind it: look for it where the error was raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....detect.tensors.readable_tensors import has_values
-from ....diagnosis.locate.crash_origin import explain_crash, near_a_nan
+from ....diagnosis.locate.crash_origin import explain_crash, has_no_solution, near_a_nan
 from ....records import Diagnosis, Reading
 from ....records.errors import SteadyError
 from ...optimizer.optimizer_loop import OptimizerLoop
@@ -46,9 +46,10 @@ def explain(watch: ProcessLoop, error: BaseException) -> None:
 
 
 def _explain(watch: ProcessLoop, error: BaseException, *, known: bool) -> None:
-    sentence = _sentence_on(error)
-    if sentence is None:
+    bad_value = _sentence_on(error)
+    if bad_value is None and not has_no_solution(error):
         return
+    found: Diagnosis | None = None
     optimizer = watch.optimizers.trainer_of(*(call.module for call in watch.models.calls))
     if optimizer is not None and watch.alone and not known:
         loop = watch.loop_of(optimizer)
@@ -57,13 +58,23 @@ def _explain(watch: ProcessLoop, error: BaseException, *, known: bool) -> None:
         if found is not None:
             loop.log.enter_crash(watch.step, watch.examiner.batch_key, error)
             loop.log.enter_diagnosis(found)
-            if found.origin is not None and found.origin.op is not None:
-                where = found.origin.source or found.origin.module or found.phase
-                sentence += f"; the first bad value was made by {found.origin.op} ({where})"
-    sentence += ". The error may be a consequence of that."
+    sentence = _with_origin(bad_value, found)
+    if sentence is None:
+        return
     error.add_note(f"steadygrad: {sentence}")
     watch.ledger.crashes.append(sentence)
     watch.ledger.event("crash", error=type(error).__name__, sentence=sentence)
+
+
+def _with_origin(bad_value: str | None, found: Diagnosis | None) -> str | None:
+    """What is said of an error: the bad value near it and where that was made, or the operation whose matrix has no
+    solution; None where neither is known."""
+    origin = found.origin if found is not None and found.origin is not None and found.origin.op is not None else None
+    where = f"{origin.op} ({origin.source or origin.module or origin.phase})" if origin is not None else ""
+    if bad_value is None:
+        return f"{where} was given a matrix that is singular or not positive definite" if where else None
+    made = f"; the first bad value was made by {where}" if where else ""
+    return f"{bad_value}{made}. The error may be a consequence of that."
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:

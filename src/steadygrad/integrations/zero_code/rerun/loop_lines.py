@@ -379,7 +379,8 @@ class LoopLines:
             return
         nothing = no_loss(frame)
         for lines in lines_before(frame, frame.f_lineno):
-            yield LoopPass(nothing, {"torch": torch}, {}, take_rng(), {}, torch.zeros(()), None), lines
+            taken = {"torch": torch, **{name: value for name, value in lines.taken.items() if is_data(value)}}
+            yield LoopPass(nothing, taken, {}, take_rng(), {}, torch.zeros(()), None), lines
 
     def judged(self) -> None:
         """An update was judged: what comes next is not part of it."""

@@ -230,7 +230,7 @@ class LoopStep(ModelCallStep):
                 self.feels_update = not any(parameter.grad is not None for parameter in self._others)
             if self._after is not None:
                 with torch.set_grad_enabled(self._grad_enabled):
-                    self._after.run()
+                    self._after.run(self._evaluated.changed())
         finally:
             state.restore()
 
@@ -328,6 +328,11 @@ class LoopPassBatch(Mapping[str, Any]):
     def __init__(self, loop_pass: LoopPass, names: Mapping[str, Any]) -> None:
         self.loop_pass, self.names = loop_pass, names
 
+    def changed(self) -> dict[str, Any]:
+        """Of the names those that have other values than the loop gave them: fewer rows, another type."""
+        given = self.loop_pass.taken
+        return {name: value for name, value in self.names.items() if name not in given or value is not given[name]}
+
     def __getitem__(self, key: str) -> Any:
         return self.names[key]
 
@@ -346,14 +351,15 @@ register_pytree_node(
 )
 
 
-def rows_of_loop_pass(size: int | None) -> Any:
-    """How to leave all but some rows of such a batch out; `size` is how many rows the model was called with."""
+def rows_of_loop_pass(size: int | None, each: int = 1) -> Any:
+    """How to leave all but some rows of such a batch out; `size` is how many it has, and `each` how many rows the model
+    was called with for one of them."""
 
     def select(batch: LoopPassBatch, rows: Sequence[int]) -> LoopPassBatch:
         if size is None:
             return batch
         return LoopPassBatch(
-            batch.loop_pass, {name: narrow(value, list(rows), size) for name, value in batch.names.items()}
+            batch.loop_pass, {name: narrow(value, list(rows), size, each) for name, value in batch.names.items()}
         )
 
     return select

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from ....detect.tensors.kept_content import marks_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
-from ....detect.tensors.readable_tensors import has_values
+from ....detect.tensors.readable_tensors import describable, has_values
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.rng import same_rng
 from ....engine.state.training_state import TrainingState
 from ....records import Reading
 from ...loops.after_backward import cut_before
+from ...loops.batch_names import bind_batch
 from ...optimizer.optimizer_loop import OptimizerLoop
+from ..hooks.loader_batches import ROWS
 from .earlier_loop_step import look_back
 from .loop_lines import LoopPass, living
 from .loop_step import LoopStep, rows_of_loop_pass
@@ -96,11 +99,12 @@ class RerunnableParts:
         floats = [t for batch in recent for t in tensors_in(batch) if t.is_floating_point()]
         return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
 
-    def replayable(self, loop_passes: Sequence[LoopPass]) -> LoopStep:
+    def replayable(self, loop_passes: Sequence[LoopPass], kind: type[LoopStep] = LoopStep) -> LoopStep:
         """The step in the form that the diagnosis replays."""
         last_lines = loop_passes[0] is self._last_lines  # the graph behind what they read is the program's
         loop_passes = [loop_pass.with_named_batches() for loop_pass in loop_passes]
-        before = [[loop_pass.with_named_batches() for loop_pass in group] for group in self._watch.slices.before]
+        groups = self._watch.slices.before or self._with_previous(loop_passes)
+        before = [[loop_pass.with_named_batches() for loop_pass in group] for group in groups]
         watch, loop, reading = self._watch, self._loop, self._reading
         models, calls = watch.models, list(watch.models.calls)
         scale = (
@@ -113,25 +117,39 @@ class RerunnableParts:
             step=reading.step, symptom=self._symptom, findings=(), history=tuple(loop.log.recent),
             accumulation=1, device_type=loop.parameters[0].device.type,
             autocast=next(iter(autocast.values()), None), loss_scale=reading.loss_scale,
-            select_rows=rows_of_loop_pass(None if last_lines else self._size(loop_passes[0])),
+            select_rows=rows_of_loop_pass(*((None,) if last_lines else self._size(loop_passes[0]))),
             parameter_names={id(p): name for name, p in loop.named_parameters().items()},
         )  # fmt: skip
         forward = models.forward_state()
         entry = models.entry if models.entry is not None else forward.take()
         modules = [call.module for call in calls] or models.roots()
-        replayable = LoopStep(loop, self._state, forward, entry, modules, loop_passes, before, facts, scale)
+        replayable = kind(loop, self._state, forward, entry, modules, loop_passes, before, facts, scale)
         replayable.forward_only = last_lines
         look_back(replayable, watch.past)
         return replayable
 
-    def _size(self, loop_pass: LoopPass) -> int | None:
-        """How many rows the batch has: as the model was called, else as most of what the lines read."""
+    def _with_previous(self, loop_passes: Sequence[LoopPass]) -> list[list[LoopPass]]:
+        """The same lines on the batch that the loader gave before, where no earlier update's lines are kept."""
+        names, recent = loop_passes[0].slice.batch_names, list(self._watch.batches.recent)
+        batch = bind_batch(names, recent[-2]) if names and len(recent) > 1 and len(loop_passes) == 1 else None
+        if batch is None:
+            return []
+        previous = replace(loop_passes[0], taken={**loop_passes[0].taken, **batch})
+        previous.marks = marks_of(previous.batch)
+        return [[previous]]
+
+    def _size(self, loop_pass: LoopPass) -> tuple[int | None, int]:
+        """How many rows the batch has: as the model was called, else as most of what the lines read. And how many of
+        those belong to one sample, where the loader gave fewer samples: the candidates for one sentence, say."""
         calls = self._watch.models.calls
         first = first_tensor_in((calls[0].args, calls[0].kwargs)) if calls else None
-        if first is not None and first.dim():
-            return int(first.shape[0])
         sides = [int(tensor.shape[0]) for tensor in _plain(loop_pass.batch) if tensor.dim()]
-        return Counter(sides).most_common(1)[0][0] if sides else None
+        if first is None or not describable(first) or not first.dim():  # of `vmap` it has the shape of one row
+            return (Counter(sides).most_common(1)[0][0] if sides else None), 1
+        size, found = int(first.shape[0]), self._watch.batches.find(loop_pass.batch)
+        samples = len(found.indices) if found is not None and found.how != ROWS else 0
+        grouped = 1 < samples < size and size % samples == 0 and samples in sides
+        return (samples, size // samples) if grouped else (size, 1)
 
 
 def _with_earlier_numbers(loop_passes: Sequence[LoopPass]) -> Iterator[list[LoopPass]]:

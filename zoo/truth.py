@@ -45,6 +45,8 @@ SAME_ARITHMETIC = {
     "nan_to_num_input": {"drop_rows"},
     "schedule_per_epoch": {"lr_down"},
     "warmup": {"lr_down"},
+    "current_scale": {"own_scale"},
+    "no_fp8": {"upcast_module"},
     "right_rate": {"lr_down"},
 }
 

@@ -24,6 +24,11 @@ def with_bounds(line: str | None, call: str, low: float, high: float) -> str | N
     return _rewritten(line, _Argument(call, bounds))
 
 
+def with_cast_bounds(line: str | None, top: float) -> str | None:
+    """`(x * scale).to(kind)` -> `(x * scale).clamp(-448, 448).to(kind)`."""
+    return _rewritten(line, _Cast(f".clamp({-top:g}, {top:g})"))
+
+
 def _rewritten(line: str | None, change: ast.NodeTransformer) -> str | None:
     if not line:
         return None
@@ -58,6 +63,24 @@ class _Argument(ast.NodeTransformer):
             elif not node.args:
                 node.func.value = _suffixed(owner, self.suffix)
         return node
+
+
+class _Cast(ast.NodeTransformer):
+    """What is cast to an 8-bit float with `.to(...)`."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "to" and _names_eight_bits(node):
+            node.func.value = _suffixed(node.func.value, self.suffix)
+        return node
+
+
+def _names_eight_bits(node: ast.Call) -> bool:
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return any(isinstance(each, ast.Attribute) and each.attr.startswith("float8") for each in given)
 
 
 class _Denominator(ast.NodeTransformer):

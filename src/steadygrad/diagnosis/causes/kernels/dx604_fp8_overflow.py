@@ -4,12 +4,13 @@ What it sees
     A cast or a product in float8 that is not finite, or saturates, where float32 is finite.
 
 Why it hurts
-    float8_e4m3fn ends at 448, and has no infinity: overflow is NaN at once.
+    float8_e4m3fn ends at 448 and has no infinity: overflow is NaN (torch before 2.12, and compiled code that does not
+    saturate); float8_e4m3fnuz ends at 240 and gives NaN, float8_e5m2 at 57344 and gives infinity.
 
 Smallest example
-    torch.tensor(500.0).to(torch.float8_e4m3fn)  # NaN
+    torch.tensor(1e5).to(torch.float8_e5m2)  # inf
     # fixed
-    scale = x.abs().max() / 448.0; (x / scale).to(torch.float8_e4m3fn)
+    scale = x.abs().max() / 57344.0; (x / scale).to(torch.float8_e5m2)
 
 What to do
     Scale before the cast, per tensor or per block, or keep this layer in bfloat16.

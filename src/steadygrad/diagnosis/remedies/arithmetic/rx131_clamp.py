@@ -2,7 +2,7 @@
 
 What it sees
     An exponential of a large argument, a root of a slightly negative one, an arc function at the edge of its
-    domain, a product that overflows.
+    domain, a product that overflows, a cast to float8 out of its range.
 
 Why it hurts
     The function is fine everywhere but at values the data was never meant to reach.
@@ -30,11 +30,12 @@ import torch
 
 from ....records.rules import Rule
 from ...interventions.call_arguments import on_argument, on_floats, on_tensors, tiny, within_sound_range
+from ...interventions.eight_bit_casts import saturated
 from ..remedy_context import Proposal, RemedyContext
-from ..suggested_line import with_bounds
+from ..suggested_line import with_bounds, with_cast_bounds
 
 RULE = Rule("RX131", "clamp", "Bound the argument inside the domain of the function.")
-BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow"})
+BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow", "fp8_overflow"})
 HALF_BOUND = 200.0
 TAME = 10.0
 """Of an argument no larger than this nothing that grows overflows."""
@@ -80,6 +81,9 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
         or not (context.cause in BOUNDED or context.call == "logit" or below)
     ):
         return
+    if context.cause == "fp8_overflow":
+        yield _saturated(context)
+        return
     if context.call in BOUNDS or context.evidence.op in BOUNDS:
         low, high = BOUNDS.get(context.call) or BOUNDS[context.evidence.op or ""]
         operate = on_argument(0, _inside(low, high))
@@ -109,6 +113,19 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
     )
     if context.cause != "fp16_overflow":
         yield _sound_range(context)
+
+
+def _saturated(context: RemedyContext) -> Proposal:
+    kind = getattr(torch, context.evidence.dtype, None)
+    top = torch.finfo(kind).max if isinstance(kind, torch.dtype) else 0.0
+    return Proposal(
+        code=RULE.code,
+        slug="clamp",
+        change=f"what is cast bounded to the range of {context.evidence.dtype or 'the 8-bit float'}",
+        make=context.operation(saturated),
+        safety="close",
+        code_change=with_cast_bounds(context.origin.code_line if context.origin else None, top) if top else None,
+    )
 
 
 def _sound_range(context: RemedyContext) -> Proposal:

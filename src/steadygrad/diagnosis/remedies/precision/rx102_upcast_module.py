@@ -1,7 +1,7 @@
 """Compute one op, or one module, in float32.
 
 What it sees
-    A value that left the float16 range in one op of the forward pass.
+    A value that left the range of float16 in one op of the forward pass, or that of float8 in one cast.
 
 Why it hurts
     Only this op needs the range; the rest of the model may stay in half precision.
@@ -28,6 +28,7 @@ from collections.abc import Iterator
 
 from ....records.rules import Rule
 from ...interventions.call_arguments import in_float32
+from ...interventions.eight_bit_casts import left_out
 from ...interventions.module_changes import UpcastModule
 from ...replay.replay_step import ReplayChange
 from ..remedy_context import Proposal, RemedyContext
@@ -37,6 +38,14 @@ RULE = Rule("RX102", "upcast_module", "Compute one op, or one module, in float32
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
     origin = context.origin
+    if context.cause == "fp8_overflow" and context.can_operate() and not context.silent:
+        yield Proposal(
+            code=RULE.code,
+            slug="upcast_module",
+            change="the cast to float8 left out",
+            make=context.operation(left_out),
+            safety="close",
+        )
     if not context.fp16 or context.silent or origin is None or origin.phase not in ("forward", "loss", "backward"):
         return
     if context.can_operate():

@@ -28,7 +28,7 @@ def test_what_is_written_into_an_eight_bit_tensor_is_saturated_too() -> None:
     assert stored.float().tolist() == [1.0, -3.0, 240.0]
 
 
-def test_a_scale_of_its_own_keeps_every_value_within_the_rounding_of_the_format() -> None:
+def test_a_scale_from_the_tensor_itself_keeps_every_value_within_the_rounding_of_the_format() -> None:
     values = torch.tensor([100.0, -250.0, 1000.0])
     rounded = own_scale(Tensor.to, (values, SMALL), {})
     assert rounded.dtype is torch.float32

@@ -49,7 +49,7 @@ def test_a_bad_loss_of_another_model_that_is_being_trained_withholds_no_update(w
     assert sum(log.ledger.skipped for log in watch.ledger.log) == 0
 
 
-def test_an_update_without_a_backward_of_its_own_is_judged_by_its_gradients(watching: Any) -> None:
+def test_an_update_that_no_backward_fed_is_judged_by_its_gradients(watching: Any) -> None:
     watching()
     given_up()
     model, optimizer, _ = training()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy
@@ -76,3 +77,133 @@ def test_the_function_whose_kernel_wrote_it_is_named_and_never_a_finite_state(
     assert found.rows == (3,)
     assert any("does not see" in note for note in found.notes)
     assert "drop_rows" in [trial.remedy.slug for trial in found.remedies]
+
+
+class Normalised(torch.autograd.Function):
+    """The memory is made in one line and written in another, in a function of the user's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        size = x.detach().norm(dim=1, keepdim=True)
+        launch(out, x, size)
+        ctx.save_for_backward(size)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (size,) = ctx.saved_tensors
+        return grad / size
+
+
+def launch(out: Tensor, x: Tensor, size: Tensor) -> None:
+    with numpy.errstate(all="ignore"):
+        numpy.divide(x.detach().numpy(), size.numpy(), out=out.numpy())  # it is written here
+
+
+def only_diagnosis(kernel: Any) -> Any:
+    torch.manual_seed(0)
+    model = Model(kernel)
+    with sg.Guard(model, torch.optim.AdamW(model.parameters()), lambda m, b: m(b).square().mean()) as guard:
+        for step in range(8):
+            batch = torch.cat([torch.randn(8, 4), torch.ones(8, 1)], 1)
+            if step == 5:
+                batch[3, 4] = 0.0
+            guard.step(batch)
+    (incident,) = guard.incidents
+    return incident.diagnosis
+
+
+def test_the_line_that_launches_the_kernel_is_named_and_not_the_one_that_made_its_memory() -> None:
+    found = only_diagnosis(Normalised)
+    assert (
+        found.origin.code_line
+        == "numpy.divide(x.detach().numpy(), size.numpy(), out=out.numpy())  # it is written here"
+    )
+    assert found.origin.stack[1].startswith(found.origin.source.rpartition(":")[0])
+    assert found.rows == (3,)
+
+
+def test_a_trace_of_lines_by_somebody_else_is_left_alone() -> None:
+    seen: list[str] = []
+
+    def theirs(frame: Any, event: str, argument: Any) -> Any:
+        seen.append(event)
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(theirs)
+    try:
+        found = only_diagnosis(Normalised)
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert after is theirs
+    assert found.origin.op == "Normalised"
+    assert seen
+
+
+def test_nothing_traces_lines_after_a_diagnosis() -> None:
+    before = sys.gettrace()
+    only_diagnosis(Normalised)
+    assert sys.gettrace() is before
+
+
+class WrittenForEight(torch.autograd.Function):
+    """A kernel for eight rows only, as one with a fixed grid."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if len(x) != 8 or len(torch.unique(x, dim=0)) < 8:
+            raise ValueError("written for eight rows, no two alike")
+        out = torch.empty_like(x)
+        size = x.detach().norm(dim=1, keepdim=True)
+        launch(out, x, size)
+        ctx.save_for_backward(size)
+        return out
+
+    backward = Normalised.backward
+
+
+def test_rows_are_read_off_the_memory_where_the_kernel_runs_with_no_others() -> None:
+    found = only_diagnosis(WrittenForEight)
+    assert found.rows == (3,)
+
+
+@torch.library.custom_op("steadygrad_tests::mean_of_some", mutates_args=())
+def mean_of_some(x: Tensor, mask: Tensor) -> Tensor:
+    if x.dtype is not torch.float32:
+        raise KeyError("no kernel for this type")  # what a compiler of kernels raises is its own kind of error
+    with numpy.errstate(all="ignore"):
+        return torch.from_numpy((x * mask).detach().numpy().sum(1) / mask.numpy().sum(1))
+
+
+mean_of_some.register_autograd(
+    lambda ctx, grad: (grad[:, None] * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+
+
+class SomeMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_of_some(self.head(x[:, :4]), x[:, 4:].expand(-1, 4).contiguous())
+
+
+def test_a_kernel_that_raises_an_error_of_another_kind_for_wider_numbers_does_not_end_the_diagnosis() -> None:
+    torch.manual_seed(0)
+    model = SomeMeans()
+    with sg.Guard(model, torch.optim.AdamW(model.parameters()), lambda m, b: m(b).square().mean()) as guard:
+        for step in range(8):
+            batch = torch.cat([torch.randn(8, 4), torch.ones(8, 1)], 1)
+            if step == 5:
+                batch[3, 4] = 0.0
+            guard.step(batch)
+    (incident,) = guard.incidents
+    found = incident.diagnosis
+    assert found is not None
+    assert found.origin is not None
+    assert (found.origin.op, found.rows) == ("mean_of_some", (3,))

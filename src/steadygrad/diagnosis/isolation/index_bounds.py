@@ -66,13 +66,18 @@ class BoundsChecked(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refuse_unknown(func, op, tensors)
 
     def _refuse_unknown(self, func: Any, op: str, tensors: list[Tensor]) -> None:
-        namespace = str(func._schema.name).partition("::")[0]
-        if namespace not in _OURS and (self.rows or any(map(_is_integer, tensors))):
-            raise NotChecked(f"{namespace}::{op} is a kernel of an extension and cannot be checked for other rows")
+        if is_of_extension(func) and (self.rows or any(map(_is_integer, tensors))):
+            raise NotChecked(f"{func._schema.name} is a kernel of an extension and cannot be checked for other rows")
         if self.rows and any(why_not_read(tensor) for tensor in tensors):
             raise NotChecked(f"{op} is given a {next(filter(None, map(why_not_read, tensors)))}, which is not checked")
         if any(map(_is_integer, tensors)) and not _is_harmless(func, op):
             raise NotChecked(f"{op} takes integers that cannot be checked")
+
+
+def is_of_extension(func: Any) -> bool:
+    """Whether this operation is not one of torch: its kernel may do anything with what it is given."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and str(schema.name).partition("::")[0] not in _OURS
 
 
 @contextmanager

@@ -359,9 +359,12 @@ def _find_rows(replayable: Replayable, exam: Examination) -> BadRows:
             return BadRows(coupled=True)
         return BadRows(rows=hint, proven=True)
     if not guilty:
-        return (
-            BadRows(coupled=True) if test.ran else BadRows(why=f"the step does not run with other rows ({test.error})")
-        )
+        if test.ran:
+            return BadRows(coupled=True)
+        read_off = rows_without_proof(exam, replayable.batches[guilty_batch], replayable.facts.select_rows)
+        if read_off and len(read_off) < size:
+            return BadRows(rows=read_off)
+        return BadRows(why=f"the step does not run with other rows ({test.error})")
     # Where rows belong together (sentences of one speaker) a row may fail only when its group is incomplete: if the
     # batch is finite without one single row, it was that one.
     heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []

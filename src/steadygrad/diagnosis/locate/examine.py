@@ -16,6 +16,7 @@ from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable
 from ..trace.trace_log import OpRecord, Touch, Trace, is_bad
 from ..trace.tracer import Tracer
+from ..trace.written_line import WrittenLine
 from .op_capture import CapturedOp
 from .op_facts import op_facts
 from .origin import (
@@ -104,7 +105,8 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
         # A mask did what it is there for; wrong is that the loss is made of what it had put out of play.
         exam.record = first_taker(tracer.trace, touches[0], exam.bad_origin.record) or exam.record
         exam.mask_reached_loss = exam.record is not exam.bad_origin.record
-    if exam.bad_origin.unseen:
+    unseen = exam.bad_origin.unseen
+    if unseen:
         exam.record.op = kernel_of(exam.record)
     if seen.loss_finite and exam.record.backward:
         overflow = hidden_overflow(tracer.trace, exam.record)
@@ -114,6 +116,8 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
         forward = tracer.trace.records[exam.record.forward_ordinal]
         exam.forward = (discarded_nan(tracer.trace, exam.record) if seen.loss_finite else None) or forward
     capture_op(replayable, exam)
+    if unseen and exam.record.stage == "forward":
+        _find_written_line(replayable, exam.record, exam.captured_op)
     if exam.mask_reached_loss and exam.bad_origin.leaf is not None and number_given(exam) is not None:
         # No mask: a number that the program wrote there.
         exam.record, exam.mask_reached_loss = exam.bad_origin.record, False
@@ -194,6 +198,16 @@ def capture_op(replayable: Replayable, exam: Examination) -> None:
         replay(replayable, tracer=tracer, until=until)
     if exam.record.backward:
         _find_incoming(exam, [exam.record, *neighbours])
+
+
+def _find_written_line(replayable: Replayable, record: OpRecord, captured_op: CapturedOp) -> None:
+    """The line that launched a kernel which torch does not see, in place of the one that made the memory it wrote."""
+    found = WrittenLine(replayable.facts.owners)
+    tracer = Tracer(replayable.model, owners=replayable.facts.owners, watch={record.ordinal: found.watcher}, deaf=True)
+    with suppress(*CANNOT_RUN), found.watching():
+        replay(replayable, tracer=tracer, until="forward")
+    if found.stack is not None:
+        record.stack, captured_op.bad_leading = found.stack, found.bad_leading
 
 
 def _find_incoming(exam: Examination, node: list[OpRecord]) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from ...detect.tensors.torch_private import tree_map
 from ..causes.evidence import OpFacts
+from ..isolation.index_bounds import is_of_extension
+from ..isolation.resource_limits import forget
 from .op_capture import CapturedOp
 
 DIVISIONS = frozenset({"div", "reciprocal", "true_divide", "rsqrt", "remainder", "fmod", "addcdiv", "divide"})
@@ -137,8 +139,11 @@ def _wider(captured_op: CapturedOp) -> dict[str, Any]:
 
 
 def _run_in(captured_op: CapturedOp, dtype: torch.dtype) -> torch.Tensor | None:
-    if captured_op.func is None or any(argument is None for argument in captured_op.tensors):
+    tensors = captured_op.tensors
+    if captured_op.func is None or any(argument is None for argument in tensors):
         return None
+    if any(tensor.device.type != "cpu" for tensor in tensors) and is_of_extension(captured_op.func):
+        return None  # a kernel that reads what it is given as another type may leave the device unusable
 
     def widen(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -147,7 +152,8 @@ def _run_in(captured_op: CapturedOp, dtype: torch.dtype) -> torch.Tensor | None:
 
     try:
         out = captured_op.func(*tree_map(widen, tuple(captured_op.args)), **tree_map(widen, dict(captured_op.kwargs)))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+    except Exception as error:  # a kernel of an extension may raise anything for a type it was not written for
+        forget(error)
         return None
     first = out[0] if isinstance(out, tuple | list) else out
     return first if isinstance(first, torch.Tensor) and first.is_floating_point() else None

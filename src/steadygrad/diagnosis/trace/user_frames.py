@@ -87,6 +87,11 @@ def _kind(filename: str) -> str:
     return "torch" if path.startswith(_STDLIB) else "user"
 
 
+def is_of_program(filename: str) -> bool:
+    """Whether a file is the user's or an installed library's, and neither torch's nor ours."""
+    return _kind(filename) in ("user", "library")
+
+
 def current_stack(*, owners: frozenset[str] = frozenset()) -> Stack:
     """The stack from here outwards up to the diagnosis's own call into the patient.
 

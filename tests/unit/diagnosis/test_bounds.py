@@ -182,3 +182,35 @@ def test_kernels_that_torch_does_not_see_are_refused_while_rows_are_other(monkey
     with no_unseen_kernels(), pytest.raises(NotChecked):
         JITFunction().run(1)
     assert JITFunction().run(1) == 1
+
+
+IDS = torch.arange(24).view(2, 3, 4)
+
+# What programs do with class numbers, positions and masks of numbers before anything is looked up with them.
+COMPUTING: dict[str, Callable[[], Any]] = {
+    "labels of a shifted text": lambda: IDS[:, :, 1:].flatten(),
+    "reshape": lambda: IDS.transpose(0, 1).reshape(6, 4),
+    "whole division": lambda: IDS // 3,
+    "one minus a mask": lambda: 1 - (IDS > 3).long(),
+    "number minus tensor": lambda: torch.rsub(IDS, IDS),
+    "absolute in place": lambda: IDS.clone().abs_(),
+    "comparison in place": lambda: IDS.clone().gt_(3),
+    "transposed in place": lambda: IDS.clone().transpose_(0, 1),
+    "turned": lambda: torch.rot90(IDS, 1, (1, 2)),
+    "a diagonal": lambda: torch.diagonal_scatter(torch.zeros(3, 3).long(), torch.ones(3).long()),
+    "blocks": lambda: torch.block_diag(IDS[0], IDS[1]),
+    "product of whole numbers": lambda: IDS[0] @ IDS[1].T,
+    "pieces": lambda: torch.unsafe_split(IDS, 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+@pytest.mark.parametrize("rows", [False, True])
+def test_whole_numbers_that_are_only_computed_with_are_no_reason_to_refuse(name: str, rows: bool) -> None:
+    with BoundsChecked(rows=rows, strict=True):
+        COMPUTING[name]()
+
+
+def test_an_operation_whose_own_numbers_are_places_is_refused() -> None:
+    with pytest.raises(NotChecked), BoundsChecked(rows=False, strict=True):
+        torch._convert_indices_from_coo_to_csr(torch.tensor([0, 1, 3]), 4)

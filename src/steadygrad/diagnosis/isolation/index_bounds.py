@@ -63,14 +63,14 @@ class BoundsChecked(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise NotChecked(f"{op} is given a {odd}, so its indices cannot be checked")
             return
         if strict and tensors:
-            self._refuse_unknown(func, op, tensors)
+            self._refuse_unknown(func, op, tensors, _named(func, args, kwargs))
 
-    def _refuse_unknown(self, func: Any, op: str, tensors: list[Tensor]) -> None:
+    def _refuse_unknown(self, func: Any, op: str, tensors: list[Tensor], named: Named) -> None:
         if is_of_extension(func) and (self.rows or any(map(_is_integer, tensors))):
             raise NotChecked(f"{func._schema.name} is a kernel of an extension and cannot be checked for other rows")
         if self.rows and any(why_not_read(tensor) for tensor in tensors):
             raise NotChecked(f"{op} is given a {next(filter(None, map(why_not_read, tensors)))}, which is not checked")
-        if any(map(_is_integer, tensors)) and not _is_harmless(func, op):
+        if any(map(_is_integer, tensors)) and not _is_harmless(func, op) and not _only_computes(op, named):
             raise NotChecked(f"{op} takes integers that cannot be checked")
 
 
@@ -116,6 +116,17 @@ def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
 
 def _is_integer(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
+
+
+def _only_computes(op: str, named: Named) -> bool:
+    """Whether whatever integers an operation of torch takes stand where it takes numbers to compute with, or bytes that
+    another operation left for it, and not where it takes places, lengths or class numbers."""
+    integers = (
+        name
+        for name, value in named.items()
+        if any(isinstance(item, Tensor) and _is_integer(item) for item in _flat((value,)))
+    )
+    return op not in _PLACES_IN_SELF and all(name in _OPERANDS for name in integers)
 
 
 def _is_harmless(func: Any, op: str) -> bool:
@@ -311,3 +322,13 @@ _NAMES = """
 """
 _HARMLESS = frozenset(_NAMES.split())
 """Operations of torch that compute with integers, move them or compare them, and never use them as places."""
+_OPERANDS = frozenset(
+    """
+    self input other out src source tensor tensors tensor1 tensor2 mat mat1 mat2 batch1 batch2 vec vec1 vec2 value
+    values x y a b min max end exponent elements test_elements the_template condition
+    reserve reserveSpace reservedSpace dropout_state philox_seed philox_offset rng_state unused
+    """.split()
+)
+"""Arguments of torch's operations that are computed with, moved or compared. The second line: what cuDNN and attention
+leave for their own backward."""
+_PLACES_IN_SELF = frozenset({"convert_indices_from_coo_to_csr"})

@@ -195,3 +195,50 @@ def test_cudnn_attention_is_warned_of_before_the_first_step(caplog: pytest.LogCa
     with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda m, b: m(b).float().mean()):
         wrong = torch.cuda.get_device_capability()[0] == 9 and torch.__version__ >= "2.11"
         assert ("PF601" in caplog.text) is wrong
+
+
+def test_a_result_that_is_read_before_another_stream_has_computed_it_is_a_race() -> None:
+    model, side = nn.Linear(8, 1).cuda(), torch.cuda.Stream()
+
+    def loss_fn(module: nn.Module, batch: dict[str, Any]) -> Tensor:
+        halves = torch.full_like(batch["x"], float("nan"))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            if batch["late"]:
+                torch.cuda._sleep(400_000_000)
+            halves.copy_(batch["x"] / 2)
+        if not batch["late"]:
+            torch.cuda.current_stream().wait_stream(side)
+        return module(halves + 0.0).pow(2).mean()
+
+    batches = [{"x": torch.randn(6, 8, device="cuda"), "late": step == 3} for step in range(6)]
+    with sg.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), loss_fn) as guard:
+        for batch in batches:
+            guard.step(batch)
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis.cause is not None, diagnosis.because
+    assert diagnosis.cause.slug == "async_race", diagnosis.because
+    assert diagnosis.origin.code_line == "return module(halves + 0.0).pow(2).mean()"
+    assert "wait_for_stream" in {trial.remedy.slug for trial in diagnosis.trials if trial.verified}
+
+
+def test_remedies_are_tried_for_a_language_model_and_for_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Flatten(), nn.Linear(48, 32), nn.BatchNorm1d(32), nn.Linear(32, 80))
+    model.cuda()
+
+    def loss_fn(module: nn.Module, ids: Tensor) -> Tensor:
+        share = module(ids).view(-1, 5, 16).softmax(-1)
+        kept = (ids[:, 1:].flatten() != 0).float()
+        picked = share.flatten(0, 1).gather(1, ids[:, 1:].flatten()[:, None])[:, 0]
+        return -(picked.log() * kept).sum() / kept.sum()
+
+    batches = [torch.randint(1, 16, (4, 6), device="cuda") for _ in range(6)]
+    batches[3] = torch.zeros_like(batches[3])  # no token counts: 0 / 0
+    with sg.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss_fn) as guard:
+        for batch in batches:
+            guard.step(batch)
+    diagnosis = guard.incidents[0].diagnosis
+    assert diagnosis.cause.slug in ("zero_division", "empty_reduction"), diagnosis.because
+    assert not [trial.verdict for trial in diagnosis.trials if "NotChecked" in trial.verdict]
+    assert {"eps", "guard", "clamp"} & {trial.remedy.slug for trial in diagnosis.trials if trial.verified}

@@ -325,9 +325,9 @@ _HARMLESS = frozenset(_NAMES.split())
 _ARGUMENTS = """
     self input other out src source tensor tensors tensor1 tensor2 mat mat1 mat2 batch1 batch2 vec vec1 vec2 value
     values x y a b min max end exponent elements test_elements the_template condition
-    reserve reserveSpace reservedSpace dropout_state philox_seed philox_offset rng_state unused
+    reserve reserveSpace reservedSpace workspace dropout_state philox_seed philox_offset rng_state unused
 """
 _OPERANDS = frozenset(_ARGUMENTS.split())
-"""Arguments of torch's operations that are computed with, moved or compared. The last line: what cuDNN and attention
-leave for their own backward."""
+"""Arguments of torch's operations that are computed with, moved or compared. The last line: what cuDNN, oneDNN and
+attention leave for their own backward."""
 _PLACES_IN_SELF = frozenset({"convert_indices_from_coo_to_csr"})

@@ -34,7 +34,7 @@ from .flags import (
     full_float32,
     reduced_float32,
 )
-from .unwritten_memory import ClearStaleRows, FillMemory, MemoryChange, WaitForCopies
+from .unwritten_memory import ClearStaleRows, FillMemory, MemoryChange, WaitForCopies, WaitForStreams
 
 _LIBRARY_OPS = ("convolution", "batch_norm", "rnn", "lstm", "gru", "ctc_loss", "grid_sampler", "affine_grid")
 _MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "matmul", "einsum")
@@ -128,6 +128,13 @@ OF_MEMORY = (
         change="queued copies waited for before their memory is used again",
         line="torch.cuda.current_stream().synchronize()  # before the buffer is written again",
         make=WaitForCopies,
+        safety="exact",
+    ),
+    Alternative(
+        slug="wait_for_stream",
+        change="work on other streams finished before their results are read",
+        line="torch.cuda.current_stream().wait_stream(other)  # before its result is read",
+        make=WaitForStreams,
         safety="exact",
     ),
     Alternative(

@@ -1,4 +1,5 @@
-"""Memory that a step reads and did not write: rows left in a buffer, a copy that is still queued, memory never filled.
+"""Memory that a step reads and did not write: rows left in a buffer, a copy that is still queued, work that another
+stream has not done yet, memory never filled.
 
 Each change removes one of these and nothing else. A step that fails and is finite with one of them has its cause in it.
 """
@@ -24,7 +25,8 @@ _UNFILLED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new
 
 
 class MemoryChange(ReplayChange):
-    """A change at calls of some functions. `places` are the lines where something was changed, in their order."""
+    """A change at calls of some functions, or of all where no names are given. `places` are the lines where something
+    was changed, in their order."""
 
     names: frozenset[str] = frozenset()
     alters_values = False
@@ -59,7 +61,7 @@ class _AtCalls(StaysInBackward):
         self.change = change
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if getattr(func, "__name__", "") in self.change.names:
+        if not self.change.names or getattr(func, "__name__", "") in self.change.names:
             return self.change.call(func, args, kwargs)
         out = func(*args, **kwargs)
         self.change.saw(out)
@@ -121,6 +123,28 @@ class WaitForCopies(MemoryChange):
         if func.__name__ == "copy_" and len(args) > 2 and args[2]:
             self.changed("a queued copy")
             return func(args[0], args[1], False, **kwargs)
+        return func(*args, **kwargs)
+
+
+class WaitForStreams(MemoryChange):
+    """Before work is given to another stream than before, the device finishes what it has. Noted where the work comes
+    back to the stream that it began on: there something is read that may not be there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: Any = None
+        self._last: Any = None
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            now = torch.cuda.current_stream()
+            if self._first is None:
+                self._first = self._last = now
+            if now != self._last:
+                torch.cuda.synchronize()
+                if now == self._first:
+                    self.changed("the result of another stream")
+            self._last = now
         return func(*args, **kwargs)
 
 

@@ -2,7 +2,7 @@
 
 What it sees
     A failing step that nothing else explains, and that is finite when rows left in a buffer are cleared, when queued
-    copies are waited for, or when memory is filled as it is allocated.
+    copies or other streams are waited for, or when memory is filled as it is allocated.
 
 Why it hurts
     What is in such memory depends on an earlier batch, on timing or on nothing at all. Weight zero times NaN is NaN.
@@ -13,8 +13,8 @@ Smallest example
     static_x[:n].copy_(batch)  # a captured graph reads all rows
 
 What to do
-    Clear the rows that a short batch leaves, wait for a copy before its buffer is written again, allocate with
-    torch.zeros.
+    Clear the rows that a short batch leaves, wait for a copy before its buffer is written again and for a stream
+    before its result is read, allocate with torch.zeros.
 
 Safety
     Exact for the rows that count.
@@ -35,4 +35,4 @@ RULE = Rule("RX178", "unwritten_memory", "Let the step read no memory that it di
 
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
-    yield from context.alternatives(RULE.code, "zero_tail", "wait_for_copy", "fill_memory")
+    yield from context.alternatives(RULE.code, "zero_tail", "wait_for_copy", "wait_for_stream", "fill_memory")

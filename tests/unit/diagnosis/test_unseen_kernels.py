@@ -207,3 +207,96 @@ def test_a_kernel_that_raises_an_error_of_another_kind_for_wider_numbers_does_no
     assert found is not None
     assert found.origin is not None
     assert (found.origin.op, found.rows) == ("mean_of_some", (3,))
+
+
+class Unshifted(torch.autograd.Function):
+    """A softmax whose maximum is not subtracted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        with numpy.errstate(all="ignore"):
+            power = numpy.exp(x.detach().numpy())
+            numpy.divide(power, power.sum(1, keepdims=True), out=out.numpy())
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return out * (grad - (grad * out).sum(1, keepdim=True))
+
+
+class Spread(torch.autograd.Function):
+    """Divides by the standard deviation of a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        with numpy.errstate(all="ignore"):
+            rows = x.detach().numpy()
+            numpy.divide(rows, rows.std(1, keepdims=True), out=out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Broken(torch.autograd.Function):
+    """Writes NaN for one row, whatever it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        numpy.multiply(x.detach().numpy(), 1.0, out=out.numpy())
+        if len(x) == 7:
+            out.numpy()[3] = numpy.nan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Called(nn.Module):
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        self.kernel, self.head = kernel, nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.kernel.apply(x + 0.0 * self.head.weight.sum()))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "row", "cause"),
+    [
+        (Normalised, torch.zeros(4), "zero_division"),
+        (Spread, torch.full((4,), 2.5), "zero_division"),
+        (Unshifted, torch.full((4,), 95.0), "exp_overflow"),
+        (Broken, torch.ones(4), None),
+    ],
+)
+def test_what_a_kernel_does_not_bear_is_found_by_giving_it_other_numbers(
+    kernel: Any, row: Tensor, cause: str | None
+) -> None:
+    torch.manual_seed(0)
+    model = Called(kernel)
+    with sg.Guard(model, torch.optim.AdamW(model.parameters()), lambda m, b: m(b).square().mean()) as guard:
+        for step in range(8):
+            batch = torch.randn(8 - (step == 5), 4)
+            if step == 5:
+                batch[3] = row
+            guard.step(batch)
+    (incident,) = guard.incidents
+    found = incident.diagnosis
+    assert found is not None
+    assert (found.cause.slug if found.cause else None) == cause
+    assert found.origin is not None
+    assert found.origin.op == kernel.__name__
+
+
+def test_a_function_is_left_as_it_was_after_other_numbers_were_given_to_it() -> None:
+    only_diagnosis(Normalised)
+    assert "apply" not in vars(Normalised)
+    assert Normalised.apply(torch.ones(1, 4)).tolist() == [[0.5, 0.5, 0.5, 0.5]]

@@ -12,8 +12,10 @@ from ...detect.observations.observed_run import Suspicion
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records import Origin
 from ..interventions.backend.alternatives import failed_kernel, proved_by
+from ..interventions.custom_functions import OtherArguments, function_at, made_small, without_equals, without_zeros
 from ..interventions.loss_scale import LossScaleChange
 from ..interventions.precision_changes import Precision
+from ..isolation.index_bounds import is_of_extension
 from ..locate.examine import Examination, cancelled, facts_of, locate, number_given, owner_of, tiny_scalar_in_half
 from ..locate.external_changes import changes_between_steps
 from ..locate.lost_gradient import (
@@ -29,6 +31,8 @@ from ..replay.replay_observation import ReplayObservation, absmax, named_state
 from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable
 from .evidence import Evidence
+
+_PROBES = {"zeros": without_zeros, "equals": without_equals, "size": made_small}
 
 
 def collect_evidence(
@@ -65,6 +69,7 @@ def collect_evidence(
     if exam.record is not None:
         evidence = _about_op(replayable, exam, evidence, origin)
         evidence = _with_other_kernels(replayable, exam, evidence)
+        evidence = _of_unseen_formula(replayable, exam, evidence)
         evidence, origin = reattribute_to_state(replayable, exam, evidence, origin)
         evidence, origin = reattribute_to_batch(replayable, exam, evidence, origin)
     if origin.phase == "state" and evidence.leaf is not None:
@@ -138,6 +143,22 @@ def _with_other_kernels(replayable: Replayable, exam: Examination, evidence: Evi
         return evidence
     slug = proved_by(failed_kernel(replayable, exam, evidence))
     return replace(evidence, plain_backend_finite=None if slug is None else bool(slug), proved_by=slug or "")
+
+
+def _of_unseen_formula(replayable: Replayable, exam: Examination, evidence: Evidence) -> Evidence:
+    """What a kernel whose formula is not seen does not bear, by what the step is finite with."""
+    record, born = exam.record, exam.bad_origin
+    if record is None or born is None or record.stage != "forward" or record.backward or evidence.proved_by:
+        return evidence
+    kernel: Any = None
+    if born.unseen:
+        kernel = next(filter(None, (function_at(frame.source) for frame in record.stack.frames)), None)
+    elif exam.captured_op.func is not None and is_of_extension(exam.captured_op.func) and evidence.inputs_finite:
+        kernel = record.op
+    for name, change in _PROBES.items() if kernel is not None else ():
+        if sound(replayable, OtherArguments(kernel, change)):
+            return replace(evidence, kernel_fails_on=name)
+    return evidence
 
 
 def _owner_of_all(evidence: Evidence) -> str | None:

@@ -104,6 +104,8 @@ class Evidence:
     plain_backend_finite: bool | None = None
     proved_by: str = ""
     """The slug of the remedy under which the step was finite when the cause was proved."""
+    kernel_fails_on: str = ""
+    """Of a kernel whose formula is not seen: "zeros", "equals" or "size", by which other numbers it is finite with."""
     compiled: bool = False
     """The step fails again as compiled code and is finite in eager."""
 

@@ -1,9 +1,10 @@
-"""Custom autograd functions run as the plain code of their forward, so that autograd differentiates it itself."""
+"""Custom autograd functions run as the plain code of their forward, so that autograd differentiates it itself; and
+kernels whose formula is not seen, given other numbers than they were."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from ...detect.tensors.torch_private import TorchDispatchMode
+from ..isolation.index_bounds import is_of_extension
 from ..replay.replay_step import ReplayChange
+from ..trace.tracer import op_name
 
 
 def function_at(place: str) -> type[Function] | None:
@@ -77,3 +81,60 @@ class PlainBackward(ReplayChange):
                 del function.apply
             else:
                 function.apply = own  # type: ignore[method-assign]
+
+
+def without_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Exact zeros become small numbers."""
+    return torch.where(tensor == 0, torch.full_like(tensor, 1e-3), tensor)
+
+
+def without_equals(tensor: torch.Tensor) -> torch.Tensor:
+    """No two numbers are alike any more: each is changed by a percent or less."""
+    steps = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float32).view(tensor.shape)
+    return tensor * (1.0 + 0.01 * torch.sin(steps + 1.0)).to(tensor.dtype)
+
+
+def made_small(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2.0**-10
+
+
+class OtherArguments(ReplayChange):
+    """The floating tensors that one custom function, or one operation of an extension, is given are changed."""
+
+    def __init__(self, kernel: type[Function] | str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.kernel, self.change = kernel, change
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        if isinstance(self.kernel, str):
+            with _AtOperation(self.kernel, self._changed):
+                yield
+            return
+        function, own = self.kernel, self.kernel.__dict__.get("apply")
+        apply: Callable[..., Any] = function.apply
+
+        def given(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+            return apply(*map(self._changed, args), **kwargs)
+
+        function.apply = classmethod(given)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            if own is None:
+                del function.apply
+            else:
+                function.apply = own  # type: ignore[method-assign]
+
+    def _changed(self, item: Any) -> Any:
+        return self.change(item) if isinstance(item, torch.Tensor) and item.is_floating_point() else item
+
+
+class _AtOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, name: str, change: Callable[[Any], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name, self._change = name, change
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_of_extension(func) and op_name(func) == self._name:
+            args = tuple(map(self._change, args))
+        return func(*args, **(kwargs or {}))

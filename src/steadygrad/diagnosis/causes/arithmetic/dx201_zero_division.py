@@ -60,6 +60,10 @@ NORMALISATIONS = frozenset(
 
 
 def match(e: Evidence) -> Match | None:
+    if e.kernel_fails_on == "zeros":
+        return Match(0.6, f"{e.op} is finite once the exact zeros that it is given are small numbers")
+    if e.kernel_fails_on == "equals":
+        return Match(0.6, f"{e.op} is finite once the numbers that it is given are not alike: they have no spread")
     if e.op is None or e.kind != "non_finite":
         return None
     if e.phase == "optimizer":

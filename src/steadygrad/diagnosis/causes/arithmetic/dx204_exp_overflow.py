@@ -53,6 +53,8 @@ POWERS = frozenset({"pow", "prod", "cumprod"})
 
 
 def match(e: Evidence) -> Match | None:
+    if e.kernel_fails_on == "size" and not e.half:
+        return Match(0.6, f"{e.op} is finite once what it is given is a thousand times smaller")
     if e.op in EXPONENTIALS and e.backward and e.kind == "non_finite" and e.discarded_forward:
         hidden = f"{e.op} overflowed, and a function behind it has hidden that from the loss"
         return Match(0.96 if e.capped else 0.9, hidden) if e.capped or e.saturated else None

@@ -124,7 +124,7 @@ def test_the_line_that_launches_the_kernel_is_named_and_not_the_one_that_made_it
     assert found.rows == (3,)
 
 
-def test_a_trace_of_lines_by_somebody_else_is_left_alone() -> None:
+def test_a_trace_of_lines_by_another_tool_is_left_alone() -> None:
     seen: list[str] = []
 
     def theirs(frame: Any, event: str, argument: Any) -> Any:

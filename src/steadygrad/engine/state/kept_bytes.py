@@ -2,7 +2,8 @@
 
 A batch that the program has dropped and we keep is memory that the program counts on. So everything that keeps batches
 keeps at most so many bytes: a fixed number, and less where the host or the device has little left. Memory is counted
-by the piece that stays alive: a view keeps all of the tensor that it was cut out of.
+by the piece that stays alive: a view keeps all of the tensor that it was cut out of. What a worker of a loader has made
+lies in shared memory, and each piece of that holds a file descriptor: it counts as its part of those that may be held.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from torch.optim import Optimizer
 
 from ..record.memory_use import free_device_bytes, free_host_bytes
 
-HOST, DEVICE = "host", "device"
+HOST, DEVICE, _DESCRIPTOR = "host", "device", "descriptor"
 _MOST = {HOST: 256 << 20, DEVICE: 256 << 20}
 _SHARE = {HOST: 16, DEVICE: 32}
 """Of what is free, one part in so many at the most."""
+_DESCRIPTORS = 8
+"""Of the file descriptors that the process may have, one in so many at the most."""
 _REFRESH_S = 5.0
 _MAX_DEPTH, _MAX_LIST, _MAX_VALUES = 6, 32, 256
 _NOT_COUNTED = (type(None), int, float, nn.Module, Optimizer, type, type(sys))
@@ -80,11 +83,17 @@ def piece_of(tensor: Tensor) -> tuple[Piece, int]:
     place = HOST if tensor.device.type == "cpu" else DEVICE
     try:
         storage = tensor.untyped_storage()
-        return (place, storage.data_ptr()), storage.nbytes()
+        return (place, storage.data_ptr()), bytes_of_storage(storage)
     except (RuntimeError, NotImplementedError):  # sparse, or of a kind without storage
         sparse = tensor.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
         number = tensor._nnz() if sparse else tensor.numel()
         return (place, id(tensor)), number * (tensor.element_size() + 16 * sparse)
+
+
+def bytes_of_storage(storage: torch.UntypedStorage) -> int:
+    """What keeping it counts as: its bytes, and on the host in shared memory no less than a file descriptor does."""
+    size = storage.nbytes()
+    return max(size, allowed_bytes(_DESCRIPTOR)) if storage.device.type == "cpu" and storage.is_shared() else size
 
 
 class KeptBytes:
@@ -139,7 +148,21 @@ def allowed_bytes(place: str) -> int:
     now = time.monotonic()
     until, known = _allowed.get(place, (0.0, 0))
     if now >= until:
-        free = free_host_bytes() if place == HOST else free_device_bytes()
-        known = min(_MOST[place], free // _SHARE[place])
+        known = _part_of_descriptor() if place == _DESCRIPTOR else _part_of_free(place)
         _allowed[place] = (now + _REFRESH_S, known)
     return known
+
+
+def _part_of_free(place: str) -> int:
+    free = free_host_bytes() if place == HOST else free_device_bytes()
+    return min(_MOST[place], free // _SHARE[place])
+
+
+def _part_of_descriptor() -> int:
+    """What a file descriptor counts as, so that what is kept leaves most of them to the program."""
+    try:
+        import resource
+    except ImportError:
+        return 0  # a system where shared memory holds none
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 if limit == resource.RLIM_INFINITY else allowed_bytes(HOST) // max(1, limit // _DESCRIPTORS)

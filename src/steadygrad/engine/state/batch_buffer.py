@@ -22,7 +22,7 @@ from torch import Tensor
 from ...detect.tensors.kept_content import KeptContent
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import has_plain_memory
-from .kept_bytes import HOST, Piece, allowed_bytes, bytes_of_storage, piece_of, pieces_of
+from .kept_bytes import HOST, Piece, allowed_bytes, piece_of, pieces_of
 from .moving_tensors import bytes_of
 from .pinned_memory import PinnedPool
 from .rng import RngState
@@ -132,7 +132,11 @@ class BatchBuffer:
             if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor._base is not None:
                 plain = False
                 break
-            size += bytes_of_storage(tensor.untyped_storage()) if tensor.is_cpu else 0
+            storage = tensor.untyped_storage()
+            if tensor.is_cpu and storage.is_shared():
+                plain = False
+                break
+            size += storage.nbytes() if tensor.is_cpu else 0
         if plain:
             return size
         pieces, own = pieces_of(batch), dict[Piece, int]()

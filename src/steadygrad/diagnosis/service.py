@@ -69,11 +69,12 @@ class DiagnosisService:
         from ..engine.recovery.preserved_attributes import preserved_attributes
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
+        from .isolation.quiet import quiet
         from .isolation.resource_limits import OutOfTime, for_incident, forget, is_out_of_memory, release_memory
 
         parts = self._parts
         try:
-            with for_incident(parts.log), rerun(), preserved_attributes((parts.program.model, *self.preserve)):
+            with for_incident(parts.log), rerun(), quiet(), preserved_attributes((parts.program.model, *self.preserve)):
                 return work()
         except SteadyError:
             raise

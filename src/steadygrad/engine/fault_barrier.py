@@ -15,7 +15,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from ..records.errors import SteadyError, code_of
 
@@ -44,6 +44,15 @@ class user_code:  # reads as a word at the call: `with theirs():`
             raise UserCodeError(error) from error
 
 
+def raise_again(error: BaseException) -> NoReturn:
+    """Raise what the program's code raised, with the cause and the context that it had."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+
+
 def boundary(method: Callable[..., T]) -> Callable[..., T | None]:
     """A method that the program calls: what breaks in it goes to the object's `failed(fault)`, and None is returned.
 
@@ -55,7 +64,7 @@ def boundary(method: Callable[..., T]) -> Callable[..., T | None]:
         try:
             return method(self, *args, **kwargs)
         except UserCodeError as fault:
-            raise fault.original from fault.original.__cause__
+            raise_again(fault.original)
         except SteadyError:
             raise
         except Exception as fault:

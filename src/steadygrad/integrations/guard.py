@@ -16,7 +16,7 @@ from ..detect.tensors.graph_capture import capturing
 from ..engine import validate
 from ..engine.config import GuardConfig, GuardOptions
 from ..engine.distributed.collectives import OtherRankFailed
-from ..engine.fault_barrier import UserCodeError, boundary
+from ..engine.fault_barrier import UserCodeError, boundary, raise_again
 from ..records import Finding, Incident, Outcome
 from ..records.errors import ClosedError, SteadyError, UsageError
 from .build import build_loop
@@ -115,7 +115,9 @@ class Guard:
         except UserCodeError as fault:
             loop.open_windows.raised()
             raised = loop.consensus.leaving(fault.original)
-            raise raised from (fault.original.__cause__ if raised is fault.original else fault.original)
+            if raised is fault.original:
+                raise_again(raised)
+            raise raised from fault.original
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             loop.open_windows.raised()
             raise

@@ -6,8 +6,10 @@ import importlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,6 +116,31 @@ def test_objects_that_contain_themselves_or_have_no_attributes_are_no_trouble() 
     with preserved_attributes([bag, 3, "text", None]):
         bag.table["more"] = 1
     assert "more" not in bag.table
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "in a file"])
+def test_arrays_hold_what_they_held(mapped: bool, tmp_path: Path) -> None:
+    array = numpy.memmap(tmp_path / "visits", "i4", "w+", shape=(3,)) if mapped else numpy.zeros(3, "i4")
+    named = numpy.zeros(2).view(Named)
+    bag, model = Bag(), nn.Linear(2, 2)
+    objects = numpy.array([None, "x"])
+    bag.table["visits"], model.table = [array, objects], named  # type: ignore[assignment]
+    with preserved_attributes([bag, model]):
+        array += 1
+        named[0] = numpy.nan
+        objects[0] = 5
+    assert array.tolist() == [0, 0, 0]
+    assert named.tolist() == [0, 0]
+    assert objects.tolist() == [None, "x"]
+    state = UserState([[array], named])
+    array += 1
+    named += 1
+    state.restore()
+    assert (array.tolist(), named.tolist()) == ([0, 0, 0], [0, 0])
+
+
+class Named(numpy.ndarray):
+    """A kind of the program's own."""
 
 
 class Collecting(nn.Module):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from steadygrad.engine.state.pinned_memory import PinnedPool
 from steadygrad.engine.state.rng import same_rng, take_rng
 
 MIB = 1 << 20
+NEEDS_PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="file descriptors are counted by /proc")
 
 
 @pytest.fixture
@@ -201,3 +204,57 @@ def test_what_other_code_draws_between_two_calls_stays_drawn() -> None:
     rewound = forward.rng_without(before.place)
     assert same_rng(rewound, expected)
     assert not same_rng(rewound, before.rng)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The limit of file descriptors that most systems begin a process with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 1024 if hard == resource.RLIM_INFINITY else min(1024, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    monkeypatch.setattr(kept_bytes, "_allowed", {})
+    yield few
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("nested", [False, True], ids=["a tuple", "lists of dictionaries"])
+def test_batches_in_shared_memory_leave_most_file_descriptors_to_the_program(
+    few_descriptors: int, nested: bool
+) -> None:
+    batches, before = BatchBuffer(), descriptors()
+    for step in range(300):
+        parts = [torch.zeros(3).share_memory_() for _ in range(4)]  # as a worker of a loader hands them over
+        batches.put(step, [{"boxes": part} for part in parts] if nested else tuple(parts), str(step))
+    assert len(batches) > 1
+    assert descriptors() - before <= few_descriptors // 4 + 8
+
+
+@NEEDS_PROC
+def test_what_a_queue_keeps_in_shared_memory_is_too_much_before_file_descriptors_run_out(few_descriptors: int) -> None:
+    kept, values = KeptBytes(), []
+    while not kept.too_many:
+        values.append(torch.zeros(3).share_memory_())
+        kept.add(pieces_of(values[-1]))
+    assert few_descriptors // 10 < len(values) <= few_descriptors // 8 + 1
+
+
+def test_of_a_small_shared_memory_most_is_left_to_the_workers_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_bytes, "_allowed", {})
+    found = os.statvfs("/dev/shm")
+    small = os.statvfs_result([found.f_bsize, 4096, 4 * MIB // 4096, *found[3:]])
+    monkeypatch.setattr(os, "statvfs", lambda _path: small)  # 4 MiB, as a container may have 64
+    kept, batches = KeptBytes(), BatchBuffer()
+    for step in range(40):
+        batch = torch.zeros(64, 1024).share_memory_()  # a quarter MiB
+        if not kept.too_many:
+            kept.add(pieces_of(batch))
+        batches.put(step, (batch,), str(step))
+    assert 1 < len(kept._kept) <= 3
+    assert 1 < len(batches) <= 4
+    own = [torch.zeros(64, 1024) for _ in range(40)]
+    assert fit([pieces_of(each) for each in own])

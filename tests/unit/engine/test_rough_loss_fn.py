@@ -1,4 +1,4 @@
-"""A loss_fn may take its batch apart: what must be run again is run again as it was given."""
+"""A loss_fn may take its batch apart: what must be run again is run as it was given. What it raises stays its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from specimens import SKIP_ONLY, batches, make_guard, same_bits
 from torch import Tensor, nn, optim
 
+import steadygrad as sg
 from steadygrad.journal import read_events
 
 MODES = ["now", "late"]
@@ -124,3 +125,29 @@ def test_writing_into_the_batch_is_said_once(tmp_path: Path, caplog: pytest.LogC
     run(writing, batches(6), "late", run_dir=tmp_path)
     assert caplog.text.count("loss_fn writes into its batch") == 1
     assert [event.data["batch_key"] for event in read_events(tmp_path) if event.kind == "batch_written"] == ["0"]
+
+
+def test_what_loss_fn_raises_keeps_its_cause_and_its_context() -> None:
+    model = nn.Linear(2, 1)
+    told: list[BaseException] = []
+
+    def loss_fn(_model: nn.Module, how: str) -> Tensor:
+        if how == "alone":
+            raise RuntimeError(how)
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            if how == "while":
+                raise RuntimeError(how)  # noqa: B904
+            raise RuntimeError(how) from (first if how == "from" else None)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sg.Guard(model, optimizer, loss_fn) as guard:
+        for how in ("alone", "while", "from", "from none"):
+            for call in (lambda: guard.step(how), lambda: loss_fn(model, how)):  # noqa: B023
+                with pytest.raises(RuntimeError) as raised:
+                    call()
+                told.append(raised.value)
+    chains = [(repr(e.__context__), repr(e.__cause__), e.__suppress_context__) for e in told]
+    assert chains[::2] == chains[1::2]
+    assert chains[2] == ("KeyError('first')", "None", False)

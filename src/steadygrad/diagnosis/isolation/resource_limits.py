@@ -27,6 +27,7 @@ from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
+from .quiet import quiet
 
 logger = logging.getLogger("steadygrad")
 
@@ -126,7 +127,8 @@ def _with_notes(answer: Diagnosis, notes: tuple[str, ...]) -> Diagnosis:
 def _attempt(symptom: str, attempt: Callable[[str], Diagnosis], depth: str) -> Diagnosis | None:
     """One attempt; None where memory ran out, which has been given back by then."""
     try:
-        return attempt(depth)
+        with quiet():
+            return attempt(depth)
     except SteadyError:
         raise
     except OutOfTime:

@@ -1,12 +1,14 @@
 """User objects as they were: replays run the user's own code again, and what it counts and collects must not show it.
 
-Lists, dicts, sets, deques, numbers, strings and references held as attributes are recorded by value, containers inside
-containers too, and restored in place: whoever else holds the same list sees the same contents as before.
+Lists, dicts, sets, deques, arrays of numpy, numbers, strings and references held as attributes are recorded by value,
+containers inside containers too, and restored in place: whoever else holds the same list sees the same contents as
+before.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from torch import nn
 _DEPTH = 4
 MAX_ENTRIES = 1_000_000
 """A container longer than this is not copied: if it grew at its end it is cut to its length."""
+_MOST_BYTES = 16 << 20
+"""An array larger than this is not copied."""
 _CONTAINERS = (list, dict, set, deque, bytearray)
 _KEPT_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules"})
 """Tables of a module that a diagnosis restores with their tensors."""
@@ -87,7 +91,11 @@ def _attributes(table: dict[str, Any]) -> Callable[[], None]:
 
 
 def _record(value: Any, depth: int, seen: set[int], undo: list[Callable[[], None]]) -> None:
-    """Record a plain container and those inside it. Anything else is left alone."""
+    """Record an array, or a plain container and those inside it. Anything else is left alone."""
+    if is_array(value) and id(value) not in seen and value.nbytes <= _MOST_BYTES:
+        seen.add(id(value))
+        undo.append(content_of_array(value))
+        return
     if not isinstance(value, _CONTAINERS) or id(value) in seen or depth == 0:
         return
     seen.add(id(value))
@@ -97,7 +105,9 @@ def _record(value: Any, depth: int, seen: set[int], undo: list[Callable[[], None
     undo.append(_contents(value))
     if not isinstance(value, set | bytearray):
         items = value.values() if isinstance(value, dict) else value
-        if any(issubclass(kind, _CONTAINERS) for kind in set(map(type, items))):  # no call for each number
+        if any(
+            issubclass(kind, (*_CONTAINERS, *_arrays())) for kind in set(map(type, items))
+        ):  # no call for each number
             for item in items:
                 _record(item, depth - 1, seen, undo)
 
@@ -138,6 +148,27 @@ def _same(value: Any, then: Any) -> bool:
     if isinstance(value, set | bytearray):
         return bool(value == then)
     return same_objects(value, then)
+
+
+def _arrays() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return () if numpy is None else (numpy.ndarray,)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of numpy, also one in a file that is mapped into memory."""
+    return isinstance(value, _arrays())
+
+
+def content_of_array(value: Any) -> Callable[[], None]:
+    """Copy an array; the function that is returned restores what is in it, where it was changed."""
+    then = value.copy()
+
+    def restore() -> None:
+        if value.flags.writeable and value.tobytes() != then.tobytes():
+            value[...] = then
+
+    return restore
 
 
 def same_objects(now: Collection[Any], then: Collection[Any]) -> bool:

@@ -132,7 +132,11 @@ class BatchBuffer:
             if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor._base is not None:
                 plain = False
                 break
-            size += tensor.untyped_storage().nbytes() if tensor.is_cpu else 0
+            storage = tensor.untyped_storage()
+            if tensor.is_cpu and storage.is_shared():
+                plain = False
+                break
+            size += storage.nbytes() if tensor.is_cpu else 0
         if plain:
             return size
         pieces, own = pieces_of(batch), dict[Piece, int]()

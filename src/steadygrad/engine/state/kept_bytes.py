@@ -2,12 +2,15 @@
 
 A batch that the program has dropped and we keep is memory that the program counts on. So everything that keeps batches
 keeps at most so many bytes: a fixed number, and less where the host or the device has little left. Memory is counted
-by the piece that stays alive: a view keeps all of the tensor that it was cut out of.
+by the piece that stays alive: a view keeps all of the tensor that it was cut out of. What a worker of a loader has made
+lies in shared memory, of which containers have little, and each piece of it holds a file descriptor: it counts as its
+part of what may be kept of either.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections import deque
@@ -20,10 +23,14 @@ from torch.optim import Optimizer
 
 from ..record.memory_use import free_device_bytes, free_host_bytes
 
-HOST, DEVICE = "host", "device"
+HOST, DEVICE, _SHARED, _DESCRIPTOR = "host", "device", "shared", "descriptor"
 _MOST = {HOST: 256 << 20, DEVICE: 256 << 20}
 _SHARE = {HOST: 16, DEVICE: 32}
 """Of what is free, one part in so many at the most."""
+_SHARE_OF_LIMIT = 8
+"""Of the shared memory of the machine or container, and of the file descriptors that the process may have, one part in
+so many at the most."""
+_NO_LIMIT = 1 << 60
 _REFRESH_S = 5.0
 _MAX_DEPTH, _MAX_LIST, _MAX_VALUES = 6, 32, 256
 _NOT_COUNTED = (type(None), int, float, nn.Module, Optimizer, type, type(sys))
@@ -80,11 +87,20 @@ def piece_of(tensor: Tensor) -> tuple[Piece, int]:
     place = HOST if tensor.device.type == "cpu" else DEVICE
     try:
         storage = tensor.untyped_storage()
-        return (place, storage.data_ptr()), storage.nbytes()
+        return (place, storage.data_ptr()), _bytes_of(storage)
     except (RuntimeError, NotImplementedError):  # sparse, or of a kind without storage
         sparse = tensor.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
         number = tensor._nnz() if sparse else tensor.numel()
         return (place, id(tensor)), number * (tensor.element_size() + 16 * sparse)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> int:
+    """What keeping it counts as: its bytes, or what part it is of the shared memory and the file descriptors."""
+    size = storage.nbytes()
+    if storage.device.type != "cpu" or not storage.is_shared():
+        return size
+    part = size * allowed_bytes(HOST) // max(1, allowed_bytes(_SHARED))
+    return max(size, part, allowed_bytes(_DESCRIPTOR))
 
 
 class KeptBytes:
@@ -139,7 +155,34 @@ def allowed_bytes(place: str) -> int:
     now = time.monotonic()
     until, known = _allowed.get(place, (0.0, 0))
     if now >= until:
-        free = free_host_bytes() if place == HOST else free_device_bytes()
-        known = min(_MOST[place], free // _SHARE[place])
+        known = _looked_up(place)
         _allowed[place] = (now + _REFRESH_S, known)
     return known
+
+
+def _looked_up(place: str) -> int:
+    if place == _SHARED:
+        return _shared_memory() // _SHARE_OF_LIMIT
+    if place == _DESCRIPTOR:
+        return allowed_bytes(HOST) * _SHARE_OF_LIMIT // max(1, _descriptors())
+    free = free_host_bytes() if place == HOST else free_device_bytes()
+    return min(_MOST[place], free // _SHARE[place])
+
+
+def _shared_memory() -> int:
+    """The size of the file system that shared memory lies in; without one, more than any has."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except (OSError, AttributeError):
+        return _NO_LIMIT
+    return found.f_blocks * found.f_frsize or _NO_LIMIT
+
+
+def _descriptors() -> int:
+    """How many file descriptors the process may have; without a limit, more than any has."""
+    try:
+        import resource
+    except ImportError:  # a system where shared memory holds none
+        return _NO_LIMIT
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit

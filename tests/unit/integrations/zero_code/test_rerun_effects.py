@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import random
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect, quiet, supervised
+from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect, supervised
 from steadygrad.integrations.zero_code.rerun.user_state import UserState
 
 
@@ -74,20 +73,6 @@ def test_a_closures_counter_and_a_modules_own_attribute_are_undone() -> None:
     step()
     state.restore()
     assert (count, module.calls) == (0, 0)
-
-
-def test_prints_logs_and_warnings_of_this_thread_go_nowhere_and_those_of_others_do_not(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with quiet():
-        print("mine")
-        logging.getLogger("program").error("mine")
-        other = threading.Thread(target=lambda: (print("theirs"), logging.getLogger("program").error("theirs")))
-        other.start()
-        other.join()
-    print("after")
-    assert capsys.readouterr().out == "theirs\nafter\n"
-    assert [record.getMessage() for record in caplog.records] == ["theirs"]
 
 
 def _write(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -179,3 +180,36 @@ def test_the_line_that_spoiled_a_buffer_is_found_many_updates_after_the_last_cop
     assert found.origin.code_line == "mean = (x * marked[:, None]).sum(0) / marked.sum()"
     assert any("the loss of step 16 was finite" in note for note in found.notes)
     assert "eps" in {trial.remedy.slug for trial in found.remedies}
+
+
+# -- a model that cannot be called twice with a batch
+
+
+class Tickets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.used = nn.Linear(2, 1), set[int]()
+
+    def forward(self, number: int, x: Tensor) -> Tensor:
+        if number in self.used:
+            raise RuntimeError(f"ticket {number} was used before")
+        self.used.add(number)
+        return self.layer(x)
+
+
+def test_a_call_that_raises_when_it_is_made_again_is_said_and_is_no_internal_error(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    torch.manual_seed(0)
+    model = Tickets()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.randn(6, 4, 2)
+    batches[3, 1] = math.nan
+    for number, x in enumerate(batches):
+        loss = model(number, x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = only_diagnosis(watch)
+    assert any("made again, the model's call raised RuntimeError: ticket 3 was used" in note for note in found.notes)
+    assert not any("its output is finite" in note for note in found.notes)
+    assert found.cause is None

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ....detect.loop.no_warnings import no_warnings
 from ....detect.tensors.torch_private import (
     fill_memory_of,
     get_deterministic,
@@ -20,6 +19,7 @@ from ....detect.tensors.torch_private import (
     set_mkldnn,
     set_precision,
 )
+from ...isolation.quiet import no_warnings
 from ...replay.replay_step import ReplayChange
 
 

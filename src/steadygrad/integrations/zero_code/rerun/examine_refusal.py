@@ -21,7 +21,8 @@ from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.diagnose import diagnose
 from ....diagnosis.distributed.unsharded import UsesCollectives
-from ....diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits, for_incident, limits
+from ....diagnosis.isolation.quiet import quiet
+from ....diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits, for_incident, in_a_line, limits
 from ....diagnosis.locate.crash_origin import explain_crash
 from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
@@ -41,7 +42,7 @@ from .loop_step import MADE_BEFORE, LoopStep, bad_pass
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
 from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
-from .side_effects import HasEffect, quiet, supervised
+from .side_effects import HasEffect, supervised
 from .step_tracing import TRACED_STEPS, StepTracing, outside
 from .user_state import UserState
 
@@ -103,6 +104,7 @@ class RefusalExaminer:
     _last: StepTracing | None = None
     _talk = False
     _why_not_lines: str | None = None
+    _why_not_calls: str | None = None
 
     def let_go(self) -> None:
         """Keep nothing of a step that was looked into alive."""
@@ -130,9 +132,7 @@ class RefusalExaminer:
     @property
     def batch_key(self) -> str | None:
         """How the batch is called in the journal: by its samples where a loader showed them."""
-        if self.found is None:
-            return None
-        return sample_key(self.found)
+        return None if self.found is None else sample_key(self.found)
 
     # -- why
 
@@ -187,17 +187,16 @@ class RefusalExaminer:
         symptom = loop.log.incidents[-1].symptom
         if symptom == "spike":
             return None
-        self._talk, self._why_not_lines = False, None
-        why_not = self._why_not_again()
+        self._talk, self._why_not_lines, self._why_not_calls = False, None, self._why_not_again()
         found: Diagnosis | None = None
         with self.in_time(loop) as own:
             try:
                 with nullcontext() if watch.alone else on_its_own(loop, state, watch.models.roots()):
-                    found = self._replayed(loop, reading, state, symptom, depth, calls=why_not is None)
+                    found = self._replayed(loop, reading, state, symptom, depth)
             except UsesCollectives:
-                why_not = "the step itself talks to the other ranks"
+                self._why_not_calls = "the step itself talks to the other ranks"
             except OutOfTime:
-                why_not = own.stopped()
+                self._why_not_calls = own.stopped()
         if found is not None:
             return found
         if self._last is not None:
@@ -207,20 +206,25 @@ class RefusalExaminer:
         if self._armings < _MAX_ARMINGS:
             self._armings += 1
             self._traced_steps = TRACED_STEPS
-        found = outside(watch, symptom, reading, why_not)
+        found = outside(watch, symptom, reading, self._why_not_calls)
         told = (_TALK,) if self._talk else (self._why_not_lines,) if self._why_not_lines else ()
         return replace(found, notes=(*told, *found.notes))
 
     def _replayed(
-        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str, *, calls: bool
+        self, loop: OptimizerLoop, reading: Reading, state: TrainingState, symptom: str, depth: str
     ) -> Diagnosis | None:
         """By the loop's lines, or else by the model's calls, where these can be made again."""
         watch, kept = self._watch, kept_weights(loop) if reading.bad_parameters else {}
         found = self._by_slices(loop, reading, state, symptom, depth)
         if found is None and not watch.slices.reached and not watch.backwards.losses:
             found = self._by_hand(loop, reading, state, symptom, depth)
-        if found is None and calls:
-            found = self._by_replay(loop, reading, state, symptom, depth)
+        if found is None and self._why_not_calls is None:
+            try:
+                found = self._by_replay(loop, reading, state, symptom, depth)
+            except UsesCollectives:
+                raise
+            except Exception as error:  # the program's forward, out of its place, may raise anything
+                self._why_not_calls = f"made again, the model's call raised {in_a_line(error)}"
         if kept and (found is None or not _explains(found)):
             step = spoiled_weights(watch, loop, RerunnableParts(watch, loop, reading, state, symptom), kept)
             lines = self._from_lines(step, step.loop_passes, depth) if step is not None else None
@@ -407,16 +411,13 @@ class RefusalExaminer:
     def _from_lines(self, replayable: LoopStep, loop_passes: Sequence[LoopPass], depth: str) -> Diagnosis | None:
         """The diagnosis of lines that reproduce the loss, with the samples of the micro-batch where it began."""
         raised = replayable.raised
+        depth = "origin" if raised is None and replayable.forward_only else depth
         try:
-            found = (
-                diagnose(replayable, depth="origin" if replayable.forward_only else depth)
-                if raised is None
-                else explain_crash(replayable, raised, depth=depth)
-            )
+            found = explain_crash(replayable, raised, depth=depth) if raised else diagnose(replayable, depth=depth)
         except UsesCollectives:
             raise
         except Exception as error:  # a replay out of its place may raise anything; the step is diagnosed otherwise
-            self._why_not_lines = f"not replayed: {type(error).__name__}: {error}"[:200]
+            self._why_not_lines = f"not replayed: {in_a_line(error)}"
             return None
         if found is None or (replayable.forward_only and not found.reproduced[0]):
             return None

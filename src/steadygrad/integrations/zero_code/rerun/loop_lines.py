@@ -26,6 +26,7 @@ from torch import Tensor
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....detect.tensors.nested_tensors import tensors_in
+from ....diagnosis.isolation.quiet import quiet
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
@@ -33,7 +34,6 @@ from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
 from ..hooks.call_log import Call, autocast_now
-from .side_effects import quiet
 from .user_state import LargeTables, TakenValues, UserState, is_data, is_users
 
 _MAX_DEPTH = 60

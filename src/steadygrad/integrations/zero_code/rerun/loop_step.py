@@ -17,6 +17,7 @@ from torch.optim import LBFGS
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.torch_private import register_pytree_node
 from ....diagnosis.distributed.unsharded import UsesCollectives
+from ....diagnosis.isolation.quiet import quiet
 from ....diagnosis.isolation.resource_limits import limits
 from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
@@ -28,7 +29,7 @@ from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import gradients_kept, inner
 from .loop_lines import LoopPass
 from .model_call_step import ModelCallStep
-from .side_effects import HasEffect, quiet, supervised
+from .side_effects import HasEffect, supervised
 from .user_state import LargeTables, UserState
 
 MADE_BEFORE = "the gradient flows through calls that were made before these lines"

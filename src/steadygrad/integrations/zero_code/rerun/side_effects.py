@@ -12,7 +12,6 @@ import contextlib
 import gc
 import inspect
 import io
-import logging
 import socket
 import sys
 import threading
@@ -23,7 +22,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ....detect.loop.no_warnings import no_warnings
 from ....detect.tensors.torch_private import TorchDispatchMode
 from .user_state import UserState, is_users
 
@@ -61,48 +59,6 @@ _NOT_CALLED = (
 
 class HasEffect(BaseException):
     """A line that is run again would leave a trace. Not an Exception, so that no handler of the loop takes it."""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, what this thread prints, logs or warns of goes nowhere."""
-    thread = threading.get_ident()
-    handle = logging.Logger.handle
-
-    def handled(self: logging.Logger, record: logging.LogRecord) -> None:
-        if threading.get_ident() != thread:
-            handle(self, record)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(_Nowhere(sys.stdout, thread)))
-        stack.enter_context(contextlib.redirect_stderr(_Nowhere(sys.stderr, thread)))
-        stack.enter_context(no_warnings())
-        logging.Logger.handle = handled  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            logging.Logger.handle = handle  # type: ignore[method-assign]
-
-
-class _Nowhere:
-    """A stream that forgets what one thread writes; for the others it is the stream in whose place it stands."""
-
-    def __init__(self, stream: Any, thread: int) -> None:
-        self._stream, self._thread = stream, thread
-
-    def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        if threading.get_ident() != self._thread:
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager

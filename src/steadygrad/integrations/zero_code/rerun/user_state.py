@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.tensors.nested_tensors import first_tensor_in
-from ....engine.recovery.preserved_attributes import same_objects
+from ....engine.recovery.preserved_attributes import content_of_array, is_array, same_objects
 
 _MAX_OBJECTS = 10_000
 _MAX_WALKED = 2_000
@@ -134,7 +134,7 @@ class UserState:
 
     @property
     def _large(self) -> list[Any]:
-        return [each for each in self._kept if type(each).__name__ == "ndarray" and each.flags.writeable]
+        return [each for each in self._kept if is_array(each) and each.flags.writeable]
 
     # -- noting
 
@@ -176,7 +176,7 @@ class UserState:
             drawn = value.getstate()
             self._undo.append(lambda: value.setstate(drawn))
             self._note_attributes(value, waiting)
-        elif type(value).__module__.startswith("numpy"):
+        elif is_array(value) or type(value).__module__.startswith("numpy"):
             self._note_numpy(value)
         elif isinstance(value, torch.nn.Module):
             self._note_module(value, waiting)
@@ -292,18 +292,11 @@ class UserState:
                     self._undo.append(functools.partial(_restore_attribute, value, name, kept))
 
     def _note_numpy(self, value: Any) -> None:
-        kind = type(value).__name__
-        if kind == "ndarray":
-            if value.nbytes > _MAX_ARRAY or value.dtype.hasobject:
+        if is_array(value):
+            if value.nbytes > _MAX_ARRAY:
                 self._kept.append(value)
-                return
-            copy = value.copy()
-
-            def undo() -> None:
-                if value.flags.writeable:
-                    value[...] = copy
-
-            self._undo.append(undo)
+            else:
+                self._undo.append(content_of_array(value))
         elif hasattr(value, "bit_generator"):
             generator = value.bit_generator
             state = generator.state

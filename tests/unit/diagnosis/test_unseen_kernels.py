@@ -207,6 +207,8 @@ def test_a_kernel_that_raises_an_error_of_another_kind_for_wider_numbers_does_no
     assert found is not None
     assert found.origin is not None
     assert (found.origin.op, found.rows) == ("mean_of_some", (3,))
+    assert found.cause is not None
+    assert found.cause.slug == "zero_division"
 
 
 class Unshifted(torch.autograd.Function):

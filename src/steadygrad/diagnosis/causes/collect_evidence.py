@@ -156,7 +156,7 @@ def _of_unseen_formula(replayable: Replayable, exam: Examination, evidence: Evid
     elif exam.captured_op.func is not None and is_of_extension(exam.captured_op.func) and evidence.inputs_finite:
         kernel = record.op
     for name, change in _PROBES.items() if kernel is not None else ():
-        if sound(replayable, OtherArguments(kernel, change)):
+        if sound(replayable, OtherArguments(kernel, change), until="backward" if exam.seen.loss_finite else "forward"):
             return replace(evidence, kernel_fails_on=name)
     return evidence
 

@@ -52,10 +52,10 @@ OVERFLOWING = frozenset(
 )
 
 
-def sound(replayable: Replayable, change: ReplayChange) -> bool | None:
-    """Whether loss and gradients are finite with this one change; None where it cannot be run."""
+def sound(replayable: Replayable, change: ReplayChange, *, until: str = "backward") -> bool | None:
+    """Whether loss and gradients are finite with this one change, as far as the step is run; None where it cannot be."""
     try:
-        seen = replay(replayable, change=change, until="backward")
+        seen = replay(replayable, change=change, until=until)
     except CANNOT_RUN:
         return None
     finally:

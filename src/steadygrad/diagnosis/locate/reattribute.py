@@ -53,7 +53,7 @@ OVERFLOWING = frozenset(
 
 
 def sound(replayable: Replayable, change: ReplayChange, *, until: str = "backward") -> bool | None:
-    """Whether loss and gradients are finite with this one change, as far as the step is run; None where it cannot be."""
+    """Whether loss and gradients are finite with this one change, as far as the step is run; None where it cannot."""
     try:
         seen = replay(replayable, change=change, until=until)
     except CANNOT_RUN:

@@ -379,7 +379,8 @@ class LoopLines:
             return
         nothing = no_loss(frame)
         for lines in lines_before(frame, frame.f_lineno):
-            taken = {"torch": torch, **{name: value for name, value in lines.taken.items() if is_data(value)}}
+            data = {name: value for name, value in lines.taken.items() if name in lines.given and is_data(value)}
+            taken = {"torch": torch, **data}
             yield LoopPass(nothing, taken, {}, take_rng(), {}, torch.zeros(()), None), lines
 
     def judged(self) -> None:

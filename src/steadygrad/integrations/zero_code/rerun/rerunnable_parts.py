@@ -163,7 +163,8 @@ def _with_earlier_numbers(loop_passes: Sequence[LoopPass]) -> Iterator[list[Loop
 
 
 def _plain(batch: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_in(batch) if not tensor.requires_grad]
+    """Its tensors without trained weights; `grad` gives gradients that have a graph themselves."""
+    return [tensor for tensor in tensors_in(batch) if not (tensor.requires_grad and tensor.is_leaf)]
 
 
 def _ids(batch: Any) -> tuple[int, ...]:

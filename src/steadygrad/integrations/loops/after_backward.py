@@ -73,6 +73,22 @@ def cut_before(frame: FrameType, line: int) -> Iterator[LoopSlice]:
             yield found
 
 
+def computed_before(frame: FrameType, line: int, name: str) -> int | None:
+    """The line before this one, in its block, that computed this variable last out of what it was itself: its value
+    then is gone. None where there is none, or where that line only moved, shaped or cast it."""
+    body = _body(frame)
+    for statement in reversed(_block_with(body, line) if body is not None else []):
+        names = _NamesInOrder.of([statement])
+        if name not in names.made:
+            continue
+        value = statement.value if isinstance(statement, ast.Assign | ast.AugAssign) else None
+        if value is None or name not in names.read_before:
+            return None
+        computes = isinstance(statement, ast.AugAssign) or any(isinstance(n, ast.BinOp) for n in ast.walk(value))
+        return statement.lineno if computes else None
+    return None
+
+
 def assigns_what_it_reads(statements: list[ast.stmt]) -> bool:
     """Whether statements assign a name that they read before: what they read then is gone."""
     names = _NamesInOrder.of(statements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -179,3 +180,58 @@ def test_the_line_that_spoiled_a_buffer_is_found_many_updates_after_the_last_cop
     assert found.origin.code_line == "mean = (x * marked[:, None]).sum(0) / marked.sum()"
     assert any("the loss of step 16 was finite" in note for note in found.notes)
     assert "eps" in {trial.remedy.slug for trial in found.remedies}
+
+
+# -- a part of the batch that the loop computes in place of its name
+
+
+def parts(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for x in rows:
+        yield x, x.sum(1)
+
+
+def normalised(rows: list[Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, gain in parts(rows):
+        gain = (gain - gain.mean()) / gain.std()
+        loss = (model(x).squeeze(1) * gain).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def moved(rows: list[Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, gain in parts(rows):
+        gain = gain.double().float()
+        loss = (model(x).squeeze(1) * gain).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:std")
+def test_a_line_that_computes_a_variable_out_of_itself_is_named_although_it_cannot_be_run_again(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    model = normalised([*torch.rand(5, 4, 3), torch.rand(1, 3), torch.rand(4, 3)])
+    found = only_diagnosis(watch)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert (found.origin.phase, found.origin.tensor) == ("data", "gain")
+    assert found.origin.code_line == "gain = (gain - gain.mean()) / gain.std()"
+    assert any("the line was not run" in note for note in found.notes)
+
+
+def test_a_line_that_only_casts_a_bad_value_is_not_named_as_its_origin(watching: Any) -> None:
+    rows = list(torch.rand(6, 4, 3))
+    rows[4][1, 2] = torch.nan
+    watch = watching(diagnose="auto")
+    moved(rows)
+    found = only_diagnosis(watch)
+    assert found.origin.phase == "data"
+    assert found.origin.code_line is None

@@ -357,7 +357,7 @@ class RefusalExaminer:
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
                 return found
-            kept = found
+            kept = rerun.with_line_of_loop(found, loop_passes[0])
         return kept
 
     def _by_hand(

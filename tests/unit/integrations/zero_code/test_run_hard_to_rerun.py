@@ -235,3 +235,49 @@ def test_a_line_that_only_casts_a_bad_value_is_not_named_as_its_origin(watching:
     found = only_diagnosis(watch)
     assert found.origin.phase == "data"
     assert found.origin.code_line is None
+
+
+# -- lines that draw from a generator which an object of the program holds
+
+
+class Negatives:
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(8)
+
+    def draw(self) -> Tensor:
+        return torch.randint(0, 30, (6,), generator=self.generator)
+
+
+def with_negatives(count: int, per_update: int) -> tuple[nn.Module, Negatives]:
+    torch.manual_seed(0)
+    model, negatives = nn.Embedding(30, 3), Negatives()
+    shares = torch.full((30,), 1 / 29)
+    shares[17] = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(count):
+        item = torch.tensor([number % 5])
+        scores = model(item) @ model(drawn := negatives.draw()).t()
+        loss = (scores - torch.log(shares[drawn])).logsumexp(1).mean()
+        loss.backward()
+        if (number + 1) % per_update == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, negatives
+
+
+@pytest.mark.parametrize("per_update", [1, 2])
+def test_lines_are_run_again_with_the_numbers_they_drew_from_the_programs_generator(
+    watching: Any, per_update: int
+) -> None:
+    watch = watching(diagnose="off")
+    plain, drawn = with_negatives(12, per_update)
+    watch.stop()
+    watch = watching(diagnose="auto")
+    model, negatives = with_negatives(12, per_update)
+    assert watch.barrier.faults == {}
+    assert torch.equal(plain.weight, model.weight)
+    assert torch.equal(drawn.generator.get_state(), negatives.generator.get_state())
+    found = next(incident.diagnosis for log in watch.ledger.log for incident in log.incidents)
+    assert found.cause.slug == "log_zero"
+    assert found.origin.code_line == "loss = (scores - torch.log(shares[drawn])).logsumexp(1).mean()"
+    assert "eps" in {trial.remedy.slug for trial in found.remedies}

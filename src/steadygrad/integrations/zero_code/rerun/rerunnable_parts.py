@@ -76,6 +76,7 @@ class RerunnableParts:
             if not any(loop_pass.overwritten for loop_pass in slices.loop_passes):
                 yield list(slices.loop_passes)
                 yield from _with_earlier_numbers(slices.loop_passes)
+                yield from self._with_rewound_generators(slices.loop_passes)
         if self.made_before:
             yield from ([loop_pass] for loop_pass in slices.from_earlier_call())
         tried: set[tuple[Any, ...]] = set()
@@ -93,6 +94,16 @@ class RerunnableParts:
                     return
                 yield from _with_earlier_numbers(loop_passes)
                 yield loop_passes
+
+    def _with_rewound_generators(self, loop_passes: Sequence[LoopPass]) -> Iterator[list[LoopPass]]:
+        """The lines as they drew from generators that the program keeps itself."""
+        replayable = self.replayable(loop_passes)
+        try:
+            rewound = replayable.rewound()
+        finally:
+            replayable.release()
+        if rewound is not None:
+            yield rewound
 
     def was_given_good(self) -> bool:
         """Whether no batch that the loader gave last holds a NaN or an infinity; not known of batches on a device."""

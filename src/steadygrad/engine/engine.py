@@ -105,6 +105,7 @@ class Engine:
     ) -> None:
         self.loop, self.policy, self.log, self.barrier, self.ranks = loop, policy, log, barrier, ranks
         self.halt: Decision | None = None
+        self._undone = False
 
     def judge(self, step: Step, reading: Reading, *, made: bool = False) -> Verdict:
         """Judge a measured step, before its update where the host decides, after it (`made`) where the device did.
@@ -134,7 +135,7 @@ class Engine:
         if Action.ROLLBACK in decision.actions:
             decision = self.loop.roll_back(step, decision)
         if Action.HALT in decision.actions:
-            self.halt = decision
+            self.halt, self._undone = decision, reading.undone
             self.log.enter_halt(decision)
             self.loop.halting(step)
         elif Action.ROLLBACK not in decision.actions:
@@ -168,14 +169,14 @@ class Engine:
         if Action.ROLLBACK in decision.actions:
             decision = self.loop.roll_back(step, decision)
         if Action.HALT in decision.actions:
-            self.halt = decision
+            self.halt, self._undone = decision, reading.undone
             self.loop.halting(step)
         return decision
 
     def halted(self) -> TrainingHalted:
         """The exception that ends this training, and only this one."""
         assert self.halt is not None
-        poisoned = any(found.code in _POISONED for found in self.halt.findings)
+        poisoned = not self._undone and any(found.code in _POISONED for found in self.halt.findings)
         return TrainingHalted.at(self.halt.step, self.halt.reason, self.log.journal.path, poisoned=poisoned)
 
     def _decide(self, reading: Reading, findings: Sequence[Finding]) -> Decision:

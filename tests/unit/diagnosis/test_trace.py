@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import math
 import weakref
 
@@ -130,3 +131,13 @@ def test_the_module_call_is_restored_after_tracing() -> None:
     with Tracer(LogNet()).tracing():
         assert nn.Module.__call__ is not before
     assert nn.Module.__call__ is before
+
+
+def test_source_that_a_program_ran_itself_and_gave_to_linecache_is_the_users() -> None:
+    source, name = "def loss_fn(model, x):\n    return model(x).log().sum()\n", "<cell-7>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    names: dict[str, object] = {}
+    exec(compile(source, name, "exec"), names)
+    record = next(r for r in traced(LogNet(), names["loss_fn"], torch.ones(2, 4)).trace.records if r.module is None)
+    assert record.stack.innermost is not None
+    assert (record.stack.innermost.source, record.stack.innermost.text) == (f"{name}:2", "return model(x).log().sum()")

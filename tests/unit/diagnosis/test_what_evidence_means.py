@@ -335,3 +335,31 @@ def test_a_lower_rate_is_tried_from_where_the_loss_was_calm() -> None:
     assert found.cause is not None
     assert found.cause.slug == "lr_divergence"
     assert "lr_down" in slugs(found)
+
+
+class TaskWeight(nn.Module):
+    """The learned weight of a task that is done: its log variance falls without end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_variance = nn.Parameter(torch.zeros(1))
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        return (torch.exp(-self.log_variance) * loss + self.log_variance).sum()
+
+
+def test_a_loss_that_falls_far_below_zero_has_not_diverged() -> None:
+    from steadygrad import Guard
+
+    model = TaskWeight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    with Guard(model, optimizer, lambda m, b: m(b)) as guard:
+        for _ in range(12):
+            guard.step(torch.zeros(1))
+            if guard.incidents:
+                break
+    found = guard.incidents[0].diagnosis
+    assert found is not None
+    assert found.cause is not None
+    assert (found.origin.op, found.cause.slug) == ("exp", "exp_overflow")
+    assert found.origin.code_line == "return (torch.exp(-self.log_variance) * loss + self.log_variance).sum()"

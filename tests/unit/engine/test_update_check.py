@@ -266,3 +266,26 @@ def test_an_update_of_half_precision_that_makes_infinities_is_undone_where_the_d
     monkeypatch.setattr(update_numbers, "ON_DEVICE", ("cpu",))
     assert all(map(torch.equal, train_half(attached=False), train_half(attached=True)))
     assert all(map(torch.equal, train_half(attached=False, left_out=6), train_half(attached=True, bad=6)))
+
+
+class TrustRatio(optim.SGD):
+    """Scales each update to the size of its weight, and divides by zero where a gradient is zero."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.01 * parameter.grad * parameter.norm() / parameter.grad.norm())
+
+
+def test_a_halt_after_updates_that_were_undone_does_not_call_the_weights_bad() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = TrustRatio(model.parameters(), lr=0.1)
+    sg.attach(optimizer, model=model)
+    with pytest.raises(sg.TrainingHalted, match="The refused updates were not applied"):  # noqa: PT012
+        for number, batch in enumerate(batches(24)):
+            loss = loss_fn(model, batch)
+            (loss if number < 3 else 0.0 * loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())

@@ -194,7 +194,8 @@ def _blew_up(losses: tuple[float, ...]) -> bool:
     if len(losses) < 2:
         return False
     low = min(abs(loss) for loss in losses[:-1])
-    return abs(losses[-1]) > 5 * max(low, 1e-12) and abs(losses[-1]) > 2 * abs(losses[0])
+    # A loss that fell below zero has not risen, however large it is.
+    return losses[-1] > 5 * max(low, 1e-12) and losses[-1] > 2 * abs(losses[0])
 
 
 def other_batches_are_calm(replayable: Replayable) -> bool:

@@ -30,6 +30,8 @@ _ENGINE = ("_engine_run_backward", "run_backward")
 _OUR_ENGINE = StaysInBackward._backward.__code__
 # Our own frames that stand between two frames of the patient, while a tracer or an operation is in place.
 _TRANSPARENT = frozenset({"__torch_function__", "__torch_dispatch__", "noted", "operated", "widened"})
+# Source that torch, attrs and others write and give to linecache.
+_GENERATED = ("<eval_with_key>", "<attrs generated", "<torch_package", "<frozen", "<string", "<torch_")
 _MAX_DEPTH = 400
 _MAX_FRAMES = 12
 
@@ -71,10 +73,10 @@ class Stack:
 @cache
 def _kind(filename: str) -> str:
     """torch, ours, owner, library or user, by where the file lies."""
-    if filename.startswith("<ipython-input"):
-        return "user"  # a notebook's cell
     if filename.startswith("<"):
-        return "torch"
+        # A notebook's cell, or source that a program ran itself and whose lines it gave to linecache.
+        written = filename in linecache.cache and not filename.startswith(_GENERATED)
+        return "user" if written or filename.startswith("<ipython-input") else "torch"
     path = str(Path(filename).resolve()) if filename else ""
     if path.startswith(_TORCH):
         return "torch"

@@ -21,6 +21,8 @@ class LinesAfter:
     code: CodeType
     taken: Mapping[str, Any]
     module_globals: Mapping[str, Any]
+    given: frozenset[str] = frozenset()
+    """The names that they read before they have assigned them themselves."""
 
     def run(self, instead: Mapping[str, Any] | None = None) -> None:
         """Raises what they raise. `instead` are other values for names that they read."""
@@ -71,11 +73,25 @@ def cut_before(frame: FrameType, line: int) -> Iterator[LoopSlice]:
             yield found
 
 
+def computed_before(frame: FrameType, line: int, name: str) -> int | None:
+    """The line before this one, in its block, that computed this variable last out of what it was itself: its value
+    then is gone. None where there is none, or where that line only moved, shaped or cast it."""
+    body = _body(frame)
+    for statement in reversed(_block_with(body, line) if body is not None else []):
+        names = _NamesInOrder.of([statement])
+        if name not in names.made:
+            continue
+        value = statement.value if isinstance(statement, ast.Assign | ast.AugAssign) else None
+        if value is None or name not in names.read_before:
+            return None
+        computes = isinstance(statement, ast.AugAssign) or any(isinstance(n, ast.BinOp) for n in ast.walk(value))
+        return statement.lineno if computes else None
+    return None
+
+
 def assigns_what_it_reads(statements: list[ast.stmt]) -> bool:
     """Whether statements assign a name that they read before: what they read then is gone."""
-    names = _NamesInOrder()
-    for statement in statements:
-        names.visit(statement)
+    names = _NamesInOrder.of(statements)
     return bool(names.made & names.read_before)
 
 
@@ -85,6 +101,13 @@ class _NamesInOrder(ast.NodeVisitor):
     def __init__(self) -> None:
         self.made: set[str] = set()
         self.read_before: set[str] = set()
+
+    @classmethod
+    def of(cls, statements: list[ast.stmt]) -> _NamesInOrder:
+        names = cls()
+        for statement in statements:
+            names.visit(statement)
+        return names
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
@@ -160,4 +183,5 @@ def _compiled(frame: FrameType, statements: list[ast.stmt]) -> LinesAfter | None
     code = compile(ast.fix_missing_locations(ast.Module(kept, [])), frame.f_code.co_filename, "exec")
     here, everywhere = variables_of(frame), frame.f_globals
     names = [name for name in names_read(kept) if name in here or name in everywhere]
-    return LinesAfter(code, {name: here.get(name, everywhere.get(name)) for name in names}, everywhere)
+    taken = {name: here.get(name, everywhere.get(name)) for name in names}
+    return LinesAfter(code, taken, everywhere, frozenset(_NamesInOrder.of(kept).read_before))

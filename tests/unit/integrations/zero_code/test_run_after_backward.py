@@ -223,3 +223,51 @@ def test_weights_that_the_program_makes_bad_behind_an_update_are_located_in_its_
     assert found.cause.slug == "zero_division"
     assert found.origin.code_line == "parameter.mul_(width / width.abs().max())"
     assert seen == list(range(6))
+
+
+# -- gradients of each sample by torch.func
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.hidden(x)).squeeze(-1)
+
+
+def normalised(data: list[tuple[torch.Tensor, torch.Tensor]]) -> nn.Module:
+    torch.manual_seed(0)
+    model = Scores()
+    params = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def sample_loss(p: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return -y * torch.func.functional_call(model, p, (x.unsqueeze(0),)).squeeze(0)
+
+    for x, y in data:
+        grads = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))(params, x, y)
+        norms = torch.stack([v.flatten(1).square().sum(1) for v in grads.values()]).sum(0).sqrt()
+        factor = 1.0 / norms
+        for name, p in params.items():
+            scaled = grads[name] * factor.view(-1, *[1] * (grads[name].dim() - 1))
+            p.grad = scaled.sum(0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def test_gradients_of_samples_by_a_transform_are_located_in_the_programs_own_line(watching: Any) -> None:
+    generator = torch.Generator().manual_seed(2)
+    data = [(torch.rand(4, 3, generator=generator), torch.ones(4)) for _ in range(6)]
+    data[3][1][2] = 0.0
+    watch = watching(diagnose="auto")
+    model = normalised(data)
+    watch.finish()
+    assert watch.barrier.faults == {}
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    (incident,) = [incident for log in watch.ledger.log for incident in log.incidents]
+    found = incident.diagnosis
+    assert (found.origin.code_line, found.cause.slug, found.rows) == ("factor = 1.0 / norms", "zero_division", (2,))
+    assert "eps" in {trial.remedy.slug for trial in found.remedies}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -213,3 +214,104 @@ def test_a_call_that_raises_when_it_is_made_again_is_said_and_is_no_internal_err
     assert any("made again, the model's call raised RuntimeError: ticket 3 was used" in note for note in found.notes)
     assert not any("its output is finite" in note for note in found.notes)
     assert found.cause is None
+
+
+# -- a part of the batch that the loop computes in place of its name
+
+
+def parts(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for x in rows:
+        yield x, x.sum(1)
+
+
+def normalised(rows: list[Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, gain in parts(rows):
+        gain = (gain - gain.mean()) / gain.std()
+        loss = (model(x).squeeze(1) * gain).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def moved(rows: list[Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, gain in parts(rows):
+        gain = gain.double().float()
+        loss = (model(x).squeeze(1) * gain).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:std")
+def test_a_line_that_computes_a_variable_out_of_itself_is_named_although_it_cannot_be_run_again(watching: Any) -> None:
+    watch = watching(diagnose="auto")
+    model = normalised([*torch.rand(5, 4, 3), torch.rand(1, 3), torch.rand(4, 3)])
+    found = only_diagnosis(watch)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert (found.origin.phase, found.origin.tensor) == ("data", "gain")
+    assert found.origin.code_line == "gain = (gain - gain.mean()) / gain.std()"
+    assert any("the line was not run" in note for note in found.notes)
+
+
+def test_a_line_that_only_casts_a_bad_value_is_not_named_as_its_origin(watching: Any) -> None:
+    rows = list(torch.rand(6, 4, 3))
+    rows[4][1, 2] = torch.nan
+    watch = watching(diagnose="auto")
+    moved(rows)
+    found = only_diagnosis(watch)
+    assert found.origin.phase == "data"
+    assert found.origin.code_line is None
+
+
+# -- lines that draw from a generator which an object of the program holds
+
+
+class Negatives:
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(8)
+
+    def draw(self) -> Tensor:
+        return torch.randint(0, 30, (6,), generator=self.generator)
+
+
+def with_negatives(count: int, per_update: int) -> tuple[nn.Module, Negatives]:
+    torch.manual_seed(0)
+    model, negatives = nn.Embedding(30, 3), Negatives()
+    shares = torch.full((30,), 1 / 29)
+    shares[17] = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(count):
+        item = torch.tensor([number % 5])
+        scores = model(item) @ model(drawn := negatives.draw()).t()
+        loss = (scores - torch.log(shares[drawn])).logsumexp(1).mean()
+        loss.backward()
+        if (number + 1) % per_update == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, negatives
+
+
+@pytest.mark.parametrize("per_update", [1, 2])
+def test_lines_are_run_again_with_the_numbers_they_drew_from_the_programs_generator(
+    watching: Any, per_update: int
+) -> None:
+    watch = watching(diagnose="off")
+    plain, drawn = with_negatives(12, per_update)
+    watch.stop()
+    watch = watching(diagnose="auto")
+    model, negatives = with_negatives(12, per_update)
+    assert watch.barrier.faults == {}
+    assert torch.equal(plain.weight, model.weight)
+    assert torch.equal(drawn.generator.get_state(), negatives.generator.get_state())
+    found = next(incident.diagnosis for log in watch.ledger.log for incident in log.incidents)
+    assert found.cause.slug == "log_zero"
+    assert found.origin.code_line == "loss = (scores - torch.log(shares[drawn])).logsumexp(1).mean()"
+    assert "eps" in {trial.remedy.slug for trial in found.remedies}

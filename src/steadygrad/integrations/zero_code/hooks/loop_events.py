@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
+from ....detect.tensors.readable_tensors import why_not_read
 from ...loops.patching import Patches
 from ..rerun.loop_lines import LoopLines
 from .call_log import Call
@@ -221,7 +222,9 @@ class LoopEvents:
         used = self._last() if self._last is not None else None
         for frame in self._slices.open_frames()[:_MAX_FRAMES]:
             for value in reversed(list(_values(frame))[:_MAX_NAMES]):
-                if isinstance(value, Tensor) and value is not used and value.numel() == 1 and value.grad_fn is not None:
+                if value is used or why_not_read(value) is not None:
+                    continue
+                if value.numel() == 1 and value.grad_fn is not None:
                     yield value
 
     def _is_bad(self, value: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ....detect.loop.model_calls import ModeModules, callable_parts
 from ....detect.tensors.graph_capture import capturing
-from ....detect.tensors.torch_private import tracing_state
+from ....detect.tensors.torch_private import innermost_transform, tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.kept_bytes import KeptBytes, pieces_of
@@ -195,6 +195,9 @@ class ModelHooks:
             rng = self._take().rng  # taken a moment ago: it is this call's too
         else:
             self.forward_state().took_again()
+        if innermost_transform() is not None:
+            self.lost_calls += 1  # what vmap or grad pass to a model is of no use once they are over
+            return
         self._kept.add(pieces_of((args, kwargs)))
         if len(self.calls) >= MAX_CALLS or (self.calls and self._kept.too_many):
             self.lost_calls += 1

@@ -361,7 +361,7 @@ class RefusalExaminer:
                 continue
             if not _came_in_bad(found) or kept is not None or not rerun.was_given_good():
                 return found
-            kept = found
+            kept = rerun.with_line_of_loop(found, loop_passes[0])
         return kept
 
     def _by_hand(
@@ -372,7 +372,8 @@ class RefusalExaminer:
         rerun = RerunnableParts(self._watch, loop, reading, state, symptom)
         refused = [parameter.grad for parameter in loop.parameters]
         for _, (loop_pass, lines) in zip(range(_MAX_BY_HAND), self._watch.slices.before_update(), strict=False):
-            given = [tensor for tensor in tensors_in(lines.taken) if has_values(tensor)]
+            given = [value for name, value in lines.taken.items() if name in lines.given]
+            given = [tensor for tensor in tensors_in(given) if has_values(tensor)]
             if not all(bool(torch.isfinite(tensor.detach()).all()) for tensor in given):
                 continue  # it was made before them
             replayable = rerun.replayable([loop_pass])

@@ -61,6 +61,8 @@ class LoopPass:
     """The random numbers after the update before: a line like `model(torch.randn(8))` draws between."""
     inside: tuple[CodeType, str] | None = None
     """A function that these lines call and its variable that is the loss, where the function did not return it."""
+    generators: tuple[tuple[torch.Generator, Tensor], ...] = ()
+    """Generators of the program's own, where their states at the beginning of the lines are known."""
     pieces: Mapping[Piece, int] = field(default_factory=dict)
     """The memory that it keeps alive, without what the lines read at the time before as well."""
     _batch: dict[str, Any] | None = field(default=None, init=False, repr=False)
@@ -114,6 +116,8 @@ class LoopPass:
         """The loss by the loop's own lines, with their random numbers and precision. Prints nothing, and what the lines
         count, append or assign is undone; see `effects` for what else. `state` is what they can reach, as it is now."""
         put_rng(self.rng)
+        for generator, before in self.generators:
+            generator.set_state(before)
         names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
         graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
         try:
@@ -261,8 +265,7 @@ class LoopLines:
         return bool(self._seen)
 
     def open_frames(self) -> list[FrameType]:
-        """The program's functions that called a model whose backward has not come, innermost first. They may have
-        returned since; what they had computed is still there."""
+        """The program's functions that called a model whose backward has not come, innermost first."""
         return [frame for frame, _ in self._seen.values() if is_users(frame.f_code.co_filename)]
 
     @property
@@ -272,8 +275,7 @@ class LoopLines:
         return any(handles_errors(code, line) for code, line in seen)
 
     def skipped(self, loss: Tensor) -> bool:
-        """The loop went on without a backward on this loss: keep its lines as if backward had been called where it is
-        called in other rounds. False where that is not known."""
+        """The loop went on without backward: keep the lines up to where other rounds call it. False if not known."""
         loop_pass = self.unfinished(loss)
         if loop_pass is None:
             return False
@@ -379,7 +381,8 @@ class LoopLines:
             return
         nothing = no_loss(frame)
         for lines in lines_before(frame, frame.f_lineno):
-            taken = {"torch": torch, **{name: value for name, value in lines.taken.items() if is_data(value)}}
+            data = {name: value for name, value in lines.taken.items() if name in lines.given and is_data(value)}
+            taken = {"torch": torch, **data}
             yield LoopPass(nothing, taken, {}, take_rng(), {}, torch.zeros(()), None), lines
 
     def judged(self) -> None:
@@ -428,8 +431,7 @@ def _tails(reached: ReachedBackward, handed: Any, ended: Sequence[FrameType]) ->
 
 
 def _up_to_loop(places: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
-    """The functions from backward out to the first with a loop, each with whether it is run from its beginning; none if
-    there is no loop."""
+    """The functions from backward out to the first with a loop, if any, and whether each is run from its beginning."""
     found: list[tuple[CodeType, int, bool]] = []
     for code, line in places:
         if code.co_name == "<module>" and not loops_around(code, line):

@@ -6,8 +6,10 @@ outside of the model is found and remedies can be tried.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ....diagnosis.isolation.resource_limits import limits
 from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
+from ....diagnosis.replay.rewound_generator import drawn_between, state_before
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
 from ...loops.after_backward import LinesAfter
@@ -118,6 +121,27 @@ class LoopStep(ModelCallStep):
         except Exception as error:  # their lines, out of their place, may raise anything
             self.raised = error if near_a_nan(error) else None
             return f"the loop's lines raise {type(error).__name__} when they are run again"[:200]
+
+    def rewound(self) -> list[LoopPass] | None:
+        """The same lines with generators of the program's own as they were before the lines drew from them in the
+        step, if that is as many numbers as now; None where they draw from none, or where that cannot be known."""
+        counts: list[dict[torch.Generator, int]] = []
+        try:
+            with self.examining():
+                self.restore()
+                for batch in self.batches:
+                    with self.supervised(noted := batch.loop_pass.noted(self._tables)):
+                        self.forward(batch)
+                    found = {each: drawn_between(*states) for each, states in noted.drawn.items() if _on_host(each)}
+                    counts.append({each: count for each, count in found.items() if count is not None})
+        except (Exception, HasEffect):  # their lines, out of their place, may raise anything
+            return None
+        passes, later = [], Counter[torch.Generator]()
+        for loop_pass, count in reversed(list(zip(self.loop_passes, counts, strict=True))):
+            later.update(count)
+            states = tuple((each, state_before(each.get_state(), number)) for each, number in later.items())
+            passes.append(replace(loop_pass, generators=states))
+        return passes[::-1] if later else None
 
     def _compared(self) -> str | None:
         self.restore()
@@ -260,6 +284,10 @@ class LoopStep(ModelCallStep):
         terms = self.forward(self._evaluated)
         self.backward(terms)
         return terms["loss"].detach()
+
+
+def _on_host(generator: torch.Generator) -> bool:
+    return generator.device.type == "cpu"
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

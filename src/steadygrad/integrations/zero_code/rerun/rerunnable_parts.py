@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,8 +17,8 @@ from ....detect.tensors.readable_tensors import describable, has_values
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.state.rng import same_rng
 from ....engine.state.training_state import TrainingState
-from ....records import Reading
-from ...loops.after_backward import cut_before
+from ....records import Diagnosis, Reading
+from ...loops.after_backward import computed_before, cut_before
 from ...loops.batch_names import bind_batch
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import ROWS
@@ -75,6 +76,7 @@ class RerunnableParts:
             if not any(loop_pass.overwritten for loop_pass in slices.loop_passes):
                 yield list(slices.loop_passes)
                 yield from _with_earlier_numbers(slices.loop_passes)
+                yield from self._with_rewound_generators(slices.loop_passes)
         if self.made_before:
             yield from ([loop_pass] for loop_pass in slices.from_earlier_call())
         tried: set[tuple[Any, ...]] = set()
@@ -93,11 +95,36 @@ class RerunnableParts:
                 yield from _with_earlier_numbers(loop_passes)
                 yield loop_passes
 
+    def _with_rewound_generators(self, loop_passes: Sequence[LoopPass]) -> Iterator[list[LoopPass]]:
+        """The lines as they drew from generators that the program keeps itself."""
+        replayable = self.replayable(loop_passes)
+        try:
+            rewound = replayable.rewound()
+        finally:
+            replayable.release()
+        if rewound is not None:
+            yield rewound
+
     def was_given_good(self) -> bool:
         """Whether no batch that the loader gave last holds a NaN or an infinity; not known of batches on a device."""
         recent = list(self._watch.batches.recent)
         floats = [t for batch in recent for t in tensors_in(batch) if t.is_floating_point()]
         return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
+
+    def with_line_of_loop(self, found: Diagnosis, loop_pass: LoopPass) -> Diagnosis:
+        """A diagnosis of a batch that was bad when these lines read it, with the line before them that computed it in
+        place of its name. That line cannot be run again, so the note says what is known of it."""
+        lines, origin = loop_pass.slice, found.origin
+        name = (origin.tensor or "").partition(".")[0] if origin is not None else ""
+        frame = living(lines.owner, self._watch.slices.ended)
+        line = computed_before(frame, lines.first_line, name) if frame is not None and name in loop_pass.taken else None
+        if line is None or origin is None or origin.stack:
+            return found
+        source = f"{lines.filename}:{line}"
+        code = linecache.getline(lines.filename, line).strip()
+        note = f"{name} was computed last at {source}, out of what it was before; that is gone, so the line was not run"
+        place = replace(origin, source=source, stack=(source,), code_line=code)
+        return replace(found, origin=place, notes=(*found.notes, note))
 
     def replayable(self, loop_passes: Sequence[LoopPass], kind: type[LoopStep] = LoopStep) -> LoopStep:
         """The step in the form that the diagnosis replays."""
@@ -163,7 +190,8 @@ def _with_earlier_numbers(loop_passes: Sequence[LoopPass]) -> Iterator[list[Loop
 
 
 def _plain(batch: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_in(batch) if not tensor.requires_grad]
+    """Its tensors without trained weights; `grad` gives gradients that have a graph themselves."""
+    return [tensor for tensor in tensors_in(batch) if not (tensor.requires_grad and tensor.is_leaf)]
 
 
 def _ids(batch: Any) -> tuple[int, ...]:

@@ -104,6 +104,8 @@ class UserState:
         """Whether something that can only be walked once is within reach."""
         self.complete = True
         """Whether everything within reach was noted."""
+        self.drawn: dict[torch.Generator, tuple[Tensor, Tensor]] = {}
+        """The states of generators before and after what was restored last, where they had moved."""
         self._frozen: list[Any] = []
         self._slots: dict[type, tuple[str, ...]] = {}
         waiting: deque[Any] = deque(roots)
@@ -119,6 +121,12 @@ class UserState:
         """The same objects hold the same things again."""
         for undo in self._undo:
             undo()
+
+    def _restore_generator(self, generator: torch.Generator, state: Tensor) -> None:
+        moved = generator.get_state()
+        if not torch.equal(moved, state):
+            self.drawn[generator] = (state, moved)
+        generator.set_state(state)
 
     def thaw(self) -> None:
         """Large arrays can be written to again."""
@@ -170,8 +178,7 @@ class UserState:
         elif isinstance(value, type):
             self._note_class(value, waiting)
         elif isinstance(value, torch.Generator):
-            state = value.get_state()
-            self._undo.append(functools.partial(_restore_generator, value, state))
+            self._undo.append(functools.partial(self._restore_generator, value, value.get_state()))
         elif isinstance(value, random.Random):
             drawn = value.getstate()
             self._undo.append(lambda: value.setstate(drawn))
@@ -320,10 +327,6 @@ def _slots_of(kind: type) -> Iterator[str]:
     for each in kind.__mro__:
         slots = vars(each).get("__slots__", ())
         yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
-
-
-def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    generator.set_state(state)
 
 
 def _restore_set(value: set[Any], before: set[Any]) -> None:

@@ -142,7 +142,7 @@ class UpdateCheck:
         With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value; with
         `large` gradients moments may overflow, and that is this update's doing.
         """
-        self._bad_before, self._looked, at_start = {}, False, self._look_at_start()
+        self._bad_before, self._looked, at_start = {}, False, None if self._begun else self._look_at_start()
         if self._held:
             self._give_rates_back()  # where the update before raised
         if hold_rate:
@@ -297,7 +297,7 @@ class UpdateCheck:
 
     def _list_state(self, optimizers: Sequence[Optimizer]) -> None:
         """Look which tensors of state there are."""
-        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        states = list(chain.from_iterable([optimizer.state.values() for optimizer in optimizers]))
         try:
             values = list(chain.from_iterable(map(dict.values, states)))
         except TypeError:  # some are no mappings
@@ -324,8 +324,11 @@ class UpdateCheck:
 
 def _options_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     """Those options of all groups that must be numbers, group by group."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [value for group in groups for value in map(group.get, OPTIONS)]
+    found: list[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found += map(group.get, OPTIONS)
+    return found
 
 
 def _same(some: list[Any], others: list[Any]) -> bool:

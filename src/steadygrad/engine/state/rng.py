@@ -59,10 +59,12 @@ class _NumpyRng:
         numpy = sys.modules.get("numpy")
         if numpy is None:
             return None
-        raw = self._raw(numpy.random)
+        random = numpy.random
+        known = self._generator is not None and random.get_bit_generator() is self._generator
+        raw = self._raw(random) if not known else self._memory.raw if self._memory is not None else b""
         if self._recognised and raw == self._bytes:
             return self._state
-        state: dict[str, Any] = numpy.random.get_state(legacy=False)
+        state: dict[str, Any] = random.get_state(legacy=False)
         self._bytes, self._state = raw, state
         self._recognised = bool(raw) and not state.get("has_gauss", 1)
         return state

@@ -295,7 +295,7 @@ class OptimizerLoop:
         step.loss_seen = loss is not None
         fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         try:  # not `with self._barrier`: this is every step's path
-            read = self.numbers.read(step.number, loss, clipped, can_undo=self._may_undo())
+            read = self.numbers.read(step.number, loss, clipped, can_undo=(may_undo := self._may_undo()))
             reading = self.around.agree(self, read)
             if self._dropped_by_scaler(reading):
                 return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
@@ -305,7 +305,7 @@ class OptimizerLoop:
             if not verdict.applies:
                 return None
             held, large = self.log.ledger.rate_held, reading.grad_norm > LARGE
-            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=held, large=large)
+            undo = self._checked().before(fed, may_copy=may_undo, hold_rate=held, large=large)
             return _JudgedUpdate(step, self._shown(verdict), undo, fed)
         except SteadyError:
             raise

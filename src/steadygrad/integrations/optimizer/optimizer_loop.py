@@ -124,7 +124,10 @@ class OptimizerLoop:
     @property
     def current(self) -> bool:
         """Whether the optimizer has the parameters that it had. Host only, tens of nanoseconds each."""
-        return identical(parameters_of(self.optimizer), self.parameters)
+        now: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            now += group["params"]
+        return identical(now, self.parameters)
 
     def follow(self, names: dict[int, str]) -> bool:
         """Whether parameters were added to the optimizer or replaced since; then they are guarded from now on."""
@@ -466,7 +469,7 @@ class OptimizerLoop:
 
     def _dropped_by_scaler(self, reading: Reading) -> bool:
         """Whether a fused optimizer under a GradScaler will refuse an overflow by itself: its loss is finite."""
-        found = getattr(self.optimizer, "found_inf", None)
+        found = getattr(self._optimizer(), "found_inf", None)
         return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0
 
     def finite(self) -> bool:
@@ -476,7 +479,7 @@ class OptimizerLoop:
 
     def begin_update(self) -> None:
         """Put a lowered learning rate in force for this update; repair a summed `found_inf`."""
-        found = getattr(self.optimizer, "found_inf", None)
+        found = getattr(self._optimizer(), "found_inf", None)
         if isinstance(found, Tensor):
             # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
             self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]

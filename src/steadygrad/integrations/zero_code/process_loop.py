@@ -26,8 +26,7 @@ from ...engine.fault_barrier import FaultBarrier
 from ...engine.state.training_state import TrainingState, bad_state
 from ...engine.step.trained_parameters import parameters_of
 from ...policy import Capabilities, Policy
-from ...records import Action, Decision, Reading
-from ...records.rerun_flag import rerunning
+from ...records import Action, Decision, Reading, rerun_flag
 from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
 from ..optimizer.held_scale import HeldScales
@@ -136,7 +135,7 @@ class ProcessLoop:
     @property
     def _is_elsewhere(self) -> bool:
         """The same as far as other trainings that run at the same time do not matter."""
-        off = self.busy or self._patches is None or self.ledger.guards or rerunning()
+        off = self.busy or self._patches is None or self.ledger.guards or rerun_flag.passes > 0
         return bool(off) or os.getpid() != self._process
 
     @property
@@ -243,7 +242,7 @@ class ProcessLoop:
         training = self.separate.training_of(optimizer)
         if training is not None:
             return self.separate.update(training, original, args, kwargs)
-        if self.away or self._making is not None:
+        if self._is_elsewhere or self._making is not None:
             return original(*args, **kwargs)
         if self.backwards.depth:
             return step_in_backward(self, original, optimizer, args, kwargs)
@@ -256,11 +255,11 @@ class ProcessLoop:
                     lambda run: original(run, *rest, **named), evaluation(self, closure), self._number,
                     self._numbers_of(loop),
                 )  # fmt: skip
-            loss = self._loss_of(loop)
+            loss = self.backwards.total(optimizer) if self._alone else None
             clipped = self.clipping.take(loop.parameters)
             if clipped is not None and len(self.backwards.losses) > 1:
                 clipped.measured = None  # the sum of the losses is computed after that event
-            make = self.sampled.around(loop, lambda: original(*args, **kwargs))
+            make = self.sampled.around(loop, optimizer, lambda: original(*args, **kwargs))
             return loop.update(make, self._number, loss, clipped, holds=not parts_only(self, loop))
         finally:
             self._making = None

@@ -196,10 +196,13 @@ class ModelHooks:
             rng = self._take().rng  # taken a moment ago: it is this call's too
         else:
             self.forward_state().took_again()
-        self._kept.add(pieces_of((args, kwargs)))
-        if len(self.calls) >= MAX_CALLS or (self.calls and self._kept.too_many):
-            self.lost_calls += 1
-            return
+        if self.calls:  # the first is kept whatever memory it takes
+            if len(self.calls) == 1 and not self.lost_calls:
+                self._kept.add(pieces_of((self.calls[0].args, self.calls[0].kwargs)))
+            self._kept.add(pieces_of((args, kwargs)))
+            if len(self.calls) >= MAX_CALLS or self._kept.too_many:
+                self.lost_calls += 1
+                return
         tensors = tensors_in((args, kwargs))
         call = note_call(module, args, kwargs, depth=3, rng=rng, tensors=tensors)
         self.calls.append(call)

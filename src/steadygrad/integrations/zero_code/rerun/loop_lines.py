@@ -71,7 +71,7 @@ class LoopPass:
         return kept
 
     def __post_init__(self) -> None:
-        if not isinstance(self.taken, TakenValues):
+        if type(self.taken) is not TakenValues:  # asked of its type, for that of a mapping is an abstract one
             self.taken = TakenValues(self.taken)
 
     def with_named_batches(self) -> LoopPass:

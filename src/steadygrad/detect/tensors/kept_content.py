@@ -19,7 +19,7 @@ from .nested_tensors import tensors_in
 
 _PLACES, _BYTES, _SAMPLED = 8, 8, 4
 """Bytes are kept of so many places of a tensor, so many of each, and of so many tensors at the most."""
-_read = ctypes.string_at
+_read, _version = ctypes.string_at, operator.attrgetter("_version")
 _WORDS = ctypes.c_uint64 * (1 << 59)
 """Memory as numbers of eight bytes: several of them are read by one call."""
 
@@ -31,7 +31,7 @@ class ContentMarks:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.versions = tuple(map(_version, tensors))
+        self.versions = _versions_of(tensors)
         self.samples: dict[int, Sequence[int]] = {}
         for place, each in enumerate(tensors[:_SAMPLED]):
             if _is_sampled(each, place):
@@ -75,7 +75,7 @@ class KeptContent:
     @property
     def counted_writes(self) -> bool:
         """The same by the versions alone: for every step's path."""
-        return self._marks.versions != tuple(map(_version, self.tensors))
+        return self._marks.versions != _versions_of(self.tensors)
 
     def shares_memory(self, later: KeptContent) -> bool:
         """Whether a tensor of a device begins where one of a later micro-batch does: it may have been refilled."""
@@ -128,8 +128,11 @@ def _identical(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _versions_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    try:
+        return tuple(map(_version, tensors))
+    except RuntimeError:  # of a tensor made in inference mode writes are not counted
+        return tuple(0 if each.is_inference() else each._version for each in tensors)
 
 
 def _is_sampled(tensor: Tensor, place: int) -> bool:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
 
 _NOT_KEPT = torch.zeros(())
+_PLAIN_OPTIONS = (bool, int, float, tuple)
 _scaled = operator.attrgetter("slice.scaled")
 _LARGEST_OF_A_DEVICE = 4 << 30
 """The host memory that a device copies to is slow to get, and this program did not ask for a pause of a minute."""
@@ -394,7 +395,7 @@ class _Same:
 def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Rates and the like as they are now, of each group; not what is kept in tensors."""
     return [
-        {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
+        {key: value for key, value in group.items() if isinstance(value, _PLAIN_OPTIONS)}
         for group in optimizer.param_groups
     ]
 

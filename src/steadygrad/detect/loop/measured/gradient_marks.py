@@ -88,6 +88,14 @@ class GradientMarks:
             ]
         )
 
+    def any_added_to(self, marks: Marks) -> bool:
+        """Whether there is such a one."""
+        for mark, reference in zip(marks, self._parameters, strict=True):
+            gradient = None if (parameter := reference()) is None else parameter.grad
+            if gradient is not None and (mark is None or not mark.is_still(gradient)):
+                return True
+        return False
+
     def smallest(self) -> Tensor | None:
         """The gradient with the fewest elements, to be compared with itself later."""
         there = [gradient for gradient in self.gradients() if gradient is not None and not gradient.is_sparse]

@@ -130,7 +130,10 @@ def identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of all groups, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        found += group["params"]
+    return found
 
 
 def states_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:

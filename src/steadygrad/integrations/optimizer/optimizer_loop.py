@@ -124,10 +124,7 @@ class OptimizerLoop:
     @property
     def current(self) -> bool:
         """Whether the optimizer has the parameters that it had. Host only, tens of nanoseconds each."""
-        now: list[Tensor] = []
-        for group in self.optimizer.param_groups:
-            now += group["params"]
-        return identical(now, self.parameters)
+        return identical(parameters_of(self.optimizer), self.parameters)
 
     def follow(self, names: dict[int, str]) -> bool:
         """Whether parameters were added to the optimizer or replaced since; then they are guarded from now on."""

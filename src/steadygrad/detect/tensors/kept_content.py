@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from .nested_tensors import tensors_in
 _PLACES, _BYTES, _SAMPLED = 8, 8, 4
 """Bytes are kept of so many places of a tensor, so many of each, and of so many tensors at the most."""
 _read, _version = ctypes.string_at, operator.attrgetter("_version")
-_WORDS = ctypes.c_uint64 * (1 << 59)
+_WORDS = ctypes.c_uint64 * (sys.maxsize // 8)
 """Memory as numbers of eight bytes: several of them are read by one call."""
 
 

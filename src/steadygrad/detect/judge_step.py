@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from ..policy import Policy
 from ..records import Finding, Reading, Severity
 from .detectors import ALL, OF_THE_RUN
@@ -32,7 +34,9 @@ def judge(reading: Reading, history: History, policy: Policy) -> tuple[Finding, 
 
 
 def _looks_fine(reading: Reading, history: History, policy: Policy) -> bool:
-    if reading.refused or not all_finite(reading):
+    if reading.refused or not (isfinite(reading.loss) and isfinite(reading.grad_norm)):
+        return False
+    if (reading.terms or reading.micro_losses) and not all_finite(reading):
         return False
     if reading.bad_parameters or reading.bad_state or reading.bad_buffers or reading.bad_inputs:
         return False

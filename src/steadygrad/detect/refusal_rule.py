@@ -16,7 +16,11 @@ from .history import RefusalLimits
 def must_refuse(reading: Reading) -> bool:
     """The rule on the host."""
     norm_limit, loss_limit = reading.grad_norm_limit, reading.loss_limit
-    if not all_finite(reading) or (norm_limit is not None and reading.grad_norm > norm_limit):
+    if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
+        return True
+    if (reading.terms or reading.micro_losses) and not all_finite(reading):
+        return True
+    if norm_limit is not None and reading.grad_norm > norm_limit:
         return True
     return loss_limit is not None and max(reading.micro_losses or (reading.loss,)) > loss_limit
 

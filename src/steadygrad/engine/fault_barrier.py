@@ -14,13 +14,13 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from ..records.errors import SteadyError, code_of
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")
+_NONE = object()
 
 
 class UserCodeError(Exception):
@@ -90,31 +90,42 @@ def listener(hook: Callable[..., Any], failed: Callable[[Exception], Any]) -> Ca
     return safe
 
 
-@dataclass(slots=True)
-class BlockResult(Generic[T]):
-    """What the shielded block came up with; what it began with if the block broke."""
-
-    value: T
-
-
 class BarrierBlock(Generic[T]):
-    """One shielded block. A class, because a generator costs more, several times a step."""
+    """One shielded block, and what it came up with: its `value`, which is the fallback if it broke. A class, because a
+    generator costs more, several times a step."""
 
-    __slots__ = ("_answer", "_barrier", "_fallback", "_room")
+    __slots__ = ("_barrier", "_fallback", "_room", "value")
 
     def __init__(self, barrier: FaultBarrier, room: str, fallback: T) -> None:
         self._barrier = barrier
         self._room = room
-        self._fallback = fallback
-        self._answer = BlockResult(fallback)
+        self._fallback = self.value = fallback
 
-    def __enter__(self) -> BlockResult[T]:
-        return self._answer
+    def __enter__(self) -> BarrierBlock[T]:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, tb: object) -> bool:
         if fault is None or isinstance(fault, SteadyError) or not isinstance(fault, Exception):
             return False
-        self._answer.value = self._fallback
+        self.value = self._fallback
+        self._barrier.note(self._room, fault)
+        return True
+
+
+class BarrierPart:
+    """A shielded block of every step's path: made once, and it comes up with nothing."""
+
+    __slots__ = ("_barrier", "_room")
+
+    def __init__(self, barrier: FaultBarrier, room: str) -> None:
+        self._barrier, self._room = barrier, room
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, tb: object) -> bool:
+        if fault is None or isinstance(fault, SteadyError) or not isinstance(fault, Exception):
+            return False
         self._barrier.note(self._room, fault)
         return True
 
@@ -130,9 +141,16 @@ class FaultBarrier:
         """`tell(kind, **data)` is called for each fault, usually the journal's `event`."""
         self._tell = tell
 
-    def __call__(self, room: str, fallback: T) -> BarrierBlock[T]:
-        """Around a call into a component: `with barrier("watch", fallback) as answer: answer.value = ...`."""
-        return BarrierBlock(self, room, fallback)
+    @overload
+    def __call__(self, room: str) -> BarrierPart: ...
+
+    @overload
+    def __call__(self, room: str, fallback: T) -> BarrierBlock[T]: ...
+
+    def __call__(self, room: str, fallback: Any = _NONE) -> BarrierPart | BarrierBlock[Any]:
+        """Around a call into a component: `with barrier("watch", fallback) as answer: answer.value = ...`. Without a
+        fallback what comes back can be used again and again."""
+        return BarrierPart(self, room) if fallback is _NONE else BarrierBlock(self, room, fallback)
 
     def note(self, room: str, fault: BaseException) -> None:
         """Record a fault of ours; loud the first time for each component."""

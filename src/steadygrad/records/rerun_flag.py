@@ -11,22 +11,23 @@ from contextlib import contextmanager
 from threading import Lock
 
 _lock = Lock()
-_open = 0
+passes = 0
+"""How many such passes are under way now."""
 
 
 @contextmanager
 def rerun() -> Iterator[None]:
     """Around every pass that is not a training pass of the user's own loop. May be nested."""
-    global _open
+    global passes
     with _lock:
-        _open += 1
+        passes += 1
     try:
         yield
     finally:
         with _lock:
-            _open -= 1
+            passes -= 1
 
 
 def rerunning() -> bool:
     """Whether a pass that is made now is a rerun."""
-    return _open > 0
+    return passes > 0

@@ -10,7 +10,7 @@ import pytest
 import steadygrad
 from steadygrad.engine.fault_barrier import FaultBarrier
 from steadygrad.records import rules
-from steadygrad.records.errors import code_of, internal_errors
+from steadygrad.records.errors import UsageError, code_of, internal_errors
 
 SOURCE = Path(steadygrad.__file__).parent
 
@@ -33,6 +33,21 @@ def test_every_part_that_may_fail_has_a_code() -> None:
 
 def test_no_part_is_listed_that_is_not_there() -> None:
     assert sorted(set(internal_errors()) - parts_in_the_source() - {"another"}) == []
+
+
+def test_a_block_that_comes_up_with_nothing_shields_again_and_again() -> None:
+    barrier = FaultBarrier()
+    part = barrier("watch")
+    for _ in range(2):
+        with part, part:
+            raise ValueError("ours")
+    with part:
+        pass
+    assert barrier.faults == {"watch": 2}
+    with pytest.raises(UsageError), part:
+        raise UsageError("for the program")
+    with pytest.raises(KeyboardInterrupt), part:
+        raise KeyboardInterrupt
 
 
 def test_codes_are_unique_and_have_a_page() -> None:

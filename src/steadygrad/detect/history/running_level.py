@@ -36,7 +36,10 @@ class RunningLevel:
 
     def admit(self, value: float) -> None:
         """An accepted value."""
-        self._advance()
+        if self._refused:
+            self._advance()
+        else:
+            self._tick += 1
         self.refused_in_a_row = 0
         if len(self._in_order) == WINDOW:
             del self.ordered[bisect_left(self.ordered, self._in_order.popleft())]

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ NOT_THEIRS = (
 
 _LIBRARIES = (*NOT_THEIRS, *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")))
 _FRAMES, _DEPTH = 4, 60
+_ASKS_FOR_ALL = frozenset({"locals", "vars", "exec", "eval"})
 
 
 def frames_of_program() -> Iterator[FrameType]:
@@ -68,6 +69,19 @@ def is_ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(NOT_THEIRS[0])
 
 
+def line_of(frame: FrameType, place: int) -> int:
+    """The line of one of a function's instructions."""
+    return next((line or 0 for start, end, line in frame.f_code.co_lines() if start <= place < end), 0)
+
+
+def living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
+    """The innermost frame of this code, of those that an error has ended or of the stack."""
+    frame: FrameType | None = next((each for each in ended if each.f_code is code), sys._getframe(1))
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
 def variables_of(frame: FrameType, names: Sequence[str] | None = None) -> dict[str, Any]:
     """The variables of a running function by name, as a copy: all of them, or those of these names that are there.
 
@@ -84,4 +98,4 @@ def variables_of(frame: FrameType, names: Sequence[str] | None = None) -> dict[s
 def _is_a_copy(frame: FrameType) -> bool:
     """Whether what `f_locals` gives is not where the variables are, and the code does not ask for it by itself."""
     code = frame.f_code
-    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not {"locals", "vars", "exec", "eval"} & set(code.co_names)
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and _ASKS_FOR_ALL.isdisjoint(code.co_names)

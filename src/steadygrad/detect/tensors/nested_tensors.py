@@ -40,7 +40,7 @@ def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
         if len(value) > LONG and not _may_hold_tensors(value, deepest):
             return
     elif isinstance(value, dict) or callable(getattr(value, "values", None)):
-        if not _may_hold_tensors(value, deepest):
+        if (type(value) is not dict or len(value) > LONG) and not _may_hold_tensors(value, deepest):
             return
         value = value.values()
     elif not isinstance(value, list | tuple) or not _may_hold_tensors(value, deepest):
@@ -54,6 +54,12 @@ def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
 
 def first_tensor_in(value: Any) -> Tensor | None:
     """The first of them, without looking further."""
+    if type(value) in _SEQUENCES:  # the usual batch, without a generator for each of its parts
+        for item in value if len(value) <= LONG else ():
+            if isinstance(item, Tensor):
+                return item
+            if type(item) not in _PLAIN:
+                break
     return next((tensor for _, tensor in named_tensors_in(value)), None)
 
 

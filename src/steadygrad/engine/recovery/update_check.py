@@ -118,7 +118,7 @@ class UpdateCheck:
         if not self._begun:
             self._look_at_start()
         new = self._loaded or (self._bad_at_start and not self._updates)
-        return bool(new) or not self._are_numbers(_options_of(self._optimizers()))
+        return bool(new) or not self._are_numbers(self._options_now())
 
     @property
     def copies_each(self) -> bool:
@@ -142,7 +142,7 @@ class UpdateCheck:
         With `hold_rate` a learning rate that is no number is replaced for this update by its last finite value; with
         `large` gradients moments may overflow, and that is this update's doing.
         """
-        self._bad_before, self._looked, at_start = {}, False, self._look_at_start()
+        self._bad_before, self._looked, at_start = {}, False, None if self._begun else self._look_at_start()
         if self._held:
             self._give_rates_back()  # where the update before raised
         if hold_rate:
@@ -178,11 +178,10 @@ class UpdateCheck:
     def _is_new(self, with_gradient: Sequence[int]) -> bool:
         if self._with_gradient is None or self._loaded or not self._with_gradient.issuperset(with_gradient):
             return True
-        optimizers = self._optimizers()
-        options = _options_of(optimizers)
+        options = self._options_now()
         if not self._are_numbers(options):
             return True
-        if self.copies_each or ((self._half or self._foreign) and self._updates < FIRST):
+        if (self._half or self._foreign) and (self._updates < FIRST or self.copies_each):
             return True
         if not _same(options, self._rated) and any(
             now > JUMP * before for now, before in zip(_rates(options), self._rates, strict=False) if before > 0
@@ -190,7 +189,7 @@ class UpdateCheck:
             return True
         if self._mark is None:
             return False
-        self._list_state(optimizers)
+        self._list_state()
         self._looked = True
         tensors, written = self._mark
         return tensors is not self._listed[1] or written != sum(map(_version, tensors))
@@ -230,7 +229,7 @@ class UpdateCheck:
             self._mark = None
         else:
             self._mark_state(new=new)
-        options = _options_of(self._optimizers())
+        options = self._options_now()
         if not _same(options, self._rated):
             now, self._rated = _rates(options), options
             kept = self._rates if len(self._rates) == len(now) else now
@@ -275,7 +274,7 @@ class UpdateCheck:
 
     def _bad_options(self) -> tuple[str, ...]:
         """Options that are no finite numbers, each with its value."""
-        options = _options_of(self._optimizers())
+        options = self._options_now()
         named = zip(OPTIONS * len(options), options, strict=False)
         bad = {key: value for key, value in named if isinstance(value, float) and not math.isfinite(value)}
         return tuple(f"{RATE if key == 'lr' else key} is {value}" for key, value in bad.items())
@@ -295,9 +294,21 @@ class UpdateCheck:
         self._options = options
         return True
 
-    def _list_state(self, optimizers: Sequence[Optimizer]) -> None:
+    def _options_now(self) -> list[Any]:
+        """Those options of all groups that must be numbers, group by group."""
+        found: list[Any] = []
+        for reference in self._references:
+            if (optimizer := reference()) is not None:
+                for group in optimizer.param_groups:
+                    found += map(group.get, OPTIONS)
+        return found
+
+    def _list_state(self) -> None:
         """Look which tensors of state there are."""
-        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        states: list[Any] = []
+        for reference in self._references:
+            if (optimizer := reference()) is not None:
+                states += optimizer.state.values()
         try:
             values = list(chain.from_iterable(map(dict.values, states)))
         except TypeError:  # some are no mappings
@@ -311,7 +322,7 @@ class UpdateCheck:
         """Mark the state that an update has left. Most updates write to the tensors that were there before."""
         if new or self._replaces or not self._looked:
             before = self._listed[1]
-            self._list_state(self._optimizers())
+            self._list_state()
             self._replaces |= self._looked and before is not self._listed[1]
         tensors = self._listed[1]
         if self._mark is None or self._mark[0] is not tensors:
@@ -320,12 +331,6 @@ class UpdateCheck:
                 return
             self._many = len(tensors) > FEW_TENSORS
         self._mark = tensors, sum(map(_version, tensors))
-
-
-def _options_of(optimizers: Sequence[Optimizer]) -> list[Any]:
-    """Those options of all groups that must be numbers, group by group."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [value for group in groups for value in map(group.get, OPTIONS)]
 
 
 def _same(some: list[Any], others: list[Any]) -> bool:

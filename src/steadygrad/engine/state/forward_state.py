@@ -253,6 +253,8 @@ class ForwardState:
         """
         if self._frozen.marks:
             self._slots |= self._frozen.moved()
+        if not self._slots:
+            return
         moved = {id(slot.module) for slot in self._slots.values() if not slot.hot and slot.moved()}
         for slot in self._slots.values():
             if moved and id(slot.module) in moved:

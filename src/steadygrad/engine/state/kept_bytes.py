@@ -25,6 +25,7 @@ from ..record.memory_use import free_device_bytes, free_host_bytes
 
 HOST, DEVICE, _SHARED, _DESCRIPTOR = "host", "device", "shared", "descriptor"
 _MOST = {HOST: 256 << 20, DEVICE: 256 << 20}
+_LEAST = min(_MOST.values())
 _SHARE = {HOST: 16, DEVICE: 32}
 """Of what is free, one part in so many at the most."""
 _SHARE_OF_LIMIT = 8
@@ -49,8 +50,7 @@ def pieces_of(value: Any) -> dict[Piece, int]:
 
 def _add(value: Any, found: dict[Piece, int], left: list[int], depth: int) -> None:
     if isinstance(value, Tensor):
-        key, size = piece_of(value)
-        found[key] = size
+        key, found[key] = piece_of(value)
         return
     left[0] -= 1
     if type(value) in (tuple, list, dict):
@@ -75,8 +75,11 @@ def _add_all(values: Iterable[Any], count: int, found: dict[Piece, int], left: l
     if left[0] < 0 or depth < 0:
         return
     before = sum(found.values()) if count > _MAX_LIST else 0
-    for item in itertools.islice(values, _MAX_LIST):
-        _add(item, found, left, depth - 1)
+    for item in itertools.islice(values, _MAX_LIST) if count > _MAX_LIST else values:
+        if isinstance(item, Tensor):
+            key, found[key] = piece_of(item)
+        else:
+            _add(item, found, left, depth - 1)
     if count > _MAX_LIST:
         seen = max(sum(found.values()) - before, sys.getsizeof(0) * _MAX_LIST)
         found[HOST, id(values)] = seen * (count - _MAX_LIST) // _MAX_LIST
@@ -84,7 +87,7 @@ def _add_all(values: Iterable[Any], count: int, found: dict[Piece, int], left: l
 
 def piece_of(tensor: Tensor) -> tuple[Piece, int]:
     """The piece of memory that a tensor lies in, and its bytes."""
-    place = HOST if tensor.device.type == "cpu" else DEVICE
+    place = HOST if tensor.is_cpu else DEVICE
     try:
         storage = tensor.untyped_storage()
         return (place, storage.data_ptr()), _bytes_of(storage)
@@ -131,7 +134,8 @@ class KeptBytes:
     @property
     def too_many(self) -> bool:
         """Whether it is more than may be kept now."""
-        return any(used and used > allowed_bytes(place) for place, used in self.bytes.items())
+        host, device = self.bytes[HOST], self.bytes[DEVICE]
+        return (host > 0 and host > allowed_bytes(HOST)) or (device > 0 and device > allowed_bytes(DEVICE))
 
 
 def fit(values: Iterable[Mapping[Piece, int]]) -> bool:
@@ -140,7 +144,7 @@ def fit(values: Iterable[Mapping[Piece, int]]) -> bool:
     for each in values:
         pieces.update(each)
     used = sum(pieces.values())
-    if used <= min(_MOST.values()) and all(used <= allowed_bytes(place) for place in {place for place, _ in pieces}):
+    if used <= _LEAST and all(map(used.__le__, map(allowed_bytes, {place for place, _ in pieces}))):
         return True  # all of it would fit into either place
     kept = KeptBytes()
     kept.add(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from ...detect.gradient_norms import Gradients
 from ...detect.history import RefusalLimits
 from ...records import Reading
 from .user_step import Terms
+
+_dtype = operator.attrgetter("dtype")
+_FLOAT32 = {torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,11 @@ class Row:
 
     def in_one_dtype(self) -> list[Tensor]:
         """Vectors of at least float32, the flag's place behind them."""
-        parts = [*(part.reshape(-1) for part in self.parts), self.no_flag]
-        if any(part.dtype is not torch.float32 for part in parts):
-            wide = torch.float64 if any(part.dtype is torch.float64 for part in parts) else torch.float32
+        parts = [part.reshape(-1) for part in self.parts]
+        parts.append(self.no_flag)
+        dtypes = set(map(_dtype, parts))
+        if dtypes != _FLOAT32:
+            wide = torch.float64 if torch.float64 in dtypes else torch.float32
             parts = [part.to(wide) for part in parts]
         return parts
 

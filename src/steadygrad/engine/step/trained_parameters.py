@@ -107,15 +107,19 @@ class GroupMembers:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
-        self._known: list[list[Tensor]] = []
+        self._known: list[Any] = []
         self.changed()
 
     def changed(self) -> bool:
         """Whether they have others than when this was last asked. Host only, tens of nanoseconds each."""
-        now = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
-        if len(now) == len(self._known) and all(map(identical, now, self._known)):
+        now: list[Any] = []
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                now += group["params"]
+                now.append(None)  # the end of a group
+        if identical(now, self._known):
             return False
-        self._known = [list(members) for members in now]
+        self._known = now
         return True
 
 
@@ -126,7 +130,10 @@ def identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of all groups, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        found += group["params"]
+    return found
 
 
 def states_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:

@@ -101,12 +101,13 @@ def barred(
             failed(fault)
         if only:
             return original(*args, **kwargs)
-        calls, errors = [call := _Once(original)], list[BaseException]()
+        calls = [call := _Once(original)]
+        errors: list[BaseException] = []
         if listed and args and isinstance(args[0], Iterator) and (items := list(args[0])):
             args = (items, *args[1:])
         if may is not None:
-            args = tuple(_marked(value, calls) for value in args)
-            kwargs = {name: _marked(value, calls) for name, value in kwargs.items()}
+            args = tuple([_marked(value, calls) for value in args])
+            kwargs = {name: _marked(value, calls) for name, value in kwargs.items()} if kwargs else kwargs
         try:
             return around(call, *args, **kwargs)
         except Exception as fault:

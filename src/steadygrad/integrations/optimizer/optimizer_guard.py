@@ -313,7 +313,6 @@ class OptimizerGuard:
         if self._closed:  # a schedule that was made meanwhile still calls through here
             return original(*args, **kwargs)
         closure = closure_in(args, kwargs)
-        rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
         self._refused.discard(id(loop))
         number, self._step = self._step, self._step + 1
         self._skips.updating = True
@@ -332,6 +331,7 @@ class OptimizerGuard:
             self._checker.before_update()
         try:
             if closure is not None:
+                rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
                 return loop.update_with_closure(
                     lambda run: original(run, *rest, **named), closure, number, self._loss_of_closure
                 )

@@ -295,7 +295,7 @@ class OptimizerLoop:
         step.loss_seen = loss is not None
         fed = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         try:  # not `with self._barrier`: this is every step's path
-            read = self.numbers.read(step.number, loss, clipped, can_undo=self._may_undo())
+            read = self.numbers.read(step.number, loss, clipped, can_undo=(may_undo := self._may_undo()))
             reading = self.around.agree(self, read)
             if self._dropped_by_scaler(reading):
                 return _JudgedUpdate(step, None, None, fed, overflow=True, scale=reading.loss_scale)
@@ -305,7 +305,7 @@ class OptimizerLoop:
             if not verdict.applies:
                 return None
             held, large = self.log.ledger.rate_held, reading.grad_norm > LARGE
-            undo = self._checked().before(fed, may_copy=self._may_undo(), hold_rate=held, large=large)
+            undo = self._checked().before(fed, may_copy=may_undo, hold_rate=held, large=large)
             return _JudgedUpdate(step, self._shown(verdict), undo, fed)
         except SteadyError:
             raise
@@ -466,7 +466,7 @@ class OptimizerLoop:
 
     def _dropped_by_scaler(self, reading: Reading) -> bool:
         """Whether a fused optimizer under a GradScaler will refuse an overflow by itself: its loss is finite."""
-        found = getattr(self.optimizer, "found_inf", None)
+        found = getattr(self._optimizer(), "found_inf", None)
         return isinstance(found, Tensor) and math.isfinite(reading.loss) and float(found) > 0
 
     def finite(self) -> bool:
@@ -476,7 +476,7 @@ class OptimizerLoop:
 
     def begin_update(self) -> None:
         """Put a lowered learning rate in force for this update; repair a summed `found_inf`."""
-        found = getattr(self.optimizer, "found_inf", None)
+        found = getattr(self._optimizer(), "found_inf", None)
         if isinstance(found, Tensor):
             # GradScaler sums the flag over devices, and a kernel given 2.0 writes the bad update.
             self.optimizer.found_inf = found.clamp(max=1.0)  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class OpenGradients:
 
     def changed(self) -> bool:
         """Whether a backward came since, and what it made is still there."""
-        return bool(self._few.added_to(self._marks))
+        return self._few.any_added_to(self._marks)
 
     def norm(self) -> float:
         """The largest entry of all, which overflows for no finite gradient. Reads the device."""

@@ -161,7 +161,8 @@ class UpdateNumbers:
         `clipped` are the gradients as they were before the loop clipped them: theirs is the norm that is reported,
         while those that the optimizer is about to use are the ones that are looked at.
         """
-        scale = getattr(self.optimizer, "grad_scale", None)
+        optimizer = self.optimizer
+        scale = getattr(optimizer, "grad_scale", None)
         gradients, clipped = self._measured(clipped) if scale is None else (self._probe.measure(), clipped)
         row = self._readout.pack(gradients, [{"loss": loss if loss is not None else self._no_loss}], scale)
         if clipped is not None:
@@ -169,9 +170,7 @@ class UpdateNumbers:
         values = row.read()
         before_clip = values.pop() if clipped is not None else None
         limits = self._log.limits(None)
-        reading = reading_of(
-            values, row.layout, step=step, lr=current_rate(self.optimizer), batch_key=None, limits=limits
-        )
+        reading = reading_of(values, row.layout, step=step, lr=current_rate(optimizer), batch_key=None, limits=limits)
         factor = 1.0 / reading.loss_scale if scale is not None and reading.loss_scale else 1.0
         if factor != 1.0:
             reading = replace(
@@ -179,7 +178,8 @@ class UpdateNumbers:
             )
         clips = before_clip is not None and not math.isfinite(before_clip)
         stays = clips or self._probe.sharded or not can_undo
-        reading = look_at_infinite_norm(reading, gradients, lambda: factor, clips=stays)
+        if reading.grad_norm == math.inf:
+            reading = look_at_infinite_norm(reading, gradients, lambda: factor, clips=stays)
         return reading if before_clip is None else _before_clipping(reading, before_clip, clipped)
 
 

@@ -7,9 +7,10 @@ them. Nothing of ours may stop the program: every entry is shielded, and where w
 from __future__ import annotations
 
 import math
+import operator
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,7 @@ from ...engine.fault_barrier import FaultBarrier
 from ...engine.state.training_state import TrainingState, bad_state
 from ...engine.step.trained_parameters import parameters_of
 from ...policy import Capabilities, Policy
-from ...records import Action, Decision, Reading
-from ...records.rerun_flag import rerunning
+from ...records import Action, Decision, Reading, rerun_flag
 from ..loops.patch_barrier import closure_in
 from ..loops.patching import Patches
 from ..optimizer.held_scale import HeldScales
@@ -38,7 +38,7 @@ from .hooks.clip_norms import ClipNorms
 from .hooks.loader_batches import LoaderBatches
 from .hooks.loop_events import LoopEvents, Skipped
 from .hooks.model_hooks import ModelHooks
-from .hooks.optimizer_step import finite, step_in_backward
+from .hooks.optimizer_step import evaluation, finite, step_in_backward
 from .hooks.schedulers_and_averages import SchedulersAndAverages
 from .hooks.torch_patches import listen
 from .launch.run_options import RunOptions
@@ -51,6 +51,8 @@ from .rerun.good_states import GoodStates, RollbackResult
 from .rerun.loop_lines import LoopLines
 from .rerun.rank_messages import RankMessages, parts_only
 from .separate_trainings import SeparateTrainings
+
+_params = operator.itemgetter("params")
 
 
 class ProcessLoop:
@@ -66,6 +68,8 @@ class ProcessLoop:
         self.past = GoodStates(self)
         self.followers = SchedulersAndAverages(self.past.followed)
         self.barrier = FaultBarrier()
+        self._in_snapshots, self._in_backward = self.barrier("snapshots"), self.barrier("backward")
+        self.in_events = self.barrier("loop_events")
         self.clipping, self.scales = ClipNorms(self.barrier), HeldScales()
         self.ledger = ProcessReport(settings, self.barrier)
         self.models = ModelHooks(self)
@@ -81,6 +85,7 @@ class ProcessLoop:
         self.ranks = SingleRank()  # ranks agree after a refusal only, by their own means: see RankWords
         self._words: weakref.WeakKeyDictionary[Optimizer, RankMessages] = weakref.WeakKeyDictionary()
         self._making: OptimizerLoop | None = None
+        self._alone: bool | None = None  # known while an update is being made
         self._number, self._together = 0, True
         self._good, self._refused_steps = list[int](), list[int]()
         self._process = os.getpid()
@@ -117,13 +122,21 @@ class ProcessLoop:
     @property
     def alone(self) -> bool:
         """Whether no other rank trains the same weights."""
+        if self._alone is not None:
+            return self._alone
         return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
     @property
     def away(self) -> bool:
         """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, this
         is a forked child, or another training that runs at the same time."""
-        return self.busy or rerunning() or self._is_off or self.separate.here
+        return self._is_elsewhere or self.separate.here
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """The same as far as other trainings that run at the same time do not matter."""
+        off = self.busy or self._patches is None or self.ledger.guards or rerun_flag.passes > 0
+        return bool(off) or os.getpid() != self._process
 
     @property
     def idle(self) -> bool:
@@ -142,7 +155,7 @@ class ProcessLoop:
     @property
     def looked_into(self) -> bool:
         """Whether other code (a guard of the program's own) is tracing a step just now."""
-        return bool(num_dispatch_modes()) and not self.examiner.tracing
+        return num_dispatch_modes() > 0 and not self.examiner.tracing
 
     # -- what is heard before an update
 
@@ -168,22 +181,24 @@ class ProcessLoop:
         elsewhere = self.separate.begins()
         if elsewhere and module is not None and not self._is_off:
             self.separate.model_called(module)
-        return elsewhere or self.away or self.looked_into
+        return elsewhere or self._is_elsewhere or (num_dispatch_modes() > 0 and self.looked_into)
 
     def entered(self) -> bool:
         """A model is called in training: whether the round before was left out by the program."""
-        with self.barrier("loop_events", False) as answer:
-            answer.value = self.events.called()
-        return answer.value
+        with self.in_events:
+            return self.events.called()
+        return False
 
-    def called(self, call: Call) -> None:
+    def called(self, call: Call, tensors: Sequence[Tensor]) -> None:
+        """A model is called, with these tensors among its arguments."""
         if len(self.models.calls) == 1:
             self.slices.forget()
-            with self.barrier("snapshots", None):
-                self.past.window_begins()
-                for loop, _ in self.ledger.in_use_at(self):
+            with self._in_snapshots:
+                in_use = self.ledger.in_use_at(self)
+                self.past.window_begins(in_use)
+                for loop, _ in in_use:
                     loop.undo_faults(self.step, before_forward=True)
-        self.batches.tables.called((call.args, call.kwargs))
+        self.batches.tables.called(tensors)
         self.slices.called(call)
         self.sampled.called(call)
         self.examiner.call_begins(call)
@@ -191,7 +206,7 @@ class ProcessLoop:
     def zeroed(self) -> None:
         """Gradients were cleared."""
         if not self.away:
-            with self.barrier("loop_events", None):
+            with self.in_events:
                 if self._making is None:  # a closure clears them before each of its evaluations
                     self.events.zeroed()
             self.models.zeroed()
@@ -208,7 +223,7 @@ class ProcessLoop:
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""
-        with self.barrier("backward", None):
+        with self._in_backward:
             self.backwards.begin(loss)
             self.batches.describe()
             self.events.backward_begins(loss)
@@ -227,39 +242,42 @@ class ProcessLoop:
         training = self.separate.training_of(optimizer)
         if training is not None:
             return self.separate.update(training, original, args, kwargs)
-        if self.away or self._making is not None:
+        if self._is_elsewhere or self._making is not None:
             return original(*args, **kwargs)
         if self.backwards.depth:
             return step_in_backward(self, original, optimizer, args, kwargs)
         loop = self._begin(optimizer)
-        closure, self._making = closure_in(args, kwargs), loop
+        closure, self._making, self._alone = closure_in(args, kwargs), loop, self.alone
         try:
             if closure is not None:
                 rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "closure"}
                 return loop.update_with_closure(
-                    lambda run: original(run, *rest, **named), self._evaluation(closure), self._number,
+                    lambda run: original(run, *rest, **named), evaluation(self, closure), self._number,
                     self._numbers_of(loop),
                 )  # fmt: skip
-            loss = self._loss_of(loop)
+            loss = self.backwards.total(optimizer) if self._alone else None
             clipped = self.clipping.take(loop.parameters)
             if clipped is not None and len(self.backwards.losses) > 1:
                 clipped.measured = None  # the sum of the losses is computed after that event
-            make = self.sampled.around(loop, lambda: original(*args, **kwargs))
+            make = self.sampled.around(loop, optimizer, lambda: original(*args, **kwargs))
             return loop.update(make, self._number, loss, clipped, holds=not parts_only(self, loop))
         finally:
             self._making = None
-            self._end(loop)
+            try:
+                self._end(loop, optimizer)
+            finally:
+                self._alone = None
 
     def failed(self, fault: Exception) -> None:
         """A fault of ours around a call of the program."""
         self.barrier.note("guard", fault)
         if not self.separate.here:
-            self._making = None
+            self._making = self._alone = None
             for loop in self.loops:
                 loop.end_update()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        return not validate.is_claimed(optimizer) and any(group["params"] for group in optimizer.param_groups)
+        return not validate.is_claimed(optimizer) and any(map(_params, optimizer.param_groups))
 
     def _begin(self, optimizer: Optimizer) -> OptimizerLoop:
         loop = self.loop_of(optimizer)
@@ -269,29 +287,29 @@ class ProcessLoop:
         self.past_trainings.steps(loop)
         self._number, self.step = self.step, self.step + 1
         loop.refused = False
-        with self.barrier("snapshots", None):
+        with self._in_snapshots:
             self.past.update_begins(loop, self._number)
         self.examiner.update_begins()
         return loop
 
-    def _end(self, loop: OptimizerLoop) -> None:
+    def _end(self, loop: OptimizerLoop, optimizer: Optimizer) -> None:
         """An update was made or withheld."""
         if loop.refused:
             self._refused_steps.append(self._number)
-        with self.barrier("snapshots", None):
+        with self._in_snapshots:
             if not loop.refused:
-                self.past.landed(loop.optimizer, loop.last)
+                self.past.landed(optimizer, loop.last)
         self.sampled.updated(loop)
         loop.last = None
-        with self.barrier("loop_events", None):
+        with self.in_events:
             if not (loop.refused or self.models.called):  # asked here: a closure calls the model inside of the update
                 self.models.look_again(loop.parameters)
-            if not loop.refused and self.backwards.of_others(loop.optimizer):
+            if not loop.refused and self.backwards.of_others(optimizer):
                 self.events.left_behind()
             self.events.stepped()
             self.slices.updated(refused=loop.refused)
             self.batches.tables.next_round()
-        self.followers.updated(loop.optimizer, refused=loop.refused)
+        self.followers.updated(optimizer, refused=loop.refused)
         self.models.stepped()
         self.backwards.judged()
 
@@ -306,21 +324,6 @@ class ProcessLoop:
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
         self.loop_of(optimizer).skipped_by_program(self.step, reading, str(event))
-
-    def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Forward and backward happen inside `step(closure)`."""
-
-        def evaluate() -> Any:
-            if self.busy:
-                return closure()
-            with self.barrier("models", None):
-                self.models.begin_window()
-            loss = closure()
-            if isinstance(loss, Tensor) and not self.backwards.losses and loss.numel() == 1:
-                self.backwards.losses.append(loss.detach())
-            return loss
-
-        return evaluate
 
     def _numbers_of(self, loop: OptimizerLoop) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
         def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:
@@ -344,7 +347,7 @@ class ProcessLoop:
         with self.barrier("guard", unknown) as answer:
             loop = self._begin(optimizer)
             answer.value = loop.admit(self._number, self._loss_of(loop), self.clipping.take(loop.parameters))
-            self._end(loop)
+            self._end(loop, optimizer)
         return not self.policy.acts or finite(parameters_of(optimizer)) if answer.value is None else answer.value
 
     def scaler_step(self, original: Callable[[], Any], scaler: Any, optimizer: Any) -> Any:
@@ -375,7 +378,7 @@ class ProcessLoop:
 
     def issued(self, loop: OptimizerLoop) -> None:
         """What `_end` need not do once the device has answered."""
-        with self.barrier("snapshots", None):
+        with self._in_snapshots:
             self.past.prepare(loop.optimizer)
             self.slices.updated(issued=True)
 

@@ -77,7 +77,11 @@ class ProcessReport:
 
     def in_use_at(self, home: Any) -> list[tuple[OptimizerLoop, Optimizer]]:
         """Those of them that step in this loop."""
-        return [(loop, optimizer) for loop, optimizer in self.in_use if loop.around is home]
+        found = []
+        for reference in self._loops:
+            if (loop := reference()) is not None and loop.around is home and (optimizer := loop.living) is not None:
+                found.append((loop, optimizer))
+        return found
 
     @property
     def loops(self) -> list[OptimizerLoop]:

@@ -70,9 +70,11 @@ class SampledChecks:
 
     def called(self, call: Call) -> None:
         """A model is called: what measures activations is attached on a step that is due."""
-        for optimizer, checker in list(self._checkers.items()):
+        for reference in self._checkers.keyrefs():
+            if (optimizer := reference()) is None or (checker := self._checkers.get(optimizer)) is None:
+                continue
             loop = self._watch.optimizers.loop_of(optimizer)
-            if checker is None or loop is None or (step := loop.log.ledger.steps) in checker.idle:
+            if loop is None or (step := loop.log.ledger.steps) in checker.idle:
                 continue
             if checker.model() is call.module:
                 with self._budget:
@@ -80,7 +82,8 @@ class SampledChecks:
 
     def backward_begins(self, loss: Tensor) -> None:
         """A loss, before its backward."""
-        for checker in list(self._checkers.values()):
+        for reference in self._checkers.keyrefs():
+            checker = self._checkers.get(optimizer) if (optimizer := reference()) is not None else None
             if checker is not None and checker.recorder is not None and checker.recorder.wants_losses:
                 with self._budget:
                     checker.recorder.before_backward(loss)
@@ -102,10 +105,10 @@ class SampledChecks:
         self._first_look = weakref.ref(model), graph
         graph.loss(loss, 0, num_rows_in((call.args, call.kwargs)))
 
-    def around(self, loop: OptimizerLoop, make: Callable[[], Any]) -> Callable[[], Any]:
+    def around(self, loop: OptimizerLoop, optimizer: Optimizer, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""
-        checker = self._checker(loop)
-        if checker is None or getattr(loop.optimizer, "grad_scale", None) is not None:
+        checker = self._checkers.get(optimizer) or self._checker(loop)
+        if checker is None or getattr(optimizer, "grad_scale", None) is not None:
             return make
         if checker.recorder is not None:
             batches = self._watch.batches

@@ -20,15 +20,19 @@ class ProgramOptimizers:
         self._on_gone = on_gone
         self._references: set[weakref.ref[Optimizer]] = set()
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.several = False
+        """Whether there is more than one. Asked many times in each step."""
         self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
 
     def made(self, optimizer: Optimizer, step: int) -> None:
         """An optimizer was made before this step."""
         self._made[optimizer] = step
         self._references.add(weakref.ref(optimizer, self._gone))
+        self.several = len(self._references) > 1
 
     def _gone(self, reference: weakref.ref[Optimizer]) -> None:
         self._references.discard(reference)
+        self.several = len(self._references) > 1
         try:  # nothing of this may reach the program, which may be at its end
             self._on_gone()
         except Exception:
@@ -43,11 +47,6 @@ class ProgramOptimizers:
     def living(self) -> list[Optimizer]:
         """Those that are still there."""
         return list(self._made)
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one."""
-        return len(self._made) > 1
 
     @property
     def num_stepped(self) -> int:

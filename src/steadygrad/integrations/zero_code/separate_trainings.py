@@ -63,10 +63,10 @@ class SeparateTrainings:
         with one optimizer and one thread, a comparison. Several ranks have one flow each, for all decide alike."""
         if not self._home:
             return False
-        home, ident, flow = self._home[0]
-        if threading.get_ident() != ident:
-            return self._watch.alone and self._in_other_thread(home)
-        return self._takes_turns and self._in_other_flow(flow)
+        home = self._home[0]
+        if threading.get_ident() != home[1]:
+            return self._watch.alone and self._in_other_thread(home[0])
+        return self._watch.optimizers.several and self._watch.alone and self._in_other_flow(home[2])
 
     @property
     def _takes_turns(self) -> bool:

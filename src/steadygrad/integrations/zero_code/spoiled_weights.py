@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...detect.loop.program_frames import frames_of_program
+from ...detect.loop.program_frames import frames_of_program, living
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import has_values
 from ...engine.state.rng import take_rng
 from ..loops.after_backward import LinesAfter, lines_after, lines_behind, no_loss
 from ..loops.loop_slice import loops_around
-from .rerun.loop_lines import LoopPass, living
+from .rerun.loop_lines import LoopPass
 from .rerun.loop_step import LoopPassBatch, LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
 from .rerun.side_effects import HasEffect

@@ -7,17 +7,23 @@ import io
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import steadygrad as sg
+from steadygrad.detect.loop import loop_recorder
 from steadygrad.diagnosis import diagnose
 from steadygrad.diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits
 from steadygrad.integrations.zero_code.hooks import find_models
 from steadygrad.integrations.zero_code.look_budget import LookBudget
 from steadygrad.integrations.zero_code.rerun import examine_refusal, loop_lines, loop_step, user_state
+
+HERE = str(Path(sg.__file__).parent)
+MOST_CALLS = 330
 
 
 def calls_in(run: Callable[[], Any]) -> int:
@@ -34,6 +40,45 @@ def calls_in(run: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+def calls_of_ours(run: Callable[[], Any]) -> int:
+    """Calls of this package's functions, while this runs."""
+    count = 0
+
+    def note(frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        code = frame.f_code
+        count += event == "call" and code.co_filename.startswith(HERE) and not code.co_name.startswith("<")
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_healthy_step_makes_few_calls_of_ours(watching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test of this process may have compiled something, and then hooks stay where they are.
+    monkeypatch.setattr(loop_recorder, "_something_is_compiled", lambda: False)
+    watching()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs, targets = torch.randn(4, 8), torch.randn(4, 1)
+
+    def step() -> None:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    for _ in range(233):
+        step()
+    # One that sets a record, or is sampled, makes some more.
+    assert min(calls_of_ours(step) for _ in range(8)) <= MOST_CALLS
 
 
 def trained(data: Any, pick: Callable[[Any, int], torch.Tensor], steps: int = 4) -> int:

@@ -6,7 +6,7 @@ A few parameters stand for all. Nothing is read from a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from torch.utils.weak import TensorWeakRef
 MOST = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A gradient at one moment."""
 
     gradient: TensorWeakRef
@@ -42,20 +41,19 @@ class GradientMarks:
         self._parameters = [TensorWeakRef(parameter) for parameter in parameters]
 
     def gradients(self) -> list[Tensor | None]:
-        found = []
-        for reference in self._parameters:
-            parameter = reference()
-            found.append(None if parameter is None else parameter.grad)
-        return found
+        parameters = [reference() for reference in self._parameters]
+        return [None if parameter is None else parameter.grad for parameter in parameters]
 
     def take(self, *, values: bool = False) -> Marks:
         """The gradients as they are now; with `values` the smallest one in host memory is read."""
         looked_at = self.smallest() if values else None
         return tuple(
-            None
-            if gradient is None
-            else Mark(TensorWeakRef(gradient), gradient._version, gradient is looked_at and _has_values(gradient))
-            for gradient in self.gradients()
+            [
+                None
+                if gradient is None
+                else Mark(TensorWeakRef(gradient), gradient._version, gradient is looked_at and _has_values(gradient))
+                for gradient in self.gradients()
+            ]
         )
 
     def unchanged(self, marks: Marks) -> bool:
@@ -83,10 +81,20 @@ class GradientMarks:
         """The places of the gradients that are new or were written to."""
         pairs = enumerate(zip(marks, self.gradients(), strict=True))
         return frozenset(
-            place
-            for place, (mark, gradient) in pairs
-            if gradient is not None and (mark is None or not mark.is_still(gradient))
+            [
+                place
+                for place, (mark, gradient) in pairs
+                if gradient is not None and (mark is None or not mark.is_still(gradient))
+            ]
         )
+
+    def any_added_to(self, marks: Marks) -> bool:
+        """Whether there is such a one."""
+        for mark, reference in zip(marks, self._parameters, strict=True):
+            gradient = None if (parameter := reference()) is None else parameter.grad
+            if gradient is not None and (mark is None or not mark.is_still(gradient)):
+                return True
+        return False
 
     def smallest(self) -> Tensor | None:
         """The gradient with the fewest elements, to be compared with itself later."""

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from ....detect.loop.program_frames import user_line
 from ....detect.tensors.kept_content import ContentMarks, marks_of
+from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.repeatable_model_calls import only_through
 
 MAX_CALLS = 64
 MAX_KEPT_GRADIENT = 1 << 22
 """Past so many elements the gradient of an output is not kept: it would raise the peak of memory."""
+_MAX_LIST = 256
 _MARK = "steadygrad"
 _marks = itertools.count()
 
@@ -71,12 +73,13 @@ class Call:
 
 
 def note_call(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, rng: RngState | None = None
-) -> Call:
-    """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken."""
-    return Call(
-        module, args, dict(kwargs), marks_of((args, kwargs)), rng or take_rng(), autocast_now(), user_line(depth + 1)
-    )  # fmt: skip
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, rng: RngState | None = None,
+    tensors: Sequence[Tensor] | None = None,
+) -> Call:  # fmt: skip
+    """Keep one call as it begins. Host work only; copies nothing. `rng` are the random states, if just taken, and
+    `tensors` those of the arguments, if just listed."""
+    marks = marks_of((args, kwargs)) if tensors is None else ContentMarks(tensors)
+    return Call(module, args, dict(kwargs), marks, rng or take_rng(), autocast_now(), user_line(depth + 1))
 
 
 def keep_output_gradients(call: Call, output: Any) -> None:
@@ -161,6 +164,21 @@ def detached(value: Any) -> Any:
     if type(value) is dict:
         return {key: detached(item) for key, item in value.items()}
     return value
+
+
+def as_leaves(value: Any) -> Any:
+    """The same value, without the graph behind it: that graph has been used and freed."""
+    if isinstance(value, Tensor):
+        return value if value.grad_fn is None else value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(as_leaves(item) for item in value))
+    if type(value) not in (list, tuple, dict) or len(value) > _MAX_LIST:
+        return value
+    if all(tensor.grad_fn is None for tensor in tensors_in(value)):
+        return value
+    if type(value) is dict:
+        return {key: as_leaves(item) for key, item in value.items()}
+    return type(value)(as_leaves(item) for item in value)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....detect.gradient_norms import GradientProbe, Gradients, clip_exact
 from ....engine.fault_barrier import FaultBarrier
+from ....records.errors import SteadyError
 
 _grad, _trains = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
 _DENSE = frozenset({Tensor, type(None)})
@@ -48,10 +49,14 @@ class ClipNorms:
         everything = list(args[0])  # a generator can be walked only once
         if not everything:
             return original((nothing for nothing in everything), *args[1:], **kwargs)
-        clipped: Tensor | None = None
-        with self._barrier("clip", clipped) as answer:
-            answer.value = self._clip(everything, args[1:], kwargs)
-        return original(everything, *args[1:], **kwargs) if answer.value is None else answer.value
+        try:  # not `with self._barrier`: this is every step's path
+            clipped = self._clip(everything, args[1:], kwargs)
+        except SteadyError:
+            raise
+        except Exception as fault:
+            self._barrier.note("clip", fault)
+            clipped = None
+        return original(everything, *args[1:], **kwargs) if clipped is None else clipped
 
     def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         # Every step's path, over every parameter: no Python call for each of them.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ....detect.loop.model_calls import ModeModules, callable_parts
 from ....detect.tensors.graph_capture import capturing
+from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.torch_private import innermost_transform, tracing_state
 from ....engine.fault_barrier import FaultBarrier
 from ....engine.state.forward_state import Entry, ForwardState
@@ -198,13 +199,17 @@ class ModelHooks:
         if innermost_transform() is not None:
             self.lost_calls += 1  # what vmap or grad pass to a model is of no use once they are over
             return
-        self._kept.add(pieces_of((args, kwargs)))
-        if len(self.calls) >= MAX_CALLS or (self.calls and self._kept.too_many):
-            self.lost_calls += 1
-            return
-        call = note_call(module, args, kwargs, depth=3, rng=rng)
+        if self.calls:  # the first is kept whatever memory it takes
+            if len(self.calls) == 1 and not self.lost_calls:
+                self._kept.add(pieces_of((self.calls[0].args, self.calls[0].kwargs)))
+            self._kept.add(pieces_of((args, kwargs)))
+            if len(self.calls) >= MAX_CALLS or self._kept.too_many:
+                self.lost_calls += 1
+                return
+        tensors = tensors_in((args, kwargs))
+        call = note_call(module, args, kwargs, depth=3, rng=rng, tensors=tensors)
         self.calls.append(call)
-        self._watch.called(call)
+        self._watch.called(call, tensors)
 
     def _without_gradients(self, *, began: bool) -> None:
         """A call without gradients draws numbers as well: for the window under way, or for the one that comes."""
@@ -252,7 +257,7 @@ class ModelHooks:
         """What the forward of all models in use may move. Made anew when there are others; in the middle of a window
         they are added."""
         roots = self.roots()
-        key, before = tuple(id(root) for root in roots), self._forward_of
+        key, before = tuple(map(id, roots)), self._forward_of
         if self._forward is not None and key == before:
             return self._forward
         self._forward_of = key
@@ -295,7 +300,7 @@ class ModelHooks:
 
     def zeroed(self) -> None:
         """Gradients were cleared: what comes next is a new window, unless its forward is already done."""
-        if not self.calls or all(call.output_gradients or call.too_large for call in self.calls):
+        if all(call.output_gradients or call.too_large for call in self.calls):
             self._round_left_out()
             self._entry_is_old = True
             self.forget_calls()

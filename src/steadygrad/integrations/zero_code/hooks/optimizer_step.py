@@ -45,6 +45,22 @@ def step_in_backward(
     return None
 
 
+def evaluation(watch: ProcessLoop, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Forward and backward happen inside `step(closure)`."""
+
+    def evaluate() -> Any:
+        if watch.busy:
+            return closure()
+        with watch.barrier("models", None):
+            watch.models.begin_window()
+        loss = closure()
+        if isinstance(loss, Tensor) and not watch.backwards.losses and loss.numel() == 1:
+            watch.backwards.losses.append(loss.detach())
+        return loss
+
+    return evaluate
+
+
 def _kinds(kind: type[Optimizer]) -> list[type[Optimizer]]:
     found: list[type[Optimizer]] = []
     below: type[Optimizer]

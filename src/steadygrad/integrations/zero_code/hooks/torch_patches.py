@@ -117,9 +117,7 @@ def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:
     def backward(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Traced by a compiler, or only counted on the meta device, there is no loss to look at. A tensor subclass goes
         # through here twice for one backward, the second time from inside the first.
-        if is_compiling() or self.device.type == "meta" or watch.separate.begins() or watch.backwards.depth:
-            return original(self, *args, **kwargs)
-        if watch.away or watch.looked_into:
+        if is_compiling() or self.is_meta or watch.is_called_elsewhere(None) or watch.backwards.depth:
             return original(self, *args, **kwargs)
         watch.backward_begins(self)
         watch.backwards.depth += 1
@@ -136,7 +134,7 @@ def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:
         if is_compiling() or watch.away:
             return original(*args, **kwargs)
         norm = measured_clip(original, args, kwargs)
-        with watch.barrier("loop_events", None):
+        with watch.in_events:
             watch.events.clipped(norm)
         return norm
 

@@ -11,6 +11,7 @@ bad, with a finite loss, is left out: with it the run would be where it was.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 
 from ....detect.gradient_norms import GradientProbe
 from ....detect.tensors.nested_tensors import tensors_in
-from ....detect.tensors.readable_tensors import describable
+from ....detect.tensors.readable_tensors import why_not_read
 from ....engine import validate
 from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
 
 _NOT_KEPT = torch.zeros(())
+_PLAIN_OPTIONS = (bool, int, float, tuple)
+_scaled = operator.attrgetter("slice.scaled")
 _LARGEST_OF_A_DEVICE = 4 << 30
 """The host memory that a device copies to is slow to get, and this program did not ask for a pause of a minute."""
 _IN_USE = 32
@@ -105,12 +108,14 @@ class GoodStates:
 
     # -- while all is well
 
-    def window_begins(self) -> None:
-        """Before the first call of a model since an update: copy the state if it is time. Does not sync on a CPU."""
+    def window_begins(self, in_use: Sequence[tuple[OptimizerLoop, Optimizer]] | None = None) -> None:
+        """Before the first call of a model since an update: copy the state if it is time. Does not sync on a CPU.
+
+        `in_use` are the optimizers of the training under way, if they were just listed."""
         watch = self._watch
         if not watch.policy.acts:
             return
-        self._look_around()
+        self._look_around(in_use)
         ring, snapshot_schedule, step = self._ring, self._snapshot_schedule, watch.step
         if ring is None or snapshot_schedule is None or not (self._due or snapshot_schedule.due(step)):
             return
@@ -142,7 +147,7 @@ class GoodStates:
 
     def landed(self, optimizer: Optimizer, reading: Reading | None) -> None:
         """Remember the update just made. Host work only: a few names, no copy."""
-        if self._ring is None or not self._ring.steps or reading is None:
+        if self._ring is None or self._ring.last_step < 0 or reading is None:
             return
         prepared, self._prepared = self._prepared, None
         found = self._remember(optimizer) if prepared is None else prepared
@@ -169,7 +174,7 @@ class GoodStates:
 
     def prepare(self, optimizer: Optimizer) -> None:
         """The update is under way: what `landed` takes, except for its numbers."""
-        if self._ring is not None and self._ring.steps:
+        if self._ring is not None and self._ring.last_step >= 0:
             self._prepared = self._remember(optimizer)
 
     def _remember(self, optimizer: Optimizer) -> AppliedUpdate | str:
@@ -181,38 +186,36 @@ class GoodStates:
             return "several optimizers step in turn"
         if not loop_passes or len(loop_passes) != len(watch.backwards.losses) or watch.models.lost_calls:
             return watch.slices.why_not or "their lines could not be cut out of the loop"
-        if (
-            any(loop_pass.slice.scaled for loop_pass in loop_passes)
-            or getattr(optimizer, "grad_scale", None) is not None
-        ):
+        if getattr(optimizer, "grad_scale", None) is not None or any(map(_scaled, loop_passes)):
             return "their loss was scaled"
         if watch.clipping.unknown:
             return "their gradients were clipped in a way of the loop's own"
-        tensors = [tensor for loop_pass in loop_passes for tensor in tensors_in(loop_pass.batch)]
-        if not all(describable(tensor) for tensor in tensors):
-            return "they read tensors of a kind that is not kept"
-        if any(tensor.grad_fn is not None for tensor in tensors):
-            return "they read what an earlier step computed"  # and keeping it would keep that step's graph
-        # A loss is computed on top of all activations: on a CPU its few bytes would keep the memory below from being
-        # freed. As a number it is exact.
-        losses = [
-            float(loop_pass.loss) if loop_pass.loss.device.type == "cpu" else loop_pass.loss
-            for loop_pass in loop_passes
-        ]
-        loop_passes = [loop_pass.without_loss(_NOT_KEPT) for loop_pass in loop_passes]
+        losses: list[float | Tensor] = []
+        for place, loop_pass in enumerate(loop_passes):
+            for tensor in tensors_in(loop_pass.batch):
+                if why_not_read(tensor) is not None:
+                    return "they read tensors of a kind that is not kept"
+                if tensor.grad_fn is not None:
+                    return "they read what an earlier step computed"  # and keeping it would keep that step's graph
+            # A loss is computed on top of all activations: on a CPU its few bytes would keep the memory below from
+            # being freed. As a number it is exact.
+            losses.append(float(loop_pass.loss) if loop_pass.loss.is_cpu else loop_pass.loss)
+            loop_passes[place] = loop_pass.without_loss(_NOT_KEPT)
         return AppliedUpdate(-1, loop_passes, losses, math.nan, watch.clipping.limit, _plain_groups(optimizer), [])
 
-    def _look_around(self) -> None:
+    def _look_around(self, in_use: Sequence[tuple[OptimizerLoop, Optimizer]] | None = None) -> None:
         """One state for all optimizers in use; made anew when that changes, another model was found, or parts of one
         were replaced."""
         watch = self._watch
-        living = watch.ledger.in_use_at(watch)
-        living = [each for each in living if self._last.get(each[0], -_IN_USE) > watch.step - _IN_USE]
-        loops, optimizers = [loop for loop, _ in living], [optimizer for _, optimizer in living]
+        loops, optimizers, first = list[OptimizerLoop](), list[Optimizer](), watch.step - _IN_USE
+        for loop, optimizer in watch.ledger.in_use_at(watch) if in_use is None else in_use:
+            if self._last.get(loop, -_IN_USE) > first:
+                loops.append(loop)
+                optimizers.append(optimizer)
         forward = watch.models.forward_state()
         for optimizer in optimizers:
             watch.loop_of(optimizer)
-        parameters_now = (id(loop.parameters) for loop in loops)
+        parameters_now = [id(loop.parameters) for loop in loops]
         key = (id(forward), forward.num_modules, forward.changes, *map(id, loops), *parameters_now)
         if key == self._of:
             return
@@ -392,7 +395,7 @@ class _Same:
 def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Rates and the like as they are now, of each group; not what is kept in tensors."""
     return [
-        {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
+        {key: value for key, value in group.items() if isinstance(value, _PLAIN_OPTIONS)}
         for group in optimizer.param_groups
     ]
 

@@ -10,7 +10,6 @@ program that led to backward are noted; if the step is refused, their lines are 
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import weakref
@@ -23,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....detect.loop.program_frames import variables_of
+from ....detect.loop.program_frames import line_of, living, variables_of
 from ....detect.tensors.kept_content import ContentMarks, marks_of
-from ....detect.tensors.nested_tensors import tensors_in
 from ....diagnosis.isolation.quiet import quiet
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
@@ -33,14 +31,13 @@ from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_lo
 from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
-from ..hooks.call_log import Call, autocast_now
+from ..hooks.call_log import Call, as_leaves, autocast_now
 from .user_state import LargeTables, TakenValues, UserState, is_data, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64
 _MAX_PLACES = 6
 _KEPT_BEFORE = 2
-_MAX_LIST = 256
 
 
 @dataclass(slots=True)
@@ -69,12 +66,14 @@ class LoopPass:
 
     def without_loss(self, instead: Tensor) -> LoopPass:
         """The same lines and values for keeping, with another tensor in place of the loss."""
-        kept = copy.copy(self)
+        kept = object.__new__(LoopPass)  # `copy.copy(self)`, but fast: there is one for each update
+        for name in LoopPass.__slots__:
+            setattr(kept, name, getattr(self, name))
         kept.loss = instead
         return kept
 
     def __post_init__(self) -> None:
-        if not isinstance(self.taken, TakenValues):
+        if type(self.taken) is not TakenValues:  # asked of its type, for that of a mapping is an abstract one
             self.taken = TakenValues(self.taken)
 
     def with_named_batches(self) -> LoopPass:
@@ -101,7 +100,8 @@ class LoopPass:
     def batch(self) -> dict[str, Any]:
         """Of the values read, those that hold tensors and are not a model: the batch, and what goes with it."""
         if self._batch is None:
-            self._batch = {name: value for name, value in self.taken.items() if is_data(value)}
+            taken = self.taken.now() if isinstance(self.taken, TakenValues) else self.taken
+            self._batch = {name: value for name, value in taken.items() if is_data(value)}
         return self._batch
 
     def kept(self) -> list[Any]:
@@ -118,8 +118,8 @@ class LoopPass:
         put_rng(self.rng)
         for generator, before in self.generators:
             generator.set_state(before)
-        names = {name: _as_leaves(value) for name, value in {**self.taken, **batch}.items()}
-        graphs = {name: _as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
+        names = {name: as_leaves(value) for name, value in {**self.taken, **batch}.items()}
+        graphs = {name: as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
         try:
             with ExitStack() as stack, torch.enable_grad(), quiet():
                 for device, dtype in self.autocast.items():
@@ -155,9 +155,11 @@ class LoopLines:
         """Why the last micro-batch could not be kept, as a clause."""
         self.ended: Sequence[FrameType] = ()
         """Functions that an error has ended, for the time in which it is explained."""
-        self._known: dict[tuple[CodeType, int, int], LoopSlice | str] = {}
-        self._by_start: dict[tuple[CodeType, int], list[LoopSlice]] = {}
+        self._known: dict[tuple[int, int, int], tuple[CodeType, LoopSlice | str]] = {}
+        self._by_start: dict[int, dict[int, list[LoopSlice]]] = {}
+        """The lines that begin at a model's call: by the code, which they keep alive, and the line."""
         self._seen: dict[int, tuple[FrameType, int]] = {}
+        """The running functions by identity, each with its instruction: to find its line takes longer."""
         self._early: dict[int, dict[str, Any]] = {}
         self._rng: RngState | None = None
         self._rng_before: RngState | None = None
@@ -172,18 +174,21 @@ class LoopLines:
             return
         self._rng = call.rng
         frame: FrameType | None = sys._getframe(1)
+        seen, starts = self._seen, self._by_start
         for _ in range(_MAX_DEPTH):
             if frame is None:
                 break
-            self._seen[id(frame)] = (frame, frame.f_lineno)
-            for known in self._by_start.get((frame.f_code, frame.f_lineno), ()):
-                self._early.setdefault(id(frame), {}).update(known.take(frame))
-                self._rounds[id(frame)] = (frame.f_lineno, _round(known, frame))
+            seen[id(frame)] = (frame, frame.f_lasti)
+            if id(frame.f_code) in starts:
+                line = frame.f_lineno
+                for known in starts[id(frame.f_code)].get(line, ()):
+                    self._early.setdefault(id(frame), {}).update(known.take(frame))
+                    self._rounds[id(frame)] = (line, _round(known, frame))
             frame = frame.f_back
 
     def backward_begins(self, loss: Tensor) -> None:
         """Backward is called on a loss."""
-        seen, early, rng = self._seen, self._early, self._rng
+        seen, early, rng, rounds = self._seen, self._early, self._rng, self._rounds
         self._start_over()
         if len(self.reached) >= _MAX_PLAYS and not self._judged:
             self.why_not = "backward was called too often for one update"
@@ -203,16 +208,20 @@ class LoopLines:
         if id(frame) not in seen:
             self.why_not = "the model's call and backward have no code in common"
             return
-        key = (frame.f_code, seen[id(frame)][1], frame.f_lineno)
+        called_at = rounds[id(frame)][0] if id(frame) in rounds else line_of(*seen[id(frame)])
+        key = (id(frame.f_code), called_at, frame.f_lineno)
         if key not in self._known:
-            made = self._known[key] = cut(frame, key[1], key[2])
+            made = cut(frame, key[1], key[2])
+            self._known[key] = frame.f_code, made
             if not isinstance(made, str):
-                self._by_start.setdefault(key[:2], []).append(made)
-        found = self._known[key]
+                self._by_start.setdefault(key[0], {}).setdefault(key[1], []).append(made)
+        found = self._known[key][1]
         if isinstance(found, str):
             self.why_not = found
             return
-        taken = {**found.take(frame), **early.get(id(frame), {})}
+        taken = early.get(id(frame), {})
+        if not all(map(taken.__contains__, found.reads)):
+            taken = {**found.take(frame), **taken}
         loop_pass = LoopPass(found, taken, frame.f_globals, rng, autocast, value, None, rng_before=before)
         loop_pass.marks = marks_of(loop_pass.batch)
         self._keep(loop_pass)
@@ -232,8 +241,10 @@ class LoopLines:
         before, self._read, new = self._read, {}, []
         for value in loop_pass.kept():
             known = before.get(id(value))
-            if known is None or known() is not value:
-                new.append(value)
+            if known is not None and known() is value:
+                self._read[id(value)] = known
+                continue
+            new.append(value)
             with suppress(TypeError):  # plain lists and the like
                 self._read[id(value)] = weakref.ref(value)
         return pieces_of(new)
@@ -244,16 +255,16 @@ class LoopLines:
         makes a step was called again."""
         if not self._rounds:
             return False
-        begun = {(self._seen[key][0].f_code, line): key for key, (line, _) in self._rounds.items()}
+        begun = {(id(self._seen[key][0].f_code), line): key for key, (line, _) in self._rounds.items()}
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_MAX_DEPTH):
             if frame is None:
                 return False
-            key = begun.get((frame.f_code, frame.f_lineno))
+            key = begun.get((id(frame.f_code), frame.f_lineno))
             if key is not None and key != id(frame):
                 return True  # the function that makes a step was called again
             if key is not None:
-                known = self._by_start[(frame.f_code, frame.f_lineno)][-1]
+                known = self._by_start[id(frame.f_code)][frame.f_lineno][-1]
                 pairs = zip(_round(known, frame), self._rounds[key][1], strict=False)
                 return any(a is not b and not _same(a, b) for a, b in pairs)
             frame = frame.f_back
@@ -271,8 +282,8 @@ class LoopLines:
     @property
     def handles_errors(self) -> bool:
         """Whether the program would handle an error of the lines that called a model whose backward has not come."""
-        seen = [(frame.f_code, line) for frame, line in self._seen.values() if is_users(frame.f_code.co_filename)]
-        return any(handles_errors(code, line) for code, line in seen)
+        seen = [each for each in self._seen.values() if is_users(each[0].f_code.co_filename)]
+        return any(handles_errors(frame.f_code, line_of(frame, place)) for frame, place in seen)
 
     def skipped(self, loss: Tensor) -> bool:
         """The loop went on without backward: keep the lines up to where other rounds call it. False if not known."""
@@ -289,9 +300,9 @@ class LoopLines:
     def unfinished(self, loss: Tensor | None = None) -> LoopPass | None:
         """The lines of a round whose backward has not come, up to where it is called in other rounds."""
         value = torch.tensor(math.nan) if loss is None else loss.detach()
-        for frame, line in self._seen.values():
-            early = self._early.get(id(frame))
-            for known in self._by_start.get((frame.f_code, line), ()):
+        for frame, place in self._seen.values():
+            early, starts = self._early.get(id(frame)), self._by_start.get(id(frame.f_code), {})
+            for known in starts.get(line_of(frame, place), ()) if starts else ():
                 if early is not None and self._rng is not None:
                     loop_pass = LoopPass(known, early, frame.f_globals, self._rng, autocast_now(), value, None)
                     loop_pass.rng_before = self._rng_before
@@ -409,7 +420,7 @@ class LoopLines:
         if self.loop_passes:
             self.before = [*self.before[1 - _KEPT_BEFORE :], self.loop_passes]
             self.loop_passes = []
-            while self.before and not fit(each.pieces for passes in self.before for each in passes):
+            while self.before and not fit([each.pieces for passes in self.before for each in passes]):
                 del self.before[0]
         self.reached, self._judged = [], False
         self._window.clear()
@@ -466,14 +477,6 @@ def _places(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     return tuple(found)
 
 
-def living(code: CodeType, ended: Sequence[FrameType]) -> FrameType | None:
-    """The innermost frame of this code, of those that an error has ended or of the stack."""
-    frame: FrameType | None = next((each for each in ended if each.f_code is code), sys._getframe(1))
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame
-
-
 def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
     """What the loops around some lines are at. Tensors and numbers; nothing is copied."""
     values = variables_of(frame, known.loop_names) if known.loop_names else {}
@@ -483,18 +486,3 @@ def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
 def _same(a: Any, b: Any) -> bool:
     """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
     return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
-
-
-def _as_leaves(value: Any) -> Any:
-    """The same value, without the graph behind it: that graph has been used and freed."""
-    if isinstance(value, Tensor):
-        return value if value.grad_fn is None else value.detach().requires_grad_(value.requires_grad)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_as_leaves(item) for item in value))
-    if type(value) not in (list, tuple, dict) or len(value) > _MAX_LIST:
-        return value
-    if all(tensor.grad_fn is None for tensor in tensors_in(value)):
-        return value
-    if type(value) is dict:
-        return {key: _as_leaves(item) for key, item in value.items()}
-    return type(value)(_as_leaves(item) for item in value)

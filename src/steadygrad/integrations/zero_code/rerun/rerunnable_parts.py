@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.program_frames import living
 from ....detect.tensors.kept_content import marks_of
 from ....detect.tensors.nested_tensors import first_tensor_in, tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
@@ -23,7 +24,7 @@ from ...loops.batch_names import bind_batch
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import ROWS
 from .earlier_loop_step import look_back
-from .loop_lines import LoopPass, living
+from .loop_lines import LoopPass
 from .loop_step import LoopStep, rows_of_loop_pass
 
 if TYPE_CHECKING:

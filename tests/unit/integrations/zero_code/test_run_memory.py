@@ -284,3 +284,16 @@ def test_what_is_known_of_a_training_outlives_one_that_was_dropped_beside_it(wat
     gc.collect()
     assert (len(watch.models.calls), watch.past.steps) == (calls, steps)
     assert watch.barrier.faults == {}
+
+
+def test_a_call_that_was_left_out_does_not_hide_the_memory_of_the_first(
+    watching: Callable[..., Any], few_bytes: int
+) -> None:
+    model = nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = watching()
+    watch.optimizer_made(optimizer)
+    model(torch.randn(3 * ROWS, WIDTH))
+    watch.models.lost_calls += 1  # as for a call inside of `torch.func.vmap`
+    model(torch.randn(3 * ROWS, WIDTH))
+    assert len(watch.models.calls) == 1  # both together are more than may be kept

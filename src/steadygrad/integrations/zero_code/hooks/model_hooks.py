@@ -200,7 +200,7 @@ class ModelHooks:
             self.lost_calls += 1  # what vmap or grad pass to a model is of no use once they are over
             return
         if self.calls:  # the first is kept whatever memory it takes
-            if len(self.calls) == 1 and not self.lost_calls:
+            if not any(self._kept.bytes.values()):
                 self._kept.add(pieces_of((self.calls[0].args, self.calls[0].kwargs)))
             self._kept.add(pieces_of((args, kwargs)))
             if len(self.calls) >= MAX_CALLS or self._kept.too_many:

@@ -13,7 +13,7 @@ from ...engine.step.trained_parameters import parameters_of
 from ..optimizer.optimizer_loop import OptimizerLoop
 
 _IN_TURN = 3
-"""An optimizer that came back so often after another one, each time with a loss of its own, takes turns with it."""
+"""An optimizer that came back so often after another one, each time with a new loss, takes turns with it."""
 
 
 class ProgramOptimizers:

@@ -34,8 +34,9 @@ UNFINISHED = "not finished"
 GOOD = ("passed", "skipped", "xfailed")
 # A number, an address or a word for one: what may differ between two runs of the same test.
 NUMBER = r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?|\b(nan|inf)\b"
-# Left out: colours, how long pytest took where that is more than a minute, and how long a line drawn under a table is.
-LEFT_OUT = re.compile(r"\x1b\[[\d;]*m|\(\d+:\d\d:\d\d\)|(?<=---)-+")
+# Left out: colours, how long pytest took where that is more than a minute, and how long a line drawn under a table or a
+# full progress bar is: a bar ends where the speed behind it begins.
+LEFT_OUT = re.compile(r"\x1b\[[\d;]*m|\(\d+:\d\d:\d\d\)|(?<=---)-+|(?<=━━━)━+")
 VARIABLE = re.compile(NUMBER + r"|pytest-of-\S+|tmp\w{6,}", re.IGNORECASE)
 # Where Python and the packages are installed.
 INSTALLED = re.compile(r"/[^\s'\"`:]*?/(site-packages|lib/python3\.\d+)/(site-packages/)?")

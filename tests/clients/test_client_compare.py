@@ -155,6 +155,7 @@ def test_numbers_colours_widths_and_durations_are_not_compared() -> None:
     assert tool._constant("  1     nan  \x1b[32m0.53\x1b[0m  x") == tool._constant("  10  -0.4  nan  x")
     assert tool._constant("2 passed in 107.2s (0:01:47)") == tool._constant("2 passed in 9.1s")
     assert tool._constant("-------  ------------  ------") == tool._constant("-------  ------------  -------")
+    assert tool._constant("Testing ━━━━━━ 2/2 67.33it/s") == tool._constant("Testing ━━━━━ 2/2 152.94it/s")
     assert tool._constant("2 passed in 9.1s") != tool._constant("2 failed in 9.1s")
 
 

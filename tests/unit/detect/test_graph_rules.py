@@ -79,6 +79,29 @@ def test_every_rule_file_is_asked() -> None:
 # -- the walk
 
 
+class Refusing(Tensor):
+    """A weight that knows `linear` and refuses every other function, as torch's ExpandedWeight does."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.linear:
+            raise RuntimeError(f"cannot handle function {function}")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+def test_a_weight_whose_class_refuses_functions_is_read_without_that_class() -> None:
+    plain = [torch.randn(16, 4), torch.randn(1, 16)]
+    first, last = (Tensor._make_subclass(Refusing, each, True) for each in plain)
+    loss = F.linear(torch.relu(F.linear(torch.randn(32, 4), first) - 100.0), last).sum()
+    faults: list[Exception] = []
+    named: dict[str, Any] = {"first.weight": first, "last.weight": last}
+    found = examine_graph(loss, parameters_in_optimizers=set(), named_parameters=named, failed=faults.append)
+    assert not faults
+    assert [finding.code for finding in found] == [dead_relu.RULE.code]
+    assert layers_by_depth(loss, {id(each): name for name, each in named.items()}) == ["last.weight", "first.weight"]
+
+
 def _deep(layers: int = 12) -> nn.Module:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)

@@ -60,9 +60,14 @@ def at_every_sixth_step(weight: Tensor, update: Tensor, state: dict[str, Any]) -
         state["sum"].zero_()
 
 
-def causes(write: Write, lr: float = 0.1) -> list[str]:
+def with_a_small_part_of_the_rate(weight: Tensor, update: Tensor, _state: dict[str, Any]) -> None:
+    weight.sub_(update * 1e-8)
+
+
+def causes(write: Write, lr: float = 0.1, *, normalised: bool = False) -> list[str]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    between = nn.LayerNorm(16) if normalised else nn.Tanh()
+    model = nn.Sequential(nn.Linear(6, 16), between, nn.Linear(16, 1))
     optimizer = ByHand(model.parameters(), write, lr)
     with sg.attach(optimizer, model=model) as guard:
         for _ in range(12):
@@ -87,6 +92,11 @@ def test_updates_that_reach_the_weights_are_left_alone(write: Write) -> None:
 
 def test_a_step_that_float32_cannot_take_is_not_called_lost_in_a_copy() -> None:
     assert causes(plainly, lr=1e-12) == []
+
+
+def test_an_optimizer_that_begins_with_a_small_part_of_the_rate_is_left_alone() -> None:
+    """It finds its rate as it goes (D-Adaptation). Small weights move at first, a gain of one cannot."""
+    assert causes(with_a_small_part_of_the_rate, normalised=True) == []
 
 
 @pytest.mark.parametrize("copied_back", [True, False])

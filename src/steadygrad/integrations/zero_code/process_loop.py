@@ -285,6 +285,8 @@ class ProcessLoop:
             self.ledger.wake()
             self.models.adopt(loop.parameters)
         self.past_trainings.steps(loop)
+        if self.optimizers.last() is not loop:
+            self.optimizers.takes_turn(loop, own_loss=self.backwards.are_new)
         self._number, self.step = self.step, self.step + 1
         loop.refused = False
         with self._in_snapshots:

@@ -43,6 +43,8 @@ class SampledChecks:
     def __init__(self, watch: ProcessLoop) -> None:
         self._watch = watch
         self._checkers: weakref.WeakKeyDictionary[Optimizer, SampledChecker | None] = weakref.WeakKeyDictionary()
+        self._admitted: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those whose training is looked at. A checker may be made anew; the training is counted once."""
         self._first_look: tuple[weakref.ref[nn.Module], LiveGraph] | None = None
         """What the graph of the first loss of a model showed, before its optimizer was stepped."""
         self._new_optimizer = False
@@ -159,7 +161,8 @@ class SampledChecks:
         if self._budget.left_out:
             made, all_of_them = self._budget.made, self._budget.made + self._budget.left_out
             sentence = (
-                f"silent problems were looked for in {made} of {all_of_them} trainings: the others were too short"
+                f"silent problems were looked for in {made} of {all_of_them} trainings: "
+                f"more would have taken over {_SHARE:.0%} of the run's time"
             )
             self._watch.ledger.say_at_end("looked_at", sentence)
         for optimizer, checker in list(self._checkers.items()):
@@ -184,9 +187,10 @@ class SampledChecks:
         called = {id(call.module): call.module for call in self._watch.models.calls}
         if len(roots) > 1 and len(called) == 1:  # copies of the model that share its parameters are not called
             roots = [root for root in roots if id(root) in called]
-        if len(roots) != 1 or not self._budget.begin():
+        if len(roots) != 1 or not (loop.optimizer in self._admitted or self._budget.begin()):
             return None
         model, optimizer = roots[0], loop.optimizer
+        self._admitted.add(optimizer)
         others = self._watch.optimizers.other_trainers(model, optimizer)
         known = [(other, checker) for other in others if (checker := self._checkers.get(other)) is not None]
         for other, checker in known:

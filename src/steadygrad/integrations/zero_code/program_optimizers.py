@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from ...engine.step.trained_parameters import parameters_of
 from ..optimizer.optimizer_loop import OptimizerLoop
 
+_IN_TURN = 3
+"""An optimizer that came back so often after another one, each time with a new loss, takes turns with it."""
+
 
 class ProgramOptimizers:
     """None of them is kept alive. `on_gone()` is called when one is gone, wherever the program is just then."""
@@ -23,6 +26,9 @@ class ProgramOptimizers:
         self.several = False
         """Whether there is more than one. Asked many times in each step."""
         self._loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[OptimizerLoop]] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[OptimizerLoop, int] = weakref.WeakKeyDictionary()
+        self.last: Callable[[], OptimizerLoop | None] = lambda: None
+        """The loop that made the newest update, while it is there."""
 
     def made(self, optimizer: Optimizer, step: int) -> None:
         """An optimizer was made before this step."""
@@ -43,6 +49,21 @@ class ProgramOptimizers:
         if loop.optimizer not in self._made:
             self.made(loop.optimizer, loop.step)
         self._loops[loop.optimizer] = weakref.ref(loop)
+
+    def takes_turn(self, loop: OptimizerLoop, *, own_loss: bool) -> None:
+        """Another optimizer steps than before, with a loss that was not there for the one before. Where two or more
+        keep coming back like this (two networks at play, an actor and its critic), what one of them learns moves the
+        loss of the other: how high their losses stand is not judged, unless the user wants spikes refused."""
+        first, self.last = self.last() is None, weakref.ref(loop)
+        if first or not own_loss:
+            return
+        self._turns[loop] = turns = self._turns.get(loop, 0) + 1
+        policy = loop.engine.policy
+        if turns < _IN_TURN or policy.refuse_spikes or not policy.judge_loss_level:
+            return
+        together = [each for each, count in self._turns.items() if count >= _IN_TURN]
+        for each in together if len(together) > 1 else ():
+            each.engine.policy = each.log.policy = policy.but(judge_loss_level=False)
 
     def living(self) -> list[Optimizer]:
         """Those that are still there."""

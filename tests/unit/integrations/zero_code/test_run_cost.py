@@ -206,7 +206,25 @@ def test_of_many_short_trainings_the_first_are_looked_at_and_the_end_says_so(wat
         kept = train(model)
         hooks.append(watch.sampled._checkers[kept] is not None)
     assert hooks == [True, True, False, False, False]
-    assert "in 2 of 5 trainings" in watch.finish()["notices"]["looked_at"]
+    notice = watch.finish()["notices"]["looked_at"]
+    assert "in 2 of 5 trainings" in notice
+    assert "3% of the run's time" in notice
+
+
+def test_optimizers_of_one_model_are_counted_once_each(watching: Any) -> None:
+    """The checker of one is made anew when another begins to train the same model."""
+    watch = watching()
+    watch.sampled._budget = LookBudget(2, 0.0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    optimizers: dict[nn.Parameter, torch.optim.Optimizer] = {}
+    for _ in range(6):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        for parameter in model.parameters():  # an optimizer for each, made when it is first needed
+            if parameter not in optimizers:
+                optimizers[parameter] = torch.optim.SGD([parameter], lr=0.01)
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+    assert (watch.sampled._budget.made, watch.sampled._budget.left_out) == (2, 2)
 
 
 def test_the_rows_of_a_batch_are_searched_without_noting_the_program_each_time(

@@ -90,3 +90,35 @@ def test_a_bad_loss_through_a_function_of_the_programs_own_withholds_the_update(
     optimizer = torch.optim.SGD(hidden.parameters(), lr=0.1)
     loss = Inside.apply(model(x)).sum() + torch.tensor(torch.nan)  # type: ignore[no-untyped-call]
     assert not moves(hidden, optimizer, loss)
+
+
+def train_a_pair(watch: Any, *, one_loss: bool) -> list[str]:
+    """Two optimizers, and a loss whose level falls for seventy steps and rises far above its start then. Returns the
+    first words of what was said."""
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-5) for model in models]
+    for step in range(100):
+        level = 1.0 - 0.01 * step if step < 70 else 20.0
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [model(torch.randn(8, 4)).pow(2).mean() * 1e-3 + level for model in models]
+        if one_loss:
+            sum(losses, torch.zeros(())).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            continue
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+    assert watch.barrier.faults == {}
+    return [kind for log in watch.ledger.log for kind in log._shown]
+
+
+def test_the_level_of_a_loss_is_not_judged_where_optimizers_take_turns(watching: Any) -> None:
+    """An actor's loss stands high because the critic's estimates fell: nothing has diverged."""
+    assert "SY203" not in train_a_pair(watching(), one_loss=False)
+
+
+def test_the_level_of_a_loss_that_two_optimizers_share_is_judged(watching: Any) -> None:
+    assert "SY203" in train_a_pair(watching(), one_loss=True)

@@ -36,7 +36,9 @@ class UnmovedWeights:
         """Weights that every update so far has moved."""
         self._keeps = False
         """Whether an update may have been put off: the optimizer wrote to something that it keeps."""
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Weights, what they were, and what a plain step would take off them."""
+        self._looks = 0
         self._marks: Marks = frozenset()
 
     def before_update(self, optimizer: Optimizer, *, kept: bool) -> None:
@@ -51,7 +53,11 @@ class UnmovedWeights:
             for weight in group["params"]
             if isinstance(group.get("lr"), int | float)
         ]
-        self._before = [(weight, weight.detach().clone()) for weight, rate in weights if self._judged(weight, rate)]
+        self._before = [
+            (weight, weight.detach().clone(), rate * weight.grad.detach())
+            for weight, rate in weights
+            if self._judged(weight, rate)
+        ]
 
     def _judged(self, weight: Tensor, rate: float) -> bool:
         gradient = weight.grad
@@ -60,24 +66,36 @@ class UnmovedWeights:
         exact = weight.dtype in (torch.float32, torch.float64) and gradient.dtype is weight.dtype
         if not exact or weight.device.type != "cpu" or weight.numel() > _MAX_NUMEL or len(self._still) > _MAX_WEIGHTS:
             return False
-        # A plain step must be large enough to be seen.
-        now = weight.detach()
-        return not torch.equal(now - rate * gradient.detach(), now)
+        return _shows(weight.detach(), rate * gradient.detach())
 
     def after_update(self, optimizer: Optimizer) -> None:
         before, self._before = self._before, []
         if self.done or not before:
             return
-        moved = {id(weight) for weight, then in before if not torch.equal(weight.detach(), then)}
+        moved = {id(weight) for weight, then, _ in before if not torch.equal(weight.detach(), then)}
         self._moved |= moved
         self._always = moved if self._always is None else self._always & moved
         self._keeps |= _marks(optimizer) != self._marks
-        for weight, _ in before:
-            self._still[id(weight)] = self._still.get(id(weight), 0) + 1
+        # An optimizer may begin with a small part of the rate: what that part changes must be large enough to be seen.
+        part = min((_part(*each) for each in before if id(each[0]) in moved), default=1.0)
+        for weight, then, step in before:
+            shows = id(weight) in moved or _shows(then, min(part, 1.0) * step)
+            self._still[id(weight)] = self._still.get(id(weight), 0) + shows
+        self._looks += 1
         still = {key: times for key, times in self._still.items() if key not in self._moved}
         enough = _FEW if self._always or not self._keeps else _MANY
         self.found = tuple(key for key, times in still.items() if times >= enough)
-        self.done = bool(self.found) or not still or max(still.values()) >= _MANY
+        self.done = bool(self.found) or not still or self._looks >= _MANY
+
+
+def _shows(weight: Tensor, step: Tensor) -> bool:
+    """Whether a step changes any element."""
+    return not torch.equal(weight - step, weight)
+
+
+def _part(weight: Tensor, then: Tensor, step: Tensor) -> float:
+    """What was taken off a weight, as a part of what a plain step takes off."""
+    return float((weight.detach() - then).abs().max() / step.abs().max())
 
 
 def _marks(optimizer: Optimizer) -> Marks:

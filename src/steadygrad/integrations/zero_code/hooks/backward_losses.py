@@ -100,6 +100,11 @@ class BackwardPasses:
             for (count, _), value in zip(unread, values, strict=True):
                 self._look(count, value, None)
 
+    @property
+    def are_new(self) -> bool:
+        """Whether there is a loss by which no update was judged."""
+        return bool(self.losses) and not self.seen_by_step
+
     def judged(self) -> None:
         """An update was judged by these losses."""
         self.seen_by_step = True

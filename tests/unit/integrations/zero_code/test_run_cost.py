@@ -23,7 +23,7 @@ from steadygrad.integrations.zero_code.look_budget import LookBudget
 from steadygrad.integrations.zero_code.rerun import examine_refusal, loop_lines, loop_step, user_state
 
 HERE = str(Path(sg.__file__).parent)
-MOST_CALLS = 330
+MOST_CALLS = 336
 
 
 def calls_in(run: Callable[[], Any]) -> int:
@@ -78,7 +78,8 @@ def test_a_healthy_step_makes_few_calls_of_ours(watching: Any, monkeypatch: pyte
     for _ in range(233):
         step()
     # One that sets a record, or is sampled, makes some more.
-    assert min(calls_of_ours(step) for _ in range(8)) <= MOST_CALLS
+    fewest = min(calls_of_ours(step) for _ in range(8))
+    assert fewest <= MOST_CALLS, fewest
 
 
 def trained(data: Any, pick: Callable[[Any, int], torch.Tensor], steps: int = 4) -> int:

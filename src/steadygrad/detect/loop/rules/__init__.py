@@ -17,8 +17,8 @@ from .gradients import (
     missing_zero_grad,
     zero_grad_before_step,
 )
-from .modes import eval_mode_in_training, train_mode_in_eval
-from .rates import clip_throttles, lr_zero, wrong_param_group_lr
+from .modes import eval_mode_in_training, statistics_never_move, train_mode_in_eval
+from .rates import clip_throttles, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
 from .state import (
     dtype_downcast_of_moments,
     lora_inactive,
@@ -34,9 +34,11 @@ ALL: tuple[ModuleType, ...] = (
     accumulation_tail_dropped,
     lr_zero,
     wrong_param_group_lr,
+    schedule_of_another_optimizer,
     clip_throttles,
     eval_mode_in_training,
     train_mode_in_eval,
+    statistics_never_move,
     momentum_not_restored,
     dtype_downcast_of_moments,
     lora_inactive,

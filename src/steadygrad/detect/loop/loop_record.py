@@ -105,6 +105,12 @@ class LoopRecord:
     """How the same rows are drawn from a list that grows: a sentence, or nothing."""
     idle_schedule: str = ""
     """How a schedule moves the rates of an optimizer that is not stepped: a sentence, or nothing."""
+    few_drawn: str = ""
+    """How a sampler can draw a few of the samples only: a sentence, or nothing."""
+    by_class: str = ""
+    """How the classes are delivered one after another: a sentence, or nothing."""
+    rewritten: str = ""
+    """How the data set writes into the samples that it keeps: a sentence, or nothing."""
     repeated: str = ""
     """How the same batch is delivered again and again: a sentence, or nothing."""
 

@@ -254,6 +254,9 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.unmoved
         or record.idle_schedule
         or record.repeated
+        or record.few_drawn
+        or record.by_class
+        or record.rewritten
         or record.same_draws
         or record.same_noise
         or record.same_epochs

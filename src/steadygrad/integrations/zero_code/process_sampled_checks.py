@@ -109,7 +109,7 @@ class SampledChecks:
             return make
         if checker.recorder is not None:
             batches = self._watch.batches
-            checker.recorder.loaded(repeated=batches.repeated, same_draws=batches.same_draws)
+            checker.recorder.loaded(**batches.wrong)
         step = loop.log.ledger.steps
         if step not in checker.idle:
             with self._budget:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ....records import Finding
 from ..loop_record import LoopRecord
-from .data import repeated_batch, worker_same_seed
+from .data import repeated_batch, samples_rewritten, sorted_by_class, worker_same_seed
 from .gradients import (
     accumulation_cleared,
     accumulation_tail_dropped,
@@ -45,6 +45,8 @@ ALL: tuple[ModuleType, ...] = (
     loss_never_changes,
     update_lost_in_copy,
     repeated_batch,
+    sorted_by_class,
+    samples_rewritten,
     worker_same_seed,
     accumulation_weighting,
 )

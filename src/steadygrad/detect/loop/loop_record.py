@@ -105,6 +105,8 @@ class LoopRecord:
     """How the same rows are drawn from a list that grows: a sentence, or nothing."""
     idle_schedule: str = ""
     """How a schedule moves the rates of an optimizer that is not stepped: a sentence, or nothing."""
+    empty_clips: str = ""
+    """How nothing was there whenever gradients were clipped: a sentence, or nothing."""
     few_drawn: str = ""
     """How a sampler can draw a few of the samples only: a sentence, or nothing."""
     by_class: str = ""

@@ -254,6 +254,7 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.unmoved
         or record.idle_schedule
         or record.repeated
+        or record.empty_clips
         or record.few_drawn
         or record.by_class
         or record.rewritten

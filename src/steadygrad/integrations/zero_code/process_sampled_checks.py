@@ -109,7 +109,7 @@ class SampledChecks:
             return make
         if checker.recorder is not None:
             batches = self._watch.batches
-            checker.recorder.loaded(**batches.wrong)
+            checker.recorder.loaded(**batches.wrong, empty_clips=self._watch.clipping.found_nothing(loop.parameters))
         step = loop.log.ledger.steps
         if step not in checker.idle:
             with self._budget:

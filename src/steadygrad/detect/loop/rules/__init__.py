@@ -18,7 +18,7 @@ from .gradients import (
     zero_grad_before_step,
 )
 from .modes import eval_mode_in_training, statistics_never_move, train_mode_in_eval
-from .rates import clip_throttles, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
+from .rates import clip_throttles, clipped_before_backward, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
 from .state import (
     dtype_downcast_of_moments,
     lora_inactive,
@@ -36,6 +36,7 @@ ALL: tuple[ModuleType, ...] = (
     wrong_param_group_lr,
     schedule_of_another_optimizer,
     clip_throttles,
+    clipped_before_backward,
     eval_mode_in_training,
     train_mode_in_eval,
     statistics_never_move,

@@ -17,8 +17,8 @@ What to do
     Keep the other side from before, without gradient: `old_log_prob = policy.log_prob(a).detach()` when acting.
 
 Safety
-    It changes nothing. A side without gradient, as in the first pass over fresh samples, is not reported, nor are two
-    networks that begin alike, or a difference that is zero in the first steps only.
+    It changes nothing and is seen under `steady run`. A side without gradient, as in the first pass over fresh samples,
+    is not reported, nor are two networks that begin alike, or a difference that is zero in the first steps only.
 
 References
     https://arxiv.org/abs/1707.06347

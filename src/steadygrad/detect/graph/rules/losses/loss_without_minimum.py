@@ -18,8 +18,10 @@ What to do
     such as `(y + 1) / 2` for labels of -1 and 1.
 
 Safety
-    It changes nothing. Scores that enter another term as well, as in a cross-entropy written by hand, are not reported,
-    nor are densities, targets that are a little outside of 0 to 1, and targets that the program may mask afterwards.
+    It changes nothing. Raw scores in a likelihood are seen at every entry point; the rest needs the values of the loss
+    before its backward, which `steady run` sees. Scores that enter another term as well, as in a cross-entropy written
+    by hand, are not reported, nor are densities, targets that are a little outside of 0 to 1, and targets that the
+    program may mask afterwards.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html

@@ -18,8 +18,9 @@ What to do
     Give the loss the logits and take softmax or sigmoid for predictions only.
 
 Safety
-    It changes nothing and reads no values. A log-softmax of a log-softmax is harmless and not reported; nor is the
-    negative log-likelihood of the logarithm of probabilities, or a scaled softmax (a temperature).
+    It changes nothing. A divergence is seen under `steady run` alone. A log-softmax of a log-softmax is harmless and
+    not reported; nor is the negative log-likelihood of the logarithm of probabilities, or a scaled softmax (a
+    temperature).
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html

@@ -17,8 +17,8 @@ What to do
     Leave the activation out, or bring the targets into its range.
 
 Safety
-    It changes nothing and reads a few numbers. Targets with a little noise around the ends of the range, and a few far
-    outside, are not reported; nor are targets that the program may mask afterwards.
+    It changes nothing, reads a few numbers and is seen under `steady run`. Targets with a little noise around the ends
+    of the range, and a few far outside, are not reported; nor are targets that the program may mask afterwards.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.MSELoss.html

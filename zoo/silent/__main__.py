@@ -2,11 +2,14 @@
 
 A failure counts as named if its cause is the cause of an incident, or the slug of a warning. A healthy look-alike must
 have neither. Guard runs the loss function itself, so errors of a loop's own step are left to the other two.
+With `--cases zoo/silent/programs` whole scripts are scored, at `attach` and `run`; `SEED` and `FIX=1` choose their seed
+and the corrected program.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import subprocess
@@ -25,19 +28,43 @@ _LIMIT = 300
 
 def answer(path: Path, entry: str) -> dict[str, Any]:
     """What is said of one case at one entry point."""
-    child = [sys.executable, "-m", "zoo.silent.child", str(path.resolve())]
+    if _is_script(path):
+        child, plain = [sys.executable, str(path.resolve())], []
+        attached = child
+    else:
+        child, plain = [sys.executable, "-m", "zoo.silent.child", str(path.resolve())], ["plain"]
+        attached = [*child, entry]
     if entry != "run":
-        done = _run([*child, entry])
+        done = _run(attached, ATTACH="1")
         lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
         return json.loads(lines[-1][7:]) if lines else {"error": done.stderr[-400:], "named": [], "warned": []}
     with tempfile.TemporaryDirectory() as folder:
         steady = [sys.executable, "-m", "steadygrad.commands", "run", "--run-dir", folder]
-        done = _run([*steady, *child[1:], "plain"])
+        done = _run([*steady, *child[1:], *plain])
         return {**_read(Path(folder)), **({"error": done.stderr[-400:]} if done.returncode else {})}
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _is_script(path: Path) -> bool:
+    """Whether it is a whole program, and no case of parts that a loop is made from."""
+    return "\ndef make(" not in path.read_text()
+
+
+def truth_of(path: Path) -> dict[str, Any]:
+    """A script must not be run to know its truth."""
+    if not _is_script(path):
+        return dict(load(path).TRUTH)
+    for node in ast.parse(path.read_text()).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.targets[0]) == "TRUTH"
+        ):
+            return {each.arg: ast.literal_eval(each.value) for each in node.value.keywords if each.arg}
+    raise ValueError(f"{path} has no TRUTH")
+
+
+def _run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     root = HOME.parents[1]
     return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=environment, cwd=root)
 
@@ -60,7 +87,7 @@ def _read(run: Path) -> dict[str, Any]:
 
 def score(path: Path, entries: list[str]) -> dict[str, Any]:
     """One case at all entry points, beside its truth."""
-    truth = load(path).TRUTH
+    truth = truth_of(path)
     row: dict[str, Any] = {"case": truth["id"], "cause": truth["cause"], "knowable_at": truth["knowable_at"]}
     for entry in entries:
         said = answer(path, entry)
@@ -84,7 +111,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     entries = options.entry_points.split(",")
-    paths = [path for path in sorted(options.cases.glob("*.py")) if options.only in path.stem]
+    paths = [path for path in sorted(options.cases.glob("[0-9]*.py")) if options.only in path.stem]
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for row in pool.map(lambda path: score(path, entries), paths):

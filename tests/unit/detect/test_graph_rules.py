@@ -72,7 +72,7 @@ def test_rule_has_a_whole_page_and_a_file_of_its_name(module: ModuleType) -> Non
 
 def test_every_rule_file_is_asked() -> None:
     folder = Path(run_graph_rules.__file__).parent / "rules"
-    with_rule = {path.stem for path in folder.glob("*.py") if "\nRULE = " in path.read_text()}
+    with_rule = {path.stem for path in folder.rglob("*.py") if "\nRULE = " in path.read_text()}
     assert {module.RULE.slug for module in run_graph_rules.ALL} == with_rule
 
 

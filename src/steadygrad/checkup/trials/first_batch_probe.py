@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.graph.graph_findings import num_ranks
-from ...detect.graph.rules import broadcasting_loss_shape, frozen_by_mistake, reference_aliased
+from ...detect.graph.rules import frozen_by_mistake, reference_aliased
+from ...detect.graph.rules.losses import broadcasting_loss_shape
 from ...detect.graph.rules.reference_aliased import ModuleCall
 from ...detect.graph.run_graph_rules import REPEATED, examine_graph
 from ...detect.sampled.activation_probe import is_compiled

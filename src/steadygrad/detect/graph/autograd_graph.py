@@ -78,14 +78,8 @@ class LossGraph:
 
     def saved(self, node: GraphNode, what: str) -> Tensor | None:
         """A tensor that was saved for backward, such as "result"; None where reading it could run or raise anything."""
-        raw = getattr(node.handle, f"_raw_saved_{what}", None)
-        if raw is None or getattr(raw, "unpack_hook", raw) is not None:
-            return None
-        try:
-            value = getattr(node.handle, f"_saved_{what}")
-        except Exception:  # freed by a backward, or changed in place since
-            return None
-        return value.detach() if type(value) in (Tensor, torch.nn.Parameter) and has_values(value) else None
+        value = saved_tensor(node.handle, what)
+        return value if value is not None and has_values(value) else None
 
     def number(self, node: GraphNode, what: str) -> float | int | None:
         """A number that was saved, such as "dim", as Python counts it: -1 for the last."""
@@ -146,6 +140,18 @@ class LossGraph:
         for node in self.nodes:
             node.handle = node.leaf = None
         self.nodes = []
+
+
+def saved_tensor(handle: Any, what: str) -> Tensor | None:
+    """A plain tensor that an autograd node saved; None where reading it could run or raise anything."""
+    raw = getattr(handle, f"_raw_saved_{what}", None)
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    try:
+        value = getattr(handle, f"_saved_{what}")
+    except Exception:  # freed by a backward, or changed in place since
+        return None
+    return value.detach() if type(value) in (Tensor, torch.nn.Parameter) else None
 
 
 @contextmanager

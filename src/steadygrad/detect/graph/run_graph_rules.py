@@ -16,19 +16,29 @@ from ..sampled.rules.parameter_not_in_optimizer import of_leaves
 from .autograd_graph import LossGraph, walked
 from .graph_findings import Held, optimizer_of
 from .rules import (
-    broadcasting_loss_shape,
     dead_relu,
     frozen_by_mistake,
     reference_aliased,
     saturated_activation,
-    softmax_twice,
+    softmax_over_rows,
     tied_weights_broken,
     vanishing_gradient,
     weight_decay_dominates,
+)
+from .rules.losses import (
+    broadcasting_loss_shape,
+    compared_with_itself,
+    loss_without_minimum,
+    softmax_twice,
+    target_out_of_reach,
 )
 
 ALL = (
     softmax_twice,
+    loss_without_minimum,
+    target_out_of_reach,
+    compared_with_itself,
+    softmax_over_rows,
     broadcasting_loss_shape,
     dead_relu,
     saturated_activation,
@@ -38,7 +48,7 @@ ALL = (
     frozen_by_mistake,
     reference_aliased,
 )
-REPEATED = {"SY405": 2, "SY442": 3, "SY443": 3, "SY444": 3, "SY448": 2}
+REPEATED = {"SY405": 2, "SY442": 3, "SY443": 3, "SY444": 3, "SY448": 2, "SY457": 3, "SY458": 3, "SY459": 3}
 """Codes that mean something only where so many different batches show them, of the same subject. For SY448 the weights
 must have changed since the start, and for SY405 the parameters must not have: then something else trains them."""
 
@@ -97,6 +107,10 @@ def examine_graph(
             step,
             (
                 lambda: softmax_twice.judge(graph),
+                lambda: loss_without_minimum.judge(graph),
+                lambda: target_out_of_reach.judge(graph),
+                lambda: compared_with_itself.judge(graph),
+                lambda: softmax_over_rows.judge(graph),
                 lambda: broadcasting_loss_shape.judge(graph),
                 lambda: dead_relu.judge(graph),
                 lambda: saturated_activation.judge(graph, parameters_in_optimizers),

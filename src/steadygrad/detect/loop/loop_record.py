@@ -56,6 +56,8 @@ class UpdateSeen:
     """Whether any dropout of the model was on in those passes; None for a model without."""
     empty_statistics: tuple[str, ...] = ()
     """Batch normalisation in evaluation mode whose statistics were never updated."""
+    unmoved_statistics: tuple[str, ...] = ()
+    """Batch normalisation that was evaluated with statistics that its momentum of 0 never moved."""
     evaluations: int | None = 0
     """Passes without gradients, in training mode, over tensors that no pass with gradients was given. None where no
     call was seen at all, as before the update at which the recorder came to the loop."""
@@ -101,6 +103,16 @@ class LoopRecord:
     """How batches that are drawn at random came again in the next epoch: a sentence, or nothing."""
     same_rows: str = ""
     """How the same rows are drawn from a list that grows: a sentence, or nothing."""
+    idle_schedule: str = ""
+    """How a schedule moves the rates of an optimizer that is not stepped: a sentence, or nothing."""
+    empty_clips: str = ""
+    """How nothing was there whenever gradients were clipped: a sentence, or nothing."""
+    few_drawn: str = ""
+    """How a sampler can draw a few of the samples only: a sentence, or nothing."""
+    by_class: str = ""
+    """How the classes are delivered one after another: a sentence, or nothing."""
+    rewritten: str = ""
+    """How the data set writes into the samples that it keeps: a sentence, or nothing."""
     repeated: str = ""
     """How the same batch is delivered again and again: a sentence, or nothing."""
 

@@ -168,10 +168,11 @@ class LoopRecorder:
         """Whether `settled` is of use: at the first updates."""
         return bool(self._undo) and self._left > 0
 
-    def loaded(self, *, repeated: str, same_draws: str) -> None:
-        """What is wrong with the batches that loaders deliver, as sentences; nothing where nothing is."""
+    def loaded(self, **sentences: str) -> None:
+        """What is wrong with the batches that loaders deliver, by the names in the record; nothing where nothing is."""
         for loop in self._loops:
-            loop.record.repeated, loop.record.same_draws = repeated, same_draws
+            for name, sentence in sentences.items():
+                setattr(loop.record, name, sentence)
 
     def measure_no_sizes(self) -> None:
         """The size of a gradient before the update says nothing."""

@@ -18,6 +18,7 @@ from ..tensors.readable_tensors import describable
 
 _MAX_CALLS = 64
 _MAX_TENSORS = 8
+_MAX_LOOKS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,7 @@ class CallsSeen:
     training: bool | None = None
     in_eval: tuple[str, ...] = ()
     empty_statistics: tuple[str, ...] = ()
+    unmoved_statistics: tuple[str, ...] = ()
     dropout: bool | None = None
     input_gradient: bool = False
     """A gradient of the input was asked for, as an attack or a penalty does."""
@@ -92,6 +94,8 @@ class ModeModules:
             if isinstance(part, _NormBase) and part.track_running_stats
         ]
 
+        self._looks = 0
+
     def __bool__(self) -> bool:
         return bool(self._dropout or self._statistics)
 
@@ -129,13 +133,31 @@ class ModeModules:
                 continue
             if part.weight is not None and not part.weight.requires_grad:
                 continue  # frozen, and in evaluation mode on purpose
-            counter = getattr(part, "num_batches_tracked", None)
-            mean, variance = part.running_mean, part.running_var
-            if counter is None or mean is None or variance is None or int(counter) != 0:
-                continue
-            if not bool(mean.any()) and bool((variance == 1).all()):
+            if _num_batches(part) == 0 and _at_start(part):
                 found.append(name)
         return tuple(found)
+
+    def unmoved_statistics(self) -> tuple[str, ...]:
+        """The same where training has passed through it with a momentum of 0. Reads the device for such alone,
+        and only a few times."""
+        if self._looks >= _MAX_LOOKS:
+            return ()
+        parts = [(name, part) for name, reference in self._statistics if (part := reference()) is not None]
+        held = [(name, part) for name, part in parts if part.momentum == 0.0 and not part.training]
+        self._looks += bool(held)
+        return tuple(name for name, part in held if _num_batches(part) > 0 and _at_start(part))
+
+
+def _num_batches(part: _NormBase) -> int:
+    """How many batches its statistics are of; -1 where it does not count them."""
+    counter = getattr(part, "num_batches_tracked", None)
+    return -1 if counter is None else int(counter)
+
+
+def _at_start(part: _NormBase) -> bool:
+    """Whether running mean and variance are still 0 and 1."""
+    mean, variance = part.running_mean, part.running_var
+    return mean is not None and variance is not None and not bool(mean.any()) and bool((variance == 1).all())
 
 
 def _drops(part: nn.Module) -> bool:
@@ -167,7 +189,9 @@ def note_call(seen: CallsSeen, modules: ModeModules, model: nn.Module, arguments
         if modules and not seen.in_eval:
             seen.in_eval = modules.in_eval()
         seen.dropout = modules.dropout_on(seen.dropout)
-    elif model.training and modules:
+    elif modules and not model.training:
+        seen.unmoved_statistics = seen.unmoved_statistics or modules.unmoved_statistics()
+    elif modules:
         seen.moves_statistics |= modules.moves_statistics()
         seen.changes_values |= modules.drops()
 

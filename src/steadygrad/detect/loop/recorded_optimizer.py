@@ -23,13 +23,15 @@ from .optimizer_state import StateHistory, rate_of
 from .program_frames import user_line
 from .rules import judge
 from .rules.rates import lr_zero
-from .schedules import Schedules
+from .schedules import Schedules, of_an_idle_optimizer
 
 _MAX_ADAPTERS = 4
 _SHARE = 0.02
 """Less than this of a gradient is rounding, and not from an earlier update."""
 _MAX_SHARES = 8
 """How often gradients that were kept are read, to be sure of it."""
+_SCHEDULES_AT = (30, 190)
+"""Updates at which the schedules of the process are looked at: by then one of an epoch may have been stepped too."""
 _updates_of_all = [0]
 """Updates of every recorded optimizer: with several, one is stepped between two updates of another."""
 
@@ -177,6 +179,7 @@ class RecordedOptimizer:
             training=calls.training,
             in_eval=calls.in_eval,
             empty_statistics=calls.empty_statistics,
+            unmoved_statistics=calls.unmoved_statistics,
             dropout=calls.dropout,
             evaluations=evaluations if calls.calls else None,
             distinct_evaluations=distinct,
@@ -186,6 +189,8 @@ class RecordedOptimizer:
             pulls=calls.read_pulls() if window.passes > 1 else (),
         )
         self.record.add(update)
+        if step in _SCHEDULES_AT and not self.record.idle_schedule:
+            self.record.idle_schedule = of_an_idle_optimizer(optimizer)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
@@ -241,12 +246,18 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or update.no_gradient
         or not all(update.rates)
         or update.in_eval
+        or update.unmoved_statistics
         or update.evaluations
         or update.idle_adapters
         or record.state_lost
         or record.narrowed
         or record.unmoved
+        or record.idle_schedule
         or record.repeated
+        or record.empty_clips
+        or record.few_drawn
+        or record.by_class
+        or record.rewritten
         or record.same_draws
         or record.same_noise
         or record.same_epochs

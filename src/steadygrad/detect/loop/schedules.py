@@ -31,6 +31,26 @@ class Schedules:
         return any(_comes_back(each) for each in schedules if id(each) not in parts)
 
 
+def of_an_idle_optimizer(optimizer: Optimizer) -> str:
+    """How a schedule moves the rates of an optimizer that made no update, while this one trains the same parameters
+    and has no schedule: a sentence, or nothing. Looks through all objects of the process."""
+    schedules = living(kinds.LRScheduler)
+    if any(_is_of(each, optimizer) for each in schedules):
+        return ""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for each in schedules:
+        other = vars(each).get("optimizer")
+        if not isinstance(other, Optimizer) or other.state or getattr(other, "_opt_called", False):
+            continue
+        groups = other.param_groups
+        if any(group is mine for group in groups for mine in optimizer.param_groups):
+            continue  # another handle on the same optimizer
+        moved = any(group["lr"] != group.get("initial_lr", group["lr"]) for group in groups)
+        if moved and own <= {id(parameter) for group in groups for parameter in group["params"]}:
+            return f"{type(each).__name__} was stepped {each.last_epoch} times for an optimizer that made no update"
+    return ""
+
+
 def _is_of(schedule: kinds.LRScheduler, optimizer: Optimizer | None) -> bool:
     steps = vars(schedule).get("optimizer")
     return steps is not None and (steps is optimizer or getattr(steps, "optimizer", None) is optimizer)

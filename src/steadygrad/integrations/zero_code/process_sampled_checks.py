@@ -114,7 +114,7 @@ class SampledChecks:
             return make
         if checker.recorder is not None:
             batches = self._watch.batches
-            checker.recorder.loaded(repeated=batches.repeated, same_draws=batches.same_draws)
+            checker.recorder.loaded(**batches.wrong, empty_clips=self._watch.clipping.found_nothing(loop.parameters))
         step = loop.log.ledger.steps
         if step not in checker.idle:
             with self._budget:

@@ -142,6 +142,66 @@ def causes(watch: Any) -> list[tuple[int, str]]:
     return [(incident.first_step, incident.diagnosis.cause.slug) for incident in found]
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("clip, backward", ["clipped_before_backward"]), ("backward, clip", []), ("backward, clip, backward, clip", [])],
+)
+def test_clipping_before_backward_is_named(watching: Any, order: str, expected: list[str]) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        for what in order.split(", "):
+            if what == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            else:
+                (model(torch.randn(8, 4)) - torch.randn(8, 2)).pow(2).mean().backward()
+        optimizer.step()
+    assert [cause for _, cause in causes(watch)] == expected
+
+
+def test_frozen_parts_that_are_clipped_in_vain_are_left_alone(watching: Any) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model, frozen = nn.Linear(4, 2), nn.Linear(4, 4).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(frozen(torch.randn(8, 4))).pow(2).mean().backward()
+        nn.utils.clip_grad_norm_(frozen.parameters(), 1.0)
+        optimizer.step()
+    assert causes(watch) == []
+
+
+class Normalised(torch.utils.data.Dataset[Any]):
+    """Writes into what it keeps."""
+
+    def __init__(self) -> None:
+        self.kept = torch.randn(64, 4) * 3 + 2
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.kept[index].sub_(2).div_(3)
+
+
+def test_what_loaders_deliver_is_looked_at(watching: Any) -> None:
+    watch = watching()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(Normalised(), 16)
+    for _ in range(3):
+        for inputs in loader:
+            optimizer.zero_grad()
+            model(inputs).pow(2).mean().backward()
+            optimizer.step()
+    assert causes(watch) == [(8, "samples_rewritten")]
+
+
 def test_the_graph_of_the_first_loss_is_looked_at_too(watching: Any) -> None:
     watch = watching()
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ....records import Finding
 from ..loop_record import LoopRecord
-from .data import repeated_batch, worker_same_seed
+from .data import repeated_batch, samples_rewritten, sorted_by_class, worker_same_seed
 from .gradients import (
     accumulation_cleared,
     accumulation_tail_dropped,
@@ -17,8 +17,8 @@ from .gradients import (
     missing_zero_grad,
     zero_grad_before_step,
 )
-from .modes import eval_mode_in_training, train_mode_in_eval
-from .rates import clip_throttles, lr_zero, wrong_param_group_lr
+from .modes import eval_mode_in_training, statistics_never_move, train_mode_in_eval
+from .rates import clip_throttles, clipped_before_backward, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
 from .state import (
     dtype_downcast_of_moments,
     lora_inactive,
@@ -34,15 +34,20 @@ ALL: tuple[ModuleType, ...] = (
     accumulation_tail_dropped,
     lr_zero,
     wrong_param_group_lr,
+    schedule_of_another_optimizer,
     clip_throttles,
+    clipped_before_backward,
     eval_mode_in_training,
     train_mode_in_eval,
+    statistics_never_move,
     momentum_not_restored,
     dtype_downcast_of_moments,
     lora_inactive,
     loss_never_changes,
     update_lost_in_copy,
     repeated_batch,
+    sorted_by_class,
+    samples_rewritten,
     worker_same_seed,
     accumulation_weighting,
 )

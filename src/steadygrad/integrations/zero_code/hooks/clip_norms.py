@@ -14,6 +14,7 @@ from ....engine.fault_barrier import FaultBarrier
 from ....records.errors import SteadyError
 
 _grad, _trains = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
+_EMPTY, _SOMETHING = 12, 1 << 30
 _DENSE = frozenset({Tensor, type(None)})
 
 
@@ -26,6 +27,7 @@ class ClipNorms:
         self._clipped: tuple[tuple[int, ...], Gradients] | None = None
         self._limit: float | None = None
         self._num_clips = 0
+        self._empty, self._in_vain = 0, set[int]()
         self.limit: float | None = None
         """What the gradients of the update under way were clipped to, if they were."""
         self.unknown = False
@@ -56,7 +58,24 @@ class ClipNorms:
         except Exception as fault:
             self._barrier.note("clip", fault)
             clipped = None
-        return original(everything, *args[1:], **kwargs) if clipped is None else clipped
+        norm = original(everything, *args[1:], **kwargs) if clipped is None else clipped
+        if self._empty < _EMPTY:
+            with self._barrier("clip", None):
+                self._note(everything, norm)
+        return norm
+
+    def _note(self, everything: list[Tensor], norm: Any) -> None:
+        """Was there anything to clip? Reads a norm on the host, of the first calls alone."""
+        on_host = type(norm) is Tensor and norm.device.type == "cpu" and norm.numel() == 1
+        nothing = on_host and float(norm) == 0.0
+        self._empty = self._empty + 1 if nothing else _SOMETHING
+        self._in_vain = {id(parameter) for parameter in filter(_trains, everything)} if self._empty == _EMPTY else set()
+
+    def found_nothing(self, parameters: Sequence[Tensor]) -> str:
+        """How nothing was there whenever these parameters' gradients were clipped: a sentence, or nothing."""
+        if not self._in_vain or not any(id(parameter) in self._in_vain for parameter in parameters):
+            return ""
+        return f"clip_grad_norm_ was called {_EMPTY} times and found gradients of zero, or none, each time"
 
     def _clip(self, everything: list[Tensor], rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         # Every step's path, over every parameter: no Python call for each of them.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.loop.measured.delivered_data import DeliveredData
 from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
@@ -75,6 +76,7 @@ class LoaderBatches:
     """How a loader is begun anew for every batch and gives the same samples: a sentence, or nothing."""
     same_draws: str = ""
     """How the workers of a loader draw the same numbers: a sentence, or nothing."""
+    data: DeliveredData = field(default_factory=DeliveredData)
     _asked: set[int] = field(default_factory=set)
     _begun: tuple[int, tuple[Any, ...], int] = (0, (), 0)
     """The loader that was begun last, the first samples it gave, and how often in a row it gave these alone."""
@@ -82,8 +84,22 @@ class LoaderBatches:
     _ahead: int | None = None
     """How many batches the program fetches before it uses one, as last seen."""
 
+    @property
+    def wrong(self) -> dict[str, str]:
+        """What is wrong with the batches, as sentences by their names in the record of a loop."""
+        data = self.data
+        return {
+            "repeated": self.repeated,
+            "same_draws": self.same_draws,
+            "few_drawn": data.few_drawn,
+            "by_class": data.classes.found,
+            "rewritten": data.kept.found,
+        }
+
     def drawn(self, iterator: Any, index: Any) -> None:
         """A loader's iterator drew the indices of a batch it will hand out later."""
+        if self.data.kept.watching:
+            self.data.kept.drawing()
         queue = vars(iterator).get(_QUEUE)
         if queue is not None:
             queue.append(index)
@@ -96,8 +112,9 @@ class LoaderBatches:
         vars(iterator)[_QUEUE] = deque()
         vars(iterator)[_GIVEN] = 0
 
-    def workers_begin(self, loader: Any) -> None:
-        """A loader is about to start workers: do they draw the same numbers? Looked into once for each loader."""
+    def begins(self, loader: Any) -> None:
+        """A new iterator of a loader. Do its workers draw the same numbers? Looked into once for each loader."""
+        self.data.begins(loader)
         if not self.same_draws and loader.num_workers > 1 and id(loader) not in self._asked:
             self._asked.add(id(loader))
             self.same_draws = same_draws(loader.dataset, loader.num_workers, loader.worker_init_fn is not None)
@@ -124,6 +141,8 @@ class LoaderBatches:
         if any(map(operator.is_, indices, repeat(None))) or getattr(iterator, "_in_order", True) is False:
             indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
         self._note_repeats(iterator, indices)
+        if self.data.kept.watching and indices:
+            self.data.kept.delivered(indices[0], batch)
         every = tensors_in(batch)
         tensors = [tensor for tensor in every if tensor.layout is torch.strided][:8]
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]

@@ -204,7 +204,8 @@ def _loaders(watch: ProcessLoop, patches: Patches) -> None:
 
     def next_index(original: Any, self: Any) -> Any:
         index = original(self)
-        watch.batches.drawn(self, index)
+        with watch.barrier("batches", None):
+            watch.batches.drawn(self, index)
         return index
 
     def following(original: Any, self: Any) -> Any:
@@ -220,7 +221,7 @@ def _loaders(watch: ProcessLoop, patches: Patches) -> None:
         watch.batches.restarted(self)
         if args and not watch.away:
             with watch.barrier("batches", None):
-                watch.batches.workers_begin(args[0])
+                watch.batches.begins(args[0])
         original(self, *args, **kwargs)
 
     patches.set(RunLog, "refine", staticmethod(watch.examiner.with_line_of_loader))  # of the guards of trainers too

@@ -3,7 +3,8 @@
 What it sees
     Three iterators in a row of a loader with more than one batch were asked for one batch only, and all three gave
     the same samples. Or the model was given the same rows at eight updates in a row, and the list that they are drawn
-    from grew all the time.
+    from grew all the time. Or a weighted sampler has weights for a tenth of the samples at most and draws each of them
+    ten times or more in an epoch: weights of classes were given in the place of weights of samples.
 
 Why it hurts
     The model sees one batch for ever: the training loss falls and nothing else is learnt.
@@ -38,11 +39,13 @@ def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
     if record.same_rows:
         how, fix = record.same_rows, "draw at random, or renew the priorities of what was drawn"
+    elif record.few_drawn:
+        how, fix = record.few_drawn, "give the sampler one weight for each sample: class_weights[targets]"
     elif record.repeated and record.count >= 3:  # an iterator of the usual kind has given more by then
         how, fix = record.repeated, "make one iterator for each epoch: for batch in loader"
     else:
         return None
-    return loop_finding(RULE, record, f"the same batch is delivered again and again: {how}", fix=fix, phase="data")
+    return loop_finding(RULE, record, f"the same samples are delivered again and again: {how}", fix=fix, phase="data")
 
 
 def _record(repeated: str) -> LoopRecord:

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import torch
 
-from ....records import Finding
-from ....records.rules import Rule
-from ..autograd_graph import GraphNode, LossGraph, walk
-from ..graph_findings import seen
+from .....records import Finding
+from .....records.rules import Rule
+from ...autograd_graph import GraphNode, LossGraph, walk
+from ...graph_findings import seen
 
 RULE = Rule("SY441", "broadcasting_loss_shape", "The loss compares every prediction with every target.")
 _BINARY = frozenset({"Sub", "Rsub", "Add", "Mul", "Div", "MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"})

@@ -3,7 +3,7 @@
 What it sees
     In the graph of the loss, a log-softmax (cross-entropy), a log-sigmoid or a binary cross-entropy of logits is
     applied to the output of a softmax or sigmoid, with nothing but views, casts and bounds in between; or a negative
-    log-likelihood to probabilities whose logarithm was not taken.
+    log-likelihood or a Kullback-Leibler divergence to probabilities whose logarithm was not taken.
 
 Why it hurts
     The second softmax sees numbers between 0 and 1: with K classes the loss cannot fall below log(e + K - 1) - 1, and
@@ -18,8 +18,9 @@ What to do
     Give the loss the logits and take softmax or sigmoid for predictions only.
 
 Safety
-    It changes nothing and reads no values. A log-softmax of a log-softmax is harmless and not reported; nor is the
-    negative log-likelihood of the logarithm of probabilities, or a scaled softmax (a temperature).
+    It changes nothing. A divergence is seen under `steady run` alone. A log-softmax of a log-softmax is harmless and
+    not reported; nor is the negative log-likelihood of the logarithm of probabilities, or a scaled softmax (a
+    temperature).
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
@@ -30,10 +31,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ....records import Finding
-from ....records.rules import Rule
-from ..autograd_graph import GraphNode, LossGraph, walk
-from ..graph_findings import seen
+from .....records import Finding
+from .....records.rules import Rule
+from ...autograd_graph import GraphNode, LossGraph, walk
+from ...graph_findings import seen
+from .loss_inputs import divergences
 
 RULE = Rule("SY440", "softmax_twice", "Probabilities are fed to a loss that expects logits.")
 _WANT_LOGITS = {
@@ -42,6 +44,7 @@ _WANT_LOGITS = {
     "LogSigmoid": "log_sigmoid, which expects logits",
     "Softmax": "another softmax, which expects logits",
     "NllLoss": "negative log-likelihood, which expects log-probabilities",
+    "KlDiv": "a Kullback-Leibler divergence (kl_div), which expects log-probabilities",
     "NllLoss2D": "negative log-likelihood, which expects log-probabilities",
 }
 _HARMLESS = frozenset({"Clamp", "ClampMin", "ClampMax", "Add"})
@@ -56,16 +59,24 @@ def judge(graph: LossGraph) -> Finding | None:
         first = next(iter(graph.inputs(node)), None)
         made = _probabilities(graph, node, first) if first is not None else None
         if made is not None:
-            layer = graph.layer_before(node)
-            return seen(
-                RULE,
-                graph.called(layer[1]) if layer is not None else made,
-                f"the output of {made} enters {_WANT_LOGITS[node.name]}",
-                function=made,
-                loss=node.name,
-                shape=list(graph.shape(node) or ()),
-            )
+            return _found(graph, node, made, node.name)
+    for each in divergences(graph):
+        made = _probabilities(graph, each.node, each.given)
+        if made is not None:
+            return _found(graph, each.node, made, "KlDiv")
     return None
+
+
+def _found(graph: LossGraph, node: GraphNode, made: str, loss: str) -> Finding:
+    layer = graph.layer_before(node)
+    return seen(
+        RULE,
+        graph.called(layer[1]) if layer is not None else made,
+        f"the output of {made} enters {_WANT_LOGITS[loss]}",
+        function=made,
+        loss=loss,
+        shape=list(graph.shape(node) or ()),
+    )
 
 
 def _probabilities(graph: LossGraph, node: GraphNode, first: GraphNode) -> str | None:

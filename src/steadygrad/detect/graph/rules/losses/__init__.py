@@ -1,0 +1,1 @@
+"""Rules over what a loss is applied to, one error a file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from steadygrad.integrations.zero_code.launch.summary import headline, outcome, print_outcome
 from steadygrad.integrations.zero_code.launch.supervise import Ended
+from steadygrad.journal.incident_files import write_incident
+from steadygrad.journal.run_directory import RunDirectory
 from steadygrad.records import Action, Decision, Incident
 
 HEALTHY = {
@@ -139,3 +142,14 @@ def test_a_program_without_a_checked_update_is_never_called_untrained(notes: lis
     sentence = headline(screen(*notes))
     assert said in sentence
     assert "trained" not in sentence
+
+
+def test_incidents_of_an_earlier_run_into_the_same_folder_are_not_shown_as_this_ones(tmp_path: Path) -> None:
+    run, folder = RunDirectory(tmp_path / "run"), tmp_path / "run"
+    for number, at in ((1, 1000.0), (2, 2000.0)):
+        write_incident(run, replace(refused(7), number=number, time=at))
+    run.close()
+    note = {**HEALTHY, "applied": 319, "skipped": 1, "run_dir": str(folder)}
+    found = outcome(Ended(code=0, run_dir=folder, notes=[note], started=1500.0))
+    assert [incident.number for incident in found["incidents"]] == [2]
+    assert headline(found).startswith("319 of 320 updates applied, 1 refused (step 7).")

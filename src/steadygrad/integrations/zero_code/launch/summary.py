@@ -38,7 +38,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
     if not run_dirs and (ended.run_dir / "run.json").is_file():
         run_dirs = [str(ended.run_dir)]  # a killed process leaves no note
     silent = not trained and bool(run_dirs)
-    incidents = [incident for run in run_dirs for incident in _incidents(run)]
+    incidents = [incident for run in run_dirs for incident in _incidents(run, ended.started)]
     ranks = {note.get("rank", 0) for note in trained}
     # Ranks train the same weights: the steps of one of them are the run's.
     first = [note for note in trained if note.get("rank", 0) == min(ranks, default=0)]
@@ -238,13 +238,14 @@ def _line(incident: Incident) -> str:
     return text
 
 
-def _incidents(run: str) -> list[Incident]:
-    """The incidents of a run, each as recorded by the rank that knows most of it."""
+def _incidents(run: str, since: float) -> list[Incident]:
+    """The incidents of a run, without those of an earlier run into the same folder, each as recorded by the rank that
+    knows most of it."""
     try:
         found = read_incidents(run)
     except JournalError:
         return []
-    return [_best_told(run, incident) for incident in found]
+    return [_best_told(run, incident) for incident in found if not incident.time or incident.time >= since]
 
 
 def _counted(run: str) -> dict[str, int]:

@@ -189,7 +189,8 @@ class DiagnosisCase:
             rows = BadRows(why="out of memory" if is_out_of_memory(error) else in_a_line(error))
             forget(error)
         if rows.why:
-            self.notes.append(f"rows: not determined: {rows.why}")
+            known = "read off what the operation gave" if rows.rows is not None else "not determined"
+            self.notes.append(f"rows: {known}: {rows.why}")
         return rows
 
     def _first_read(self) -> list[str]:

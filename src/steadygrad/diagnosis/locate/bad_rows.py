@@ -35,7 +35,8 @@ class BadRows:
     coupled: bool = False
     proven: bool = False
     why: str = ""
-    """Why nothing is known about the rows; "" where something is, or where the question makes no sense."""
+    """Why no run of the step shows which rows it is: nothing is known of them then but what can be read off. "" where
+    one does, or where the question makes no sense."""
     packed: bool = False
     """The rows are samples of a packed batch, which cannot be cut: they are read off and named, and not left out."""
 
@@ -362,9 +363,8 @@ def _find_rows(replayable: Replayable, exam: Examination) -> BadRows:
         if test.ran:
             return BadRows(coupled=True)
         read_off = rows_without_proof(exam, replayable.batches[guilty_batch], replayable.facts.select_rows)
-        if read_off and len(read_off) < size:
-            return BadRows(rows=read_off)
-        return BadRows(why=f"the step does not run with other rows ({test.error})")
+        some = read_off if read_off and len(read_off) < size else None
+        return BadRows(rows=some, why=f"the step does not run with other rows ({test.error})")
     # Where rows belong together (sentences of one speaker) a row may fail only when its group is incomplete: if the
     # batch is finite without one single row, it was that one.
     heal = [row for row in guilty if test(tuple(r for r in everyone if r != row)) is False] if len(guilty) > 1 else []

@@ -270,7 +270,8 @@ def take_rng() -> RngState:
 def _are_still(last: RngState) -> bool:
     """Whether the host's generators are seen by their bytes to have these states still: what each `take` looks at,
     without a call for each."""
-    if _torch._memory is None or _torch._last[1] is not last.cpu or _torch._memory.raw != _torch._last[0]:
+    known = _torch
+    if known._memory is None or known._last[1] is not last.cpu or known._memory.raw != known._last[0]:
         return False
     generator: Any = getattr(random.getstate, "__self__", None)
     if not generator or generator is not _python._known or _python._state is not last.python:

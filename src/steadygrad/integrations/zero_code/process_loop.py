@@ -128,8 +128,7 @@ class ProcessLoop:
 
     @property
     def away(self) -> bool:
-        """Whether this is not our business: we run the program's code ourselves, a trainer's guard looks after it, this
-        is a forked child, or another training that runs at the same time."""
+        """Whether we run the program's code ourselves, or a trainer's guard, a parent or another training sees to it."""
         return self._is_elsewhere or self.separate.here
 
     @property

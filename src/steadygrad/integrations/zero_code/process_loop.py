@@ -128,7 +128,7 @@ class ProcessLoop:
 
     @property
     def away(self) -> bool:
-        """Whether we run the program's code ourselves, or a trainer's guard, a parent or another training sees to it."""
+        """Whether we run the program's code ourselves, or a trainer's guard, a parent or another training does."""
         return self._is_elsewhere or self.separate.here
 
     @property

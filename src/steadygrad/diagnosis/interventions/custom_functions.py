@@ -64,8 +64,6 @@ class PlainBackward(ReplayChange):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        function, own = self.function, self.function.__dict__.get("apply")
-
         def plain(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             if cls.setup_context is not Function.setup_context:
                 return cls.forward(*args, **kwargs)
@@ -73,14 +71,22 @@ class PlainBackward(ReplayChange):
             context.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
             return cls.forward(context, *args, **kwargs)
 
-        function.apply = classmethod(plain)  # type: ignore[assignment]
-        try:
+        with _applied_by(self.function, plain):
             yield
-        finally:
-            if own is None:
-                del function.apply
-            else:
-                function.apply = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def _applied_by(function: type[Function], instead: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `function.apply` is another function, which is given the class first."""
+    own = function.__dict__.get("apply")
+    function.apply = classmethod(instead)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if own is None:
+            del function.apply
+        else:
+            function.apply = own  # type: ignore[method-assign]
 
 
 def without_zeros(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,20 +116,13 @@ class OtherArguments(ReplayChange):
             with _AtOperation(self.kernel, self._changed):
                 yield
             return
-        function, own = self.kernel, self.kernel.__dict__.get("apply")
-        apply: Callable[..., Any] = function.apply
+        apply: Callable[..., Any] = self.kernel.apply
 
         def given(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             return apply(*map(self._changed, args), **kwargs)
 
-        function.apply = classmethod(given)  # type: ignore[assignment]
-        try:
+        with _applied_by(self.kernel, given):
             yield
-        finally:
-            if own is None:
-                del function.apply
-            else:
-                function.apply = own  # type: ignore[method-assign]
 
     def _changed(self, item: Any) -> Any:
         return self.change(item) if isinstance(item, torch.Tensor) and item.is_floating_point() else item

@@ -412,15 +412,21 @@ class TestManners:
         (weight,) = vitals._samplings[-1].tensors
         assert (weight.num_live, weight.num_moved) == (128, 128)
 
-    def test_nothing_is_said_of_weights_that_stand_still_while_the_rate_grows(self) -> None:
+    def test_nothing_is_said_of_weights_that_stand_still_while_the_rate_grows_or_in_the_first_updates(
+        self,
+    ) -> None:
         model = nn.Linear(8, 8, bias=False)
         with torch.no_grad():
             model.weight.fill_(1.0)
-        for rates, codes in (((1e-12, 1e-11, 1e-10), set()), ((1e-12, 1e-12, 1e-12), {"SY406", "SY407"})):
+        for rates, steps, codes in (
+            ((1e-12, 1e-11, 1e-10), (1, 2, 5), set()),
+            ((1e-12, 1e-12, 1e-12), (1, 2, 5), {"SY406", "SY407"}),
+            ((1e-12, 1e-12, 1e-12), (0, 1, 2), set()),  # an optimizer may begin after some updates
+        ):
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             vitals = StepSampler(model, [optimizer], POLICY)
             said: set[str] = set()
-            for step, rate in enumerate(rates):
+            for step, rate in zip(steps, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = rate
                 model(torch.ones(2, 8)).sum().backward()
                 vitals.before_update()

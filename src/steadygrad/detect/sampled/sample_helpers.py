@@ -20,11 +20,22 @@ _NAMED = 16
 Judge = Callable[[Sequence[StepObservation], Policy], Finding | None]
 
 
+FIRST_UPDATES = 4
+
+
 def warming_up(samplings: Sequence[StepObservation], count: int) -> bool:
     """Whether the learning rate has grown over the last `count` samplings: what does not move yet may do so soon."""
     last = [sampling for sampling in samplings if sampling.measured][-count:]
     rates = [max((tensor.lr for tensor in sampling.tensors), default=0.0) for sampling in last]
     return len(rates) > 1 and rates[-1] > 1.01 * rates[0]
+
+
+def not_begun(samplings: Sequence[StepObservation], count: int) -> bool:
+    """Whether the last `count` samplings are of the first updates and no tensor at all moved in them: some optimizers
+    only gather statistics at first."""
+    last = [sampling for sampling in samplings if sampling.measured][-count:]
+    early = bool(last) and last[-1].step < FIRST_UPDATES
+    return early and not any(tensor.num_moved for sampling in last for tensor in sampling.tensors)
 
 
 def in_all(

@@ -34,7 +34,7 @@ from ....records import Finding, Severity
 from ....records.rules import Rule
 from ...observations.observed_run import PATIENCE, ObservedRun, Suspicion
 from ...observations.step_observation import owner, reached
-from ..sample_helpers import HALF, StepObservation, TensorNumbers, about, in_all, warming_up
+from ..sample_helpers import HALF, StepObservation, TensorNumbers, about, in_all, not_begun, warming_up
 from .lost_update import RULE as LOST_UPDATE
 
 RULE = Rule("SY406", "parameter_never_changes", "A parameter gets gradients and updates, and stays the same.")
@@ -49,7 +49,7 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
     """Pure; looks at plain numbers."""
     moved = _moved_between(samplings)
     stuck = [tensor for tensor in in_all(samplings, _SAMPLINGS, _stuck) if tensor.name not in moved]
-    if not stuck or warming_up(samplings, _SAMPLINGS):
+    if not stuck or warming_up(samplings, _SAMPLINGS) or not_begun(samplings, _SAMPLINGS):
         return None
     return about(
         RULE,

@@ -33,7 +33,7 @@ from statistics import median
 from ....policy import Policy
 from ....records import Finding, Severity
 from ....records.rules import Rule
-from ..sample_helpers import StepObservation, TensorNumbers, about, warming_up
+from ..sample_helpers import StepObservation, TensorNumbers, about, not_begun, warming_up
 
 RULE = Rule("SY407", "update_ratio_out_of_range", "Updates are far too large, or far too small, for the weights.")
 _TOO_LARGE, _TOO_SMALL = 0.5, 1e-8
@@ -47,7 +47,7 @@ def judge(samplings: Sequence[StepObservation], policy: Policy) -> Finding | Non
         # The first steps at a high rate may be rough and the run healthy: whether it is shows in the loss, later.
         return _say(samplings[-1], ratios[-1], median(ratios[-1].values()), "large", provisional=True)
     tiny = len(small) == 3 and all(each and max(each.values()) < _TOO_SMALL for each in small)
-    if tiny and not warming_up(samplings, len(small)):
+    if tiny and not warming_up(samplings, len(small)) and not not_begun(samplings, len(small)):
         return _say(samplings[-1], ratios[-1], max(ratios[-1].values()), "small")
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.diagnosis.trace.trace_log import OpRecord
+from steadygrad.diagnosis.trace.user_frames import Stack
+from steadygrad.diagnosis.trace.written_line import WrittenLine
 
 
 class FastLog(torch.autograd.Function):
@@ -302,3 +306,22 @@ def test_a_function_is_left_as_it_was_after_other_numbers_were_given_to_it() -> 
     only_diagnosis(Normalised)
     assert "apply" not in vars(Normalised)
     assert Normalised.apply(torch.ones(1, 4)).tolist() == [[0.5, 0.5, 0.5, 0.5]]
+
+
+def test_a_search_that_began_in_another_thread_leaves_the_trace_of_this_one_alone() -> None:
+    def theirs(frame: Any, event: str, argument: Any) -> Any:
+        return None
+
+    found = WrittenLine(frozenset())
+    record = OpRecord(0, "empty_like", "forward", None, Stack())
+    other = threading.Thread(target=lambda: found.watcher(record, None, (), {}, torch.ones(3)))
+    before = sys.gettrace()
+    sys.settrace(theirs)
+    try:
+        with found.watching():
+            other.start()
+            other.join()
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert after is theirs

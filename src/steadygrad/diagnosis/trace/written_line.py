@@ -71,6 +71,8 @@ class WrittenLine:
         return self._local
 
     def _local(self, frame: FrameType, event: str, _: Any) -> Any:
+        if self._memory is None:
+            return None  # the search has ended, in another thread
         if event not in ("line", "return"):
             return self._local
         self._lines += 1
@@ -96,9 +98,9 @@ class WrittenLine:
         return True
 
     def _end(self) -> None:
-        if self._memory is not None:
+        if sys.gettrace() == self._called:  # what another thread is traced by is not ours
             sys.settrace(None)
-            for frame in self._last:
-                frame.f_trace = None
+        for frame in self._last:
+            frame.f_trace = None
         self._memory = None
         self._last.clear()

@@ -83,6 +83,9 @@ class TrainingLoop(Protocol):
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
         """Find out why, as far as this loop can be run again. Ends as if nothing had happened."""
 
+    def choose_rate(self, decision: Decision) -> Decision:
+        """Before a rollback: the decision with the learning rate to go on with, where that can be tried."""
+
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         """Restore a good state; the decision with what came of it (with HALT if there is none)."""
 
@@ -126,6 +129,8 @@ class Engine:
         if step.ledger is not None:
             self.log.ledger, step.ledger = step.ledger, None
         decision = self._decide(reading, self.log.judge(reading))
+        if Action.ROLLBACK in decision.actions:
+            decision = self.loop.choose_rate(decision)
         self.log.enter(reading, decision, applied=False, attempt=step.attempt, loss_seen=step.loss_seen)
         self.loop.quarantine(step, reading)
         if not reading.scale_to_blame:
@@ -162,6 +167,8 @@ class Engine:
     def act_on(self, step: Step, reading: Reading, findings: Sequence[Finding]) -> Decision:
         """Decide about the run between two steps, on findings that were demonstrated; roll back or halt if decided."""
         decision = self._decide(reading, findings)
+        if Action.ROLLBACK in decision.actions:
+            decision = self.loop.choose_rate(decision)
         if Action.ROLLBACK in decision.actions or Action.HALT in decision.actions:
             self.log.enter_run_finding(reading, decision)
             self.loop.diagnose(step, reading, decision)

@@ -97,13 +97,16 @@ class OwnedLoop:
         if not recovery.anything_due(self.step):
             return
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
-        if not ((checkpoint := recovery.checkpoint_due(self.step)) or divergence or snapshot):
+        more = recovery.rates.raise_due()
+        if not ((checkpoint := recovery.checkpoint_due(self.step)) or divergence or snapshot or more):
             return
         self.settle_pending()
         if len(self.window) or self.engine.halt is not None:
             return  # the step in flight was bad and left good micro-batches: wait for their window to end
         if divergence:
             recovery.check_divergence(self.engine, self.step)
+        if more and recovery.rates.raise_due():
+            recovery.rates.try_to_raise(self.step)
         if snapshot:
             recovery.take_snapshot(self.step)
         if checkpoint:
@@ -339,6 +342,9 @@ class OwnedLoop:
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
         self.diagnoses.of_refusal(step.window, reading, decision, together=self.refusing is step)
 
+    def choose_rate(self, decision: Decision) -> Decision:
+        return decision if self.recovery.rolling_back else self.recovery.rates.choose(decision)
+
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         self._go_on_together()
         self.refusing = None  # what fails from here on, on one rank, ends all of them
@@ -410,7 +416,7 @@ class OwnedLoop:
             answer_for(outcome, answer)
 
     def preserve(self, objects: tuple[Any, ...]) -> None:
-        self._diagnostician.preserve = objects
+        self._diagnostician.preserve = self.recovery.rate_trial.preserve = objects
 
     def clips_to(self, max_grad_norm: float | None) -> None:
         """A trainer clips to this; learned when it first does."""

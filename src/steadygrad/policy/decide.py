@@ -126,7 +126,9 @@ def _proceed(
         healthy_since=step if ledger.healthy_since is None else ledger.healthy_since,
     )
     if (ledger.rungs or ledger.relapses or ledger.rollbacks) and healthy >= healthy_stretch(policy, ledger):
-        if ledger.rungs:
+        if ledger.rungs and ledger.rungs[-1].tried:
+            ledger = ledger.but(rollbacks=0) if ledger.rollbacks else ledger  # the rate is raised after a trial only
+        elif ledger.rungs:
             undone = ledger.rungs[-1].action
             ledger = step_down(ledger, step=step)
             calm = f"{healthy} healthy steps: {undone} undone, {len(ledger.rungs)} remedies still in force"

@@ -12,7 +12,7 @@ Host only: no tensor, no synchronisation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..records import Action
@@ -33,6 +33,8 @@ class Rung:
     dropped_terms: tuple[str, ...] = ()
     widened: bool = False
     rate_held: bool = False
+    tried: bool = False
+    """A trial has chosen its learning rate, and only another one raises it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,26 @@ def step_down(ledger: Ledger, *, step: int) -> Ledger:
         healthy_steps=0,
         last_recovery_step=step,
     )
+
+
+def with_tried_rate(ledger: Ledger, factor: float, *, step: int) -> Ledger:
+    """The ledger with the learning rate that a trial has chosen, in place of the smaller one that step `step` asked
+    for."""
+    top = ledger.rungs[-1] if ledger.rungs else None
+    if top is not None and top.action is Action.SCALE_LR and top.step == step:
+        ledger = ledger.but(rungs=ledger.rungs[:-1], lr_factor=top.lr_factor)
+        top = ledger.rungs[-1] if ledger.rungs else None
+    if top is not None and top.tried:
+        return ledger.but(lr_factor=factor)
+    if factor == ledger.lr_factor:
+        return ledger
+    climbed = climb(ledger, Action.SCALE_LR, step=step, lr_factor=factor)
+    return climbed.but(rungs=(*climbed.rungs[:-1], replace(climbed.rungs[-1], tried=True)))
+
+
+def raise_is_due(policy: Policy, ledger: Ledger) -> bool:
+    """Whether a rate that a trial has chosen has held for so long that a higher one should be tried."""
+    return bool(ledger.rungs) and ledger.rungs[-1].tried and ledger.healthy_steps >= healthy_stretch(policy, ledger)
 
 
 def healthy_stretch(policy: Policy, ledger: Ledger) -> int:

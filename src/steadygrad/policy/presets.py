@@ -93,6 +93,14 @@ class Policy:
     divergence_cooldown: int = 32
     """Steps after a rollback before the next divergence can be acted on."""
 
+    trial_rates: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+    """Where a divergence is shown, or a rollback comes with a smaller learning rate, these shares of the rate are tried
+    first on the batches since the snapshot, in a few runs of which nothing is left; the best is used, and raised again
+    only when a trial shows that more would hold. () tries none: the rate is then multiplied by `lr_factor`."""
+    trial_after: int = 32
+    """After this many steps, and two more times, it is looked whether the loss has ever been below its first values;
+    if not, and if batches evaluated again have a higher loss than before the training, `trial_rates` are tried."""
+
     # Loss scale and stalls
     min_loss_scale: float = 1.0
     """A loss scale below this has collapsed (SY301)."""
@@ -115,7 +123,7 @@ class Policy:
     lr_factor: float = 0.5
     """What the learning rate is multiplied by at each rollback."""
     min_lr_factor: float = 1 / 16
-    """The learning rate is never lowered below this share of what was asked for."""
+    """Without a trial the learning rate is never lowered below this share of what was asked for."""
     hold_rate_after: int = 3
     """A learning rate that is no number for this many steps in a row is held at its last finite value for a while."""
     drop_term_after: int = 3
@@ -152,6 +160,12 @@ class Policy:
             ),
             (0 < self.lr_factor < 1, "lr_factor must lie between 0 and 1, for example 0.5"),
             (0 < self.min_lr_factor <= 1, "min_lr_factor must lie above 0 and not above 1"),
+            (
+                all(0 < rate < 1 for rate in self.trial_rates)
+                and list(self.trial_rates) == sorted(self.trial_rates, reverse=True),
+                "trial_rates must fall and lie between 0 and 1, for example (0.3, 0.1, 0.03)",
+            ),
+            (self.trial_after >= 16, "trial_after must be at least 16"),
             (self.clip_ladder[:1] == (1.0,), "clip_ladder must start with 1.0, the clip the user asked for"),
             (list(self.clip_ladder) == sorted(self.clip_ladder, reverse=True), "clip_ladder must fall"),
             (all(clip > 0 for clip in self.clip_ladder), "clip_ladder must stay above 0"),

@@ -29,7 +29,9 @@ from ..state.rng import RngState
 from ..state.snapshot_ring import Snapshot, SnapshotRing
 from ..state.training_state import non_finite
 from ..step.window import Window
-from .divergence_check import DivergenceCheck
+from .divergence.divergence_check import DivergenceCheck
+from .divergence.rate_choice import RateChoice
+from .divergence.rate_trial import RateTrial
 from .refusal_analysis import Kept, RefusalAnalysis
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ class Rollback:
             whole=whole_windows,
         )  # fmt: skip
         self._batch_buffer = BatchBuffer()
-        self._divergence = DivergenceCheck(parts.program, parts.forward, parts.state, parts.log.journal)
+        self.rate_trial = trial = RateTrial(parts)
+        self._divergence = DivergenceCheck(parts, trial, parts.log.policy)
+        self.rates = RateChoice(parts, trial, ring, lambda: self._batch_buffer)
         self._histories: dict[int, dict[str, Any]] = {}
         self._bad_keys: set[str] = set()
         self._unnoticed: set[str] = set()
@@ -198,7 +202,10 @@ class Rollback:
         """Whether before this step a snapshot or a checkpoint may be due, or a divergence to be looked into."""
         ring, store = self._ring, self._store
         every = self._log.policy.snapshot_every
-        if ring is not None and (self._divergence.watching or step // every > ring.last_step // every):
+        watches = self._divergence.watching or step >= self._divergence.next_look
+        if ring is not None and (watches or step // every > ring.last_step // every):
+            return True
+        if self._remedied and self.rates.raise_due():
             return True
         return store is not None and step // store.every > self._last_checkpoint // store.every
 
@@ -211,10 +218,11 @@ class Rollback:
         nothing: tuple[Reading, Finding] | None = None
         with self._barrier("divergence_check", nothing) as answer:
             answer.value = self._divergence.look(
-                step, self._snapshots_for_divergence(), self._batch_buffer, self._log.history.recent_losses
+                step, self._snapshots_for_divergence(), self._batch_buffer, self._log.history, self._log.ledger
             )
         if answer.value is not None and self._log.policy.acts:
             reading, found = answer.value
+            self.rates.shown_by = self._divergence.shown_by
             engine.act_on(Step(step, Window(), Outcome(step=step)), replace(reading, step=step), (found,))
 
     def _snapshots_for_divergence(self) -> list[Snapshot]:
@@ -353,14 +361,20 @@ class Rollback:
         which says to halt where there is no good snapshot."""
         if self.rolling_back:
             raise RollBackAgain
-        diverged = any(found.code == "SY203" for found in decision.findings)
+        trial, self.rates.chosen_by = self.rates.chosen_by, None
+        # After a divergence the batches that led there are left behind: they would lead there again, but for a rate
+        # that was tried on them.
+        as_before = trial is not None or not any(found.code == "SY203" for found in decision.findings)
+        self._leave_out(trial.left_out if trial is not None else ())
         while True:
-            snapshot = self._snapshot_for(decision) if self._ring is not None else None
+            if trial is not None:
+                snapshot: Snapshot | None = trial.snapshot
+            else:
+                snapshot = self._snapshot_for(decision) if self._ring is not None else None
             if snapshot is None:
                 reason = f"{decision.reason}; and no snapshot from before it is finite"
                 return None, replace(decision, actions=(*decision.actions, Action.HALT), reason=reason)
-            # After a divergence the batches that led there are left behind: they would lead there again.
-            buffered = self._restore(snapshot, again=not diverged)
+            buffered = self._restore(snapshot, again=as_before)
             self.rolling_back = True
             at_first = set(non_finite(self._state.floating_tensors()))
             try:
@@ -378,6 +392,12 @@ class Rollback:
                 continue
             finally:
                 self.rolling_back = False
+
+    def _leave_out(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._bad_keys.add(key)
+            with self._barrier("journal", None):
+                self._log.journal.quarantine(key, step=self.loop.step, cause="loss_out_of_proportion")
 
     def _leave_out_if_bad(self, group: Sequence[BufferedBatch], at_first: set[str]) -> None:
         """Roll back once more, without these batches, if running them again left state non-finite: a running statistic,

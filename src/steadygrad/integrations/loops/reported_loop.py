@@ -78,6 +78,9 @@ class ReportedLoop:
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None: ...
 
+    def choose_rate(self, decision: Decision) -> Decision:
+        return decision  # its batches cannot be run again
+
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return decision
 

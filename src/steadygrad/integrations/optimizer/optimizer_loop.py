@@ -449,6 +449,9 @@ class OptimizerLoop:
         with self._at_failing_evaluation():
             self.around.diagnose(self, reading, decision)
 
+    def choose_rate(self, decision: Decision) -> Decision:
+        return decision  # its batches cannot be run again
+
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return self.around.roll_back(self, decision)
 

@@ -184,3 +184,26 @@ def test_a_poisoned_weight_is_rolled_back_and_the_good_batches_run_again(tmp_pat
     reference = train(tiny_trainer(tmp_path / "plain", token_dataset(STEPS * 2), max_steps=STEPS))
     assert all_finite(trainer)
     assert differences(state_of(trainer), state_of(reference)) == []
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_follows_a_trial_of_rates_is_the_training_with_that_rate_from_the_start(
+    tmp_path: Path, accumulation: int
+) -> None:
+    def trained(lr: float, path: Path) -> tuple[Trainer, Any]:
+        trainer = tiny_trainer(
+            path, token_dataset(40 * 2 * accumulation), gradient_accumulation_steps=accumulation, max_steps=40,
+            learning_rate=lr, lr_scheduler_type="constant",
+        )  # fmt: skip
+        guard = sg.attach(trainer, diagnose="off")
+        return train(trainer), guard
+
+    saved, guard = trained(3.0, tmp_path / "far too high")
+    assert guard.summary()["rolled_back"] == 1
+    factor = guard.summary()["lr_factor"]
+    assert factor < 1.0
+    chosen, untouched = trained(3.0 * factor, tmp_path / "chosen")
+    assert untouched.summary()["rolled_back"] == 0
+    mine, theirs = (each.model.state_dict() for each in (saved, chosen))
+    assert [name for name, value in mine.items() if not torch.equal(value, theirs[name])] == []
+    assert saved.state.global_step == chosen.state.global_step == 40

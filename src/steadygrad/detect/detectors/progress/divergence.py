@@ -17,8 +17,10 @@ What to do
     A suspicion alone changes nothing. Where batches can be run again, older and newest ones are evaluated with the
     weights of now and of the last good snapshot; if most of both are at least twice as bad, twice in a row with no
     recovery in between, and the snapshot's weights reproduce the loss that was recorded, the divergence is
-    demonstrated: the policy rolls back and halves the learning rate until the run is healthy again. Raise the warm-up
-    or lower the peak.
+    demonstrated. There a loss that has not fallen since the start, or is back where it began, is looked at as well,
+    which no finding tells of. The batches since the snapshot are then run again with smaller learning rates, and
+    without those whose loss is out of all proportion; the rollback goes on with what does best, and raises the rate
+    again when a trial shows that more holds. Raise the warm-up or lower the peak.
 
 Safety
     A warning, not a refusal: the step itself is finite. Rolled back at most a few times, with a pause between, then
@@ -92,6 +94,37 @@ def _lost_ground(reading: Reading, history: History, policy: Policy) -> Finding 
         loss_level=level,
         best_level=best,
         best_step=history.best_step,
+        loss_began=began,
+    )
+
+
+def never_fell(step: int, level: float, began: float) -> Finding:
+    """The finding for a loss that has not fallen since the start, once a trial has shown that it could."""
+    return finding(
+        RULE,
+        Reading(step=step, loss=level),
+        Severity.WARNING,
+        f"the loss has not fallen: {level:.4g} after {step} steps, {began:.4g} at the start",
+        subject="loss",
+        pattern="never_fell",
+        loss_level=level,
+        loss_began=began,
+        best_step=0,
+    )
+
+
+def lost_again(step: int, level: float, best: float, best_step: int | None, began: float) -> Finding:
+    """The finding for a loss that is back where it began, once a trial has shown that it need not be."""
+    return finding(
+        RULE,
+        Reading(step=step, loss=level),
+        Severity.WARNING,
+        f"the loss is back at {level:.4g}; best {best:.4g} at step {best_step}, {began:.4g} at the start",
+        subject="loss",
+        pattern="lost_again",
+        loss_level=level,
+        best_level=best,
+        best_step=best_step,
         loss_began=began,
     )
 

@@ -21,12 +21,12 @@ from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.diagnose import diagnose
 from ....diagnosis.distributed.unsharded import UsesCollectives
-from ....diagnosis.isolation.quiet import quiet
 from ....diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits, for_incident, in_a_line, limits
 from ....diagnosis.locate.crash_origin import explain_crash
 from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.record.diagnosis_time import DiagnosisTime
+from ....engine.recovery.quiet import quiet
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
 from ...loops.data_origin import MadeBad, origin_in_loader

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import line_of, living, variables_of
 from ....detect.tensors.kept_content import ContentMarks, marks_of
-from ....diagnosis.isolation.quiet import quiet
+from ....engine.recovery.quiet import quiet
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss

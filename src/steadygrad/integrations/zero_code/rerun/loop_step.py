@@ -19,12 +19,12 @@ from torch.optim import LBFGS
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.torch_private import register_pytree_node
 from ....diagnosis.distributed.unsharded import UsesCollectives
-from ....diagnosis.isolation.quiet import quiet
 from ....diagnosis.isolation.resource_limits import limits
 from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.rewound_generator import drawn_between, state_before
+from ....engine.recovery.quiet import quiet
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
 from ...loops.after_backward import LinesAfter

@@ -1,0 +1,1 @@
+"""Divergence: whether it is one, and which learning rate holds on the batches that led there."""

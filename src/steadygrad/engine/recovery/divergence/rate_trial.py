@@ -1,0 +1,362 @@
+"""A trial of learning rates: the batches since a snapshot are run again with each, and the one that does best is kept.
+
+Each rate starts from the same weights, moments, schedule and random numbers and is given the same batches in the same
+order. The loss of a batch is taken before its update, so it is the loss of a batch that this rate has not seen. Batches
+whose loss under the snapshot's weights is out of all proportion are left out of the comparison, and leaving them out of
+the training is tried as well, at the full rate.
+
+A trial is a few runs of at most as many steps as there are since the snapshot. It ends with state bit for bit as it
+was; nothing of it is recorded as a step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ....policy.escalation import Ledger
+from ....records.rerun_flag import rerun
+from ...build_parts import Parts
+from ...fault_barrier import UserCodeError
+from ...state.batch_buffer import BufferedBatch, by_step
+from ...state.rng import put_rng
+from ...state.snapshot_ring import Snapshot
+from ...state.training_state import copy_tree
+from ...step.numerics_findings import muted
+from ...step.window import out_of_memory
+from ..preserved_attributes import preserved_attributes
+from ..quiet import quiet
+
+FEWEST = 6
+"""Steps since the snapshot below which nothing can be compared."""
+_BAD_IN_A_ROW = 3
+_OUT_OF_PROPORTION = 10.0
+_SHARE_BAD = 0.5
+_GIVEN_UP_AFTER = 16
+_CLEARLY_WORSE = 1.5
+_AS_GOOD = 0.05
+_CONTROLLED, _SAME = 8, 0.02
+_BETTER_ON, _CLEAR_GAIN = 0.75, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of the batches since the snapshot. `losses` has one for each step that it came to, NaN where it had
+    none; `factor` is what the program's learning rate was multiplied by."""
+
+    factor: float
+    without: bool
+    """Whether the batches that are out of proportion were left out."""
+    losses: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a trial. Losses are means over the last third of the batches that were compared."""
+
+    snapshot: Snapshot
+    batches: int
+    losses: Mapping[str, float]
+    """By the name of each attempt; infinity for one that did not reach the end."""
+    best: Attempt
+    before: float
+    """With the weights of the snapshot."""
+    as_it_was: float
+    """As the training itself had them; NaN where it recorded none."""
+    share_better: float
+    """Of the compared batches, how many have a smaller loss in the best attempt than the training had."""
+    left_out: frozenset[str] = frozenset()
+    seconds: float = 0.0
+    spread: float = 0.0
+    """How much the losses of the best attempt vary from batch to batch."""
+
+    @property
+    def lowest(self) -> float:
+        """The loss of the best attempt."""
+        return self.losses[name_of(self.best)]
+
+    @property
+    def gain(self) -> float:
+        """By how much it is below that of the training."""
+        return self.as_it_was - self.lowest
+
+    @property
+    def clearly_better(self) -> bool:
+        """Whether the best attempt has a lower loss on most batches, and by more than chance."""
+        gain = max(_CLEAR_GAIN * abs(self.as_it_was), self.spread)
+        return self.share_better >= _BETTER_ON and self.gain >= gain
+
+    def in_words(self) -> str:
+        made = f"{self.as_it_was:.4g} as it was" if math.isfinite(self.as_it_was) else "not finite as it was"
+        tried = ", ".join(
+            f"{name} {loss:.4g}" if math.isfinite(loss) else f"{name} diverges" for name, loss in self.losses.items()
+        )
+        return f"loss of the {self.batches} batches since step {self.snapshot.step} run again: {made}; {tried}"
+
+
+def name_of(attempt: Attempt) -> str:
+    return f"rate x{attempt.factor:.3g}" + (" without the bad batches" if attempt.without else "")
+
+
+@dataclass(slots=True)
+class _Batches:
+    """What is run again: the micro-batches of each step, and what is known of their losses."""
+
+    steps: list[list[BufferedBatch]]
+    before: list[float]
+    out: set[int] = field(default_factory=set)
+    """Places of steps whose loss under the snapshot's weights is out of all proportion, or not finite."""
+
+    def compared(self) -> list[int]:
+        """The places that attempts are compared at: the last third of those in proportion."""
+        inside = [place for place in range(len(self.steps)) if place not in self.out]
+        return inside[-max(FEWEST // 2, len(inside) // 3) :]
+
+
+class RateTrial:
+    """Runs trials for one guard."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._program, self._forward, self._state = parts.program, parts.forward, parts.state
+        self.preserve: tuple[Any, ...] = ()
+        """Objects whose attributes are afterwards as before: a trainer, a module of a framework."""
+
+    def run(
+        self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
+        full: float, factors: Sequence[float], ledger: Ledger,
+    ) -> Trial | None:  # fmt: skip
+        """Try `factors` (falling) from the best of the snapshots; None if that cannot be done or none comes to its end.
+        `recorded` are the losses that the training itself had, by step, with the factor `full`."""
+        began = time.perf_counter()
+        self._parts.log.show("running batches again with other learning rates, to see which holds", kind="rate_trial")
+        found: Trial | None = None
+        with self.aside(), self._without_step_hooks(), suppress(UserCodeError):
+            try:
+                found = self._try(snapshots, buffered, recorded, full, factors, ledger, began)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+        return found
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within the block steps can be run again: everything is afterwards as it was, and what the program prints or
+        counts on the way is neither heard nor kept."""
+        objects = (self._program.model, *self.preserve)
+        entry, here = self._forward.take(), copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
+        grads = [(p, p.grad) for p in self._program.parameters if p.grad is not None]
+        with rerun(), muted(), quiet(), preserved_attributes(objects), torch.inference_mode(False):
+            try:
+                yield
+            finally:
+                self._program.forget()
+                self._state.restore(here)
+                self._forward.restore(entry)
+                for parameter, grad in grads:
+                    parameter.grad = grad
+
+    def _try(
+        self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
+        full: float, factors: Sequence[float], ledger: Ledger, began: float,
+    ) -> Trial | None:  # fmt: skip
+        chosen = self._best_snapshot(snapshots, buffered)
+        if chosen is None:
+            return None
+        snapshot, batches = chosen
+        if not self._same_again(snapshot, batches, recorded, ledger.but(lr_factor=full)):
+            return None
+        places = batches.compared()
+        attempts: list[Attempt] = []
+        if batches.out and len(batches.out) <= _SHARE_BAD * len(batches.steps):
+            attempts.append(self._attempt(snapshot, batches, ledger, full, without=True))
+        attempts += self._search(snapshot, batches, ledger, list(factors), places)
+        scores = {name_of(attempt): _score(attempt.losses, places) for attempt in attempts}
+        best = min(attempts, key=lambda attempt: scores[name_of(attempt)], default=None)
+        if best is None or not math.isfinite(lowest := scores[name_of(best)]):
+            return None
+        if attempts[0].without and scores[name_of(attempts[0])] <= lowest + _AS_GOOD * abs(lowest):
+            best = attempts[0]  # the program's own rate holds
+        kept = [recorded.get(batches.steps[place][0].step, math.nan) for place in places]
+        pairs = [(a, best.losses[place]) for a, place in zip(kept, places, strict=True) if not math.isnan(a)]
+        out = {each.key for place in batches.out for each in batches.steps[place]} if best.without else set()
+        return Trial(
+            snapshot, sum(map(len, batches.steps)), scores, best, statistics.fmean(batches.before[p] for p in places),
+            statistics.fmean(a for a, _ in pairs) if pairs else math.nan,
+            sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan, frozenset(out),
+            time.perf_counter() - began, _spread([b for _, b in pairs]),
+        )  # fmt: skip
+
+    def _best_snapshot(
+        self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch]
+    ) -> tuple[Snapshot, _Batches] | None:
+        """The snapshot whose weights do best on the newest batches, and the batches since it."""
+        found: list[tuple[float, Snapshot, list[list[BufferedBatch]]]] = []
+        newest = by_step(list(buffered))[-FEWEST:]
+        for snapshot in snapshots:
+            steps = by_step([each for each in buffered if each.step >= snapshot.step])
+            if len(steps) >= FEWEST:
+                losses = self._losses(snapshot, newest)
+                found.append((statistics.median(map(_finite, losses)), snapshot, steps))
+        if not found:
+            return None
+        _, snapshot, steps = min(found, key=lambda each: each[0])
+        before = self._losses(snapshot, steps)
+        batches = _Batches(steps, before, _out_of_proportion(before))
+        return (snapshot, batches) if len(steps) - len(batches.out) >= FEWEST else None
+
+    def _losses(self, snapshot: Snapshot, steps: Sequence[Sequence[BufferedBatch]]) -> list[float]:
+        """The loss of each step with the weights of a snapshot; NaN where the program leaves a batch out."""
+        self._state.restore(snapshot.tree)
+        losses = []
+        for step in steps:
+            made = []
+            for each in step:
+                if each.rng is not None:
+                    put_rng(each.rng)
+                with torch.enable_grad():
+                    terms = self._program.forward(each.fetch())
+                made.append(math.nan if terms is None else float(terms["loss"].detach()))
+            losses.append(statistics.fmean(made))
+        return losses
+
+    def _same_again(self, snapshot: Snapshot, batches: _Batches, recorded: Mapping[int, float], force: Ledger) -> bool:
+        """Whether the first steps, run again as they were, have the losses that were recorded: else the loss function
+        is another one by now, or needs something that only its loop has, and a trial would say nothing."""
+        self._state.restore(snapshot.tree)
+        self._program.forget()
+        for step in batches.steps[:_CONTROLLED]:
+            known = recorded.get(step[0].step)
+            if known is None:
+                return True  # it was refused: from here on nothing was recorded
+            loss, _ = self._step(step, force)
+            if not abs(loss - known) <= _SAME * max(abs(loss), abs(known)):
+                return False
+        return True
+
+    def _search(
+        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, factors: list[float], places: list[int]
+    ) -> Iterator[Attempt]:
+        """Every second factor, until it gets worse; then the neighbours of the best."""
+        best, lowest, tried = -1, math.inf, set[int]()
+        for index in range(0, len(factors), 2):
+            attempt = self._attempt(snapshot, batches, ledger, factors[index])
+            tried.add(index)
+            yield attempt
+            score = _score(attempt.losses, places)
+            if score < lowest:
+                best, lowest = index, score
+            elif math.isfinite(lowest):
+                break
+        for index in (best - 1, best + 1):
+            if best >= 0 and 0 <= index < len(factors) and index not in tried:
+                yield self._attempt(snapshot, batches, ledger, factors[index])
+
+    def _attempt(
+        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, factor: float, *, without: bool = False
+    ) -> Attempt:
+        """Run the batches with one rate. Ends early where three steps in a row are not finite, or where the loss has
+        long been far above that under the snapshot's weights."""
+        self._state.restore(snapshot.tree)
+        self._program.forget()
+        force = ledger.but(lr_factor=factor)
+        losses: list[float] = []
+        bad = 0
+        for place, step in enumerate(batches.steps):
+            if without and place in batches.out:
+                losses.append(math.nan)
+                continue
+            loss, applied = self._step(step, force)
+            losses.append(loss)
+            bad = 0 if applied or place in batches.out else bad + 1
+            if bad == _BAD_IN_A_ROW or _runs_away(losses, batches):
+                break
+        return Attempt(factor, without, losses)
+
+    def _step(self, step: Sequence[BufferedBatch], force: Ledger) -> tuple[float, bool]:
+        """One update; its loss, and whether it could be made. Reads the device."""
+        program, parts = self._program, self._parts
+        made = []
+        for each in step:
+            if each.rng is not None:
+                put_rng(each.rng)
+            with torch.enable_grad():
+                terms = program.micro(each.fetch())
+            if terms is not None:
+                made.append(float(terms["loss"].detach()))
+        if not made:
+            return math.nan, True  # left out by the program, as it was the first time
+        program.unscale()
+        gradients = parts.probe.measure()
+        finite = all(map(math.isfinite, made))
+        fine = finite and (gradients is None or math.isfinite(float(gradients.total)))
+        if fine:
+            parts.updater(gradients, None, force)
+        program.update_scale()
+        program.zero_grad()
+        if fine and parts.followers.scheduler is not None:
+            parts.followers.scheduler.step()
+        return statistics.fmean(made), fine or (finite and program.scaler is not None)
+
+    @contextmanager
+    def _without_step_hooks(self) -> Iterator[None]:
+        """Hooks of others on the optimizers, which would count or log updates that never happened, are not called."""
+        kept: list[tuple[Any, dict[Any, Any]]] = []
+        for optimizer in self._program.optimizers:
+            for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                hooks = getattr(optimizer, name, None)
+                if hooks:
+                    kept.append((hooks, dict(hooks)))
+                    hooks.clear()
+        try:
+            yield
+        finally:
+            for hooks, before in kept:
+                with suppress(Exception):
+                    hooks.update(before)
+
+
+def _finite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _out_of_proportion(losses: Sequence[float]) -> set[int]:
+    """Places of losses that are not finite, or far from what most of them are."""
+    known = [loss for loss in losses if math.isfinite(loss)]
+    if not known:
+        return set(range(len(losses)))
+    middle = statistics.median(known)
+    spread = statistics.median(abs(loss - middle) for loss in known)
+    limit = _OUT_OF_PROPORTION * max(abs(middle), spread)
+    return {place for place, loss in enumerate(losses) if not math.isfinite(loss) or abs(loss - middle) > limit}
+
+
+def _spread(losses: Sequence[float]) -> float:
+    """The usual deviation of these, by their quartiles; those that are far off say nothing."""
+    if len(losses) < 4:
+        return 0.0
+    low, _, high = statistics.quantiles(losses, n=4)
+    return (high - low) / 1.349
+
+
+def _score(losses: Sequence[float], places: Sequence[int]) -> float:
+    """The mean loss at these places; infinity for an attempt that did not come so far."""
+    if not places or len(losses) <= places[-1]:
+        return math.inf
+    return statistics.fmean(_finite(losses[place]) for place in places)
+
+
+def _runs_away(losses: Sequence[float], batches: _Batches) -> bool:
+    """Whether the newest losses are all far above those under the snapshot's weights."""
+    inside = [place for place in range(len(losses)) if place not in batches.out]
+    if len(inside) < _GIVEN_UP_AFTER:
+        return False
+    newest = inside[-FEWEST:]
+    return all(losses[place] - batches.before[place] > _CLEARLY_WORSE * abs(batches.before[place]) for place in newest)

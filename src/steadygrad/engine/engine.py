@@ -100,6 +100,11 @@ class TrainingLoop(Protocol):
         """Training ends after this step: keep what should be kept."""
 
 
+def as_decided(loop: Any, decision: Decision) -> Decision:
+    """`choose_rate` of a loop whose batches cannot be run again."""
+    return decision
+
+
 class Engine:
     """Judges, decides and records the steps of one training. State belongs to it and to nothing else."""
 

@@ -97,7 +97,7 @@ class OwnedLoop:
         if not recovery.anything_due(self.step):
             return
         divergence, snapshot = recovery.divergence_due(self.step), recovery.snapshot_due(self.step)
-        more = recovery.rates.raise_due()
+        more = recovery.rates.others_due()
         if not ((checkpoint := recovery.checkpoint_due(self.step)) or divergence or snapshot or more):
             return
         self.settle_pending()
@@ -105,8 +105,8 @@ class OwnedLoop:
             return  # the step in flight was bad and left good micro-batches: wait for their window to end
         if divergence:
             recovery.check_divergence(self.engine, self.step)
-        if more and recovery.rates.raise_due():
-            recovery.rates.try_to_raise(self.step)
+        if more and recovery.rates.others_due():
+            snapshot = recovery.rates.try_others(self.step) or snapshot
         if snapshot:
             recovery.take_snapshot(self.step)
         if checkpoint:

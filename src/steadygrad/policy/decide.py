@@ -69,7 +69,7 @@ def decide(
         return _overflow(policy, ledger, reading, findings)
     if fatal or reading.refused or codes & _POISONED:
         return _refuse(policy, ledger, reading, findings, live, can)
-    if _demonstrated(live) and _cooled_down(policy, ledger, reading.step):
+    if _demonstrated(live) and (_tried(live) or _cooled_down(policy, ledger, reading.step)):
         return _diverged(policy, ledger, reading, findings, live, can)
     return _proceed(policy, ledger, reading, findings, "; ".join(found.detail for found in live))
 
@@ -77,6 +77,11 @@ def decide(
 def _demonstrated(findings: Sequence[Finding]) -> bool:
     """Whether a divergence was found and batches that were evaluated again confirm it."""
     return any(found.code == _DIVERGENCE and found.evidence.get("demonstrated") for found in findings)
+
+
+def _tried(findings: Sequence[Finding]) -> bool:
+    """Whether a trial has shown what holds: then it need not be waited whether the last rollback helped."""
+    return any(found.code == _DIVERGENCE and found.evidence.get("tried") for found in findings)
 
 
 def _of_dropped_terms(found: Finding, ledger: Ledger) -> bool:

@@ -158,9 +158,11 @@ def with_tried_rate(ledger: Ledger, factor: float, *, step: int) -> Ledger:
     return climbed.but(rungs=(*climbed.rungs[:-1], replace(climbed.rungs[-1], tried=True)))
 
 
-def raise_is_due(policy: Policy, ledger: Ledger) -> bool:
-    """Whether a rate that a trial has chosen has held for so long that a higher one should be tried."""
-    return bool(ledger.rungs) and ledger.rungs[-1].tried and ledger.healthy_steps >= healthy_stretch(policy, ledger)
+def others_are_due(policy: Policy, ledger: Ledger) -> bool:
+    """Whether a rate that a trial has chosen has held for so long that others should be tried."""
+    if not ledger.rungs or not ledger.rungs[-1].tried:
+        return False
+    return ledger.healthy_steps >= healthy_stretch(policy, ledger) // 2
 
 
 def healthy_stretch(policy: Policy, ledger: Ledger) -> int:

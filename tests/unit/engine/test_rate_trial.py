@@ -98,7 +98,7 @@ def test_the_rate_is_raised_again_once_a_trial_shows_that_more_holds(tmp_path: P
             optimizer.param_groups[0]["lr"] = 1.0 if step < 40 else 3e-3  # a mistake that someone corrects
             guard.step(batch)
     assert guard.summary()["rolled_back"] == 1
-    raised = [event.data for event in read_events(tmp_path / "run") if event.kind == "rate_raise_tried"]
+    raised = [event.data for event in read_events(tmp_path / "run") if event.kind == "rates_tried"]
     assert raised
     assert raised[0]["after"] >= raised[0]["before"]
     assert guard.summary()["lr_factor"] > raised[0]["before"]

@@ -205,7 +205,7 @@ class Rollback:
         watches = self._divergence.watching or step >= self._divergence.next_look
         if ring is not None and (watches or step // every > ring.last_step // every):
             return True
-        if self._remedied and self.rates.raise_due():
+        if self._remedied and self.rates.others_due():
             return True
         return store is not None and step // store.every > self._last_checkpoint // store.every
 
@@ -232,7 +232,14 @@ class Rollback:
         if onset is None:
             return good
         before = [snapshot for snapshot in good if snapshot.step <= onset]
-        return [*before[-1:], *good[len(before) :]] if before else []
+        if before:
+            return [*before[-1:], *good[len(before) :]]
+        level, best = self._log.history.loss_level, self._log.history.best_level
+        if level is None or best is None:
+            return []
+        # None is left from before the best losses: then from when they were still nearer to them than to these.
+        levels = [(snapshot, self._histories[snapshot.step].get("loss_level")) for snapshot in good]
+        return [snapshot for snapshot, then in levels if then is not None and then - best < 0.5 * (level - best)]
 
     def log_tree(self, step: int, batches_seen: int) -> dict[str, Any]:
         """What a resumed run needs besides the training state."""
@@ -379,6 +386,8 @@ class Rollback:
             at_first = set(non_finite(self._state.floating_tensors()))
             try:
                 for group in by_step(buffered) if self._whole_windows else [[batch] for batch in buffered]:
+                    if trial is not None:
+                        self.rates.at_step(trial, group[0].step)
                     for batch in group:
                         # Refused batches had their own step numbers, so the numbers are others this time.
                         batch.step = self.loop.step

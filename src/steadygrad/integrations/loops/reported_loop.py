@@ -11,7 +11,7 @@ from typing import Any
 
 from ...engine import validate
 from ...engine.distributed.consensus import SingleRank
-from ...engine.engine import Engine, Step, Verdict
+from ...engine.engine import Engine, Step, Verdict, as_decided
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.run_log import RunLog
 from ...engine.step.window import Window
@@ -78,8 +78,7 @@ class ReportedLoop:
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None: ...
 
-    def choose_rate(self, decision: Decision) -> Decision:
-        return decision  # its batches cannot be run again
+    choose_rate = as_decided  # its batches cannot be run again
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return decision

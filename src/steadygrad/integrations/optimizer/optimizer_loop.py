@@ -20,7 +20,7 @@ from torch.optim import LBFGS, Optimizer
 from ...detect.gradient_norms import LARGE, Gradients
 from ...detect.tensors.quiet_hook import registered
 from ...detect.tensors.readable_tensors import only_shape
-from ...engine.engine import Engine, Step, Verdict
+from ...engine.engine import Engine, Step, Verdict, as_decided
 from ...engine.fault_barrier import FaultBarrier
 from ...engine.record.run_log import RunLog
 from ...engine.recovery.silent_faults import undo_faults
@@ -449,8 +449,7 @@ class OptimizerLoop:
         with self._at_failing_evaluation():
             self.around.diagnose(self, reading, decision)
 
-    def choose_rate(self, decision: Decision) -> Decision:
-        return decision  # its batches cannot be run again
+    choose_rate = as_decided  # its batches cannot be run again
 
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         return self.around.roll_back(self, decision)

@@ -7,10 +7,9 @@ forgotten. Weights that ran away do worse on all.
 
 Two kinds of suspicion are looked into. A loss that was low and is far above, which a detector reports, must have at
 least doubled on most batches, twice with a pause in between. A loss that has not fallen since the start, or has lost
-what it had gained, is looked at now and then: it must be higher on most batches, or the weights must have moved by more
-than their own size. In both cases a trial of smaller learning rates on the same batches then has the last word: see
-`rate_trial`. Where no trial can be made, a loss that is not recovering by itself is enough for the first kind and
-nothing is for the second.
+what it had gained, is looked at now and then: it must be higher on most batches, or the weights must have moved far. In
+both cases a trial of smaller learning rates on the same batches then has the last word: see `rate_trial`. Where no
+trial can be made, a loss that is not recovering by itself is enough for the first kind and nothing is for the second.
 
 The loss function is the one of now. Where the program has changed its objective since (another sign, scale, coefficient
 or temperature), it cannot tell how good weights were for the earlier one: with the weights of a snapshot the batch that
@@ -27,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ....detect.detectors.progress import divergence
 from ....detect.history import History
@@ -56,7 +56,11 @@ RECOVERING = 0.8
 _FAR = 10.0
 _EARLY = 256
 """Up to this step a loss that has not fallen at all is looked into."""
+_SHORTLY = 64
+"""Up to this step one is that has jumped at the first updates, although it has fallen since."""
 _GAINED = 0.1
+_HARDLY_MOVED, _MOVED = 0.05, 0.5
+"""How far the weights have moved, as a share of their size."""
 _LOST = 0.75
 _REGAINED = 0.5
 """The share of what was lost that a smaller rate must have kept."""
@@ -153,15 +157,18 @@ class DivergenceCheck:
         if best is None or level is None or not snapshots:
             return None
         gained = began - best
-        if gained > _GAINED * abs(began):
-            if level - best <= max(_LOST * gained, 5.0 * history.best_spread):
+        jumped = step <= _SHORTLY and max(history.first_losses) - began > _FAR * abs(began)
+        if gained > _GAINED * abs(began) and not jumped:
+            if level - best <= max(_LOST * gained, 3.0 * history.best_spread):
                 return None
             suspicion, harmful = divergence.lost_again(step, level, best, history.best_step, began), False
         else:
             if step > _EARLY or snapshots[0].step > 0:
                 return None
             snapshots = snapshots[:1]
-            suspicion, harmful = divergence.never_fell(step, level, began), self._moved(snapshots[0]) >= 1.0
+            if (moved := self._moved(snapshots[0])) < _HARDLY_MOVED:
+                return None  # it is not for too high a rate that it has not fallen
+            suspicion, harmful = divergence.never_fell(step, level, began), moved >= _MOVED
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
             return None
         trial = self._try(snapshots, buffer, ledger)
@@ -174,15 +181,16 @@ class DivergenceCheck:
         return reading, self._demonstrated(suspicion, trial)
 
     def _moved(self, snapshot: Snapshot) -> float:
-        """How far the weights are from those of a snapshot, as a share of their size. Reads the device."""
-        far = size = 0.0
+        """How far the weights are from those of a snapshot, as a share of their size. One read of the device."""
+        sums: list[Tensor] = []
         for name, now in self._state.live()["parameters"].items():
             then = snapshot.tree["parameters"].get(name)
             if then is not None and now.is_floating_point():
-                then = then.to(now.device)
-                far += float((now.detach().float() - then.float()).square().sum())
-                size += float(then.float().square().sum())
-        return math.sqrt(far / size) if size else 0.0
+                then = then.to(now.device, torch.float32)
+                far = (now.detach().float() - then).square().sum()
+                sums.append(torch.stack([far, then.square().sum()]).to(self._program.device))
+        far_and_size = torch.stack(sums).sum(0).tolist() if sums else [0.0, 0.0]
+        return math.sqrt(far_and_size[0] / far_and_size[1]) if far_and_size[1] else 0.0
 
     def _try(self, snapshots: Sequence[Snapshot], buffer: BatchBuffer, ledger: Ledger) -> Trial | None:
         if not self._policy.trial_rates:
@@ -194,7 +202,7 @@ class DivergenceCheck:
     def _demonstrated(self, suspicion: Finding, trial: Trial) -> Finding:
         self.shown_by = trial
         return replace(
-            suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True},
+            suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True, "tried": True},
             detail=f"{suspicion.detail}; {trial.in_words()}",
         )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""The learning rate to go on with after a rollback, and when to raise it again; both go by trials."""
+"""The learning rate to go on with after a rollback, and when to change it again; both go by trials."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ....policy.escalation import raise_is_due, step_down, with_tried_rate
+from ....policy.escalation import others_are_due, step_down, with_tried_rate
 from ....records import Action, Decision
 from ...build_parts import Parts
 from ...state.batch_buffer import BatchBuffer
@@ -13,8 +13,7 @@ from ...state.snapshot_ring import SnapshotRing
 from .rate_trial import RateTrial, Trial
 
 _ENOUGH = 32
-"""Steps since a snapshot that a higher rate is tried on."""
-_AS_GOOD = 0.01
+"""Steps since a snapshot that other rates are tried on."""
 _TIMES = 3.0
 
 
@@ -30,6 +29,8 @@ class RateChoice:
         """The trial that has just demonstrated a divergence."""
         self.chosen_by: Trial | None = None
         """The trial that the rollback under way goes by."""
+        self.changed_at = 0
+        """The step since which the rate is that of now."""
 
     def choose(self, decision: Decision) -> Decision:
         """Before a rollback that comes with a smaller learning rate: the decision with the rate that does best on the
@@ -41,6 +42,7 @@ class RateChoice:
             return decision
         factor = trial.best.factor
         log.ledger = with_tried_rate(log.ledger, factor, step=decision.step)
+        self.changed_at = trial.onset
         log.journal.event(
             "rate_trial", step=decision.step, snapshot=trial.snapshot.step, batches=trial.batches, losses=trial.losses,
             as_it_was=trial.as_it_was, chosen=factor, seconds=trial.seconds,
@@ -67,31 +69,44 @@ class RateChoice:
             answer.value = self._trial.run(self._ring.good(), kept.unchanged(), kept.losses, full, tried, ledger)
         return answer.value
 
-    def raise_due(self) -> bool:
-        """Whether a rate that a trial has chosen has held long enough to try a higher one."""
-        return self._ring is not None and raise_is_due(self._log.policy, self._log.ledger)
+    def others_due(self) -> bool:
+        """Whether a rate that a trial has chosen has held long enough to try others."""
+        return self._ring is not None and others_are_due(self._log.policy, self._log.ledger)
 
-    def try_to_raise(self, step: int) -> None:
-        """Use a higher rate if it does no worse on the batches since a snapshot: the program's own, or else three times
-        the present one."""
+    def at_step(self, trial: Trial, step: int) -> None:
+        """Before a step is run again as the trial had it: the rate is the full one up to the onset."""
+        factor = trial.full if step < trial.onset else trial.best.factor
+        if self._log.ledger.lr_factor != factor:
+            self._log.ledger = self._log.ledger.but(lr_factor=factor)
+
+    def try_others(self, step: int) -> bool:
+        """Use three times the rate if it does no worse on the batches since a snapshot, or else a third of it if that
+        does clearly better. Whether it is another rate now: then a new snapshot is due."""
         log, kept = self._log, self._kept()
         ledger = log.ledger
         assert self._ring is not None
-        since = [snapshot for snapshot in self._ring.good() if step - snapshot.step >= _ENOUGH][-1:]
+        # All steps since must have been made with the rate of now, to be compared with.
+        since = [each for each in self._ring.good() if self.changed_at <= each.step <= step - _ENOUGH][-1:]
         if not since:
-            return
+            return False
         own, now = ledger.rungs[-1].lr_factor, ledger.lr_factor
+        higher, lower = min(_TIMES * now, own), now / _TIMES
         with self._barrier("rate_trial", now) as answer:
-            for factor in (own, _TIMES * now) if _TIMES * now < own else (own,):
-                trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [factor], ledger)
-                if trial is not None and trial.gain >= -_AS_GOOD * abs(trial.as_it_was):
-                    answer.value = factor
-                    break
-        raised = answer.value
-        if raised == own:
+            trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [higher], ledger)
+            if trial is not None and trial.no_worse:
+                answer.value = higher
+            elif lower >= own * log.policy.trial_rates[-1]:
+                trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [lower], ledger)
+                if trial is not None and trial.clearly_better:
+                    answer.value = lower
+        chosen = answer.value
+        if chosen == own:
             log.ledger = step_down(ledger, step=step)
-        elif raised > now:
-            log.ledger = ledger.but(lr_factor=raised, healthy_steps=0)
+        elif chosen != now:
+            log.ledger = ledger.but(lr_factor=chosen, healthy_steps=0)
         else:
             log.ledger = ledger.but(relapses=ledger.relapses + 1, healthy_steps=0)
-        log.journal.event("rate_raise_tried", step=step, before=now, after=raised)
+        log.journal.event("rates_tried", step=step, before=now, after=chosen)
+        if chosen != now:
+            self.changed_at = step
+        return chosen != now

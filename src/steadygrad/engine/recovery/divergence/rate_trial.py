@@ -43,7 +43,9 @@ _GIVEN_UP_AFTER = 16
 _CLEARLY_WORSE = 1.5
 _AS_GOOD = 0.05
 _CONTROLLED, _SAME = 8, 0.02
-_BETTER_ON, _CLEAR_GAIN = 0.75, 0.05
+_RISEN, _MARGIN = 3.0, 8
+_EARLIER = 12
+_BETTER_ON, _CLEAR_GAIN, _NO_WORSE = 0.75, 0.05, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,12 @@ class Trial:
     losses: Mapping[str, float]
     """By the name of each attempt; infinity for one that did not reach the end."""
     best: Attempt
+    full: float
+    """What the program's rate was multiplied by so far."""
     before: float
     """With the weights of the snapshot."""
+    onset: int
+    """The step up to which all attempts have the full rate: none had risen by then."""
     as_it_was: float
     """As the training itself had them; NaN where it recorded none."""
     share_better: float
@@ -76,6 +82,8 @@ class Trial:
     seconds: float = 0.0
     spread: float = 0.0
     """How much the losses of the best attempt vary from batch to batch."""
+    chance: float = 0.0
+    """How far the mean of its differences to the training's losses may be off by chance."""
 
     @property
     def lowest(self) -> float:
@@ -92,6 +100,11 @@ class Trial:
         """Whether the best attempt has a lower loss on most batches, and by more than chance."""
         gain = max(_CLEAR_GAIN * abs(self.as_it_was), self.spread)
         return self.share_better >= _BETTER_ON and self.gain >= gain
+
+    @property
+    def no_worse(self) -> bool:
+        """Whether the best attempt's loss is hardly higher than the training's, and by no more than chance."""
+        return self.gain >= -min(_NO_WORSE * abs(self.as_it_was), self.chance)
 
     def in_words(self) -> str:
         made = f"{self.as_it_was:.4g} as it was" if math.isfinite(self.as_it_was) else "not finite as it was"
@@ -113,6 +126,8 @@ class _Batches:
     before: list[float]
     out: set[int] = field(default_factory=set)
     """Places of steps whose loss under the snapshot's weights is out of all proportion, or not finite."""
+    onset: int = 0
+    """The place that a smaller rate begins at: a little before the training's own loss rose."""
 
     def compared(self) -> list[int]:
         """The places that attempts are compared at: the last third of those in proportion."""
@@ -167,7 +182,7 @@ class RateTrial:
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
         full: float, factors: Sequence[float], ledger: Ledger, began: float,
     ) -> Trial | None:  # fmt: skip
-        chosen = self._best_snapshot(snapshots, buffered)
+        chosen = self._best_snapshot(snapshots, buffered, recorded)
         if chosen is None:
             return None
         snapshot, batches = chosen
@@ -176,8 +191,8 @@ class RateTrial:
         places = batches.compared()
         attempts: list[Attempt] = []
         if batches.out and len(batches.out) <= _SHARE_BAD * len(batches.steps):
-            attempts.append(self._attempt(snapshot, batches, ledger, full, without=True))
-        attempts += self._search(snapshot, batches, ledger, list(factors), places)
+            attempts.append(self._attempt(snapshot, batches, ledger, full, full, without=True))
+        attempts += self._search(snapshot, batches, ledger, full, list(factors), places)
         scores = {name_of(attempt): _score(attempt.losses, places) for attempt in attempts}
         best = min(attempts, key=lambda attempt: scores[name_of(attempt)], default=None)
         if best is None or not math.isfinite(lowest := scores[name_of(best)]):
@@ -188,29 +203,36 @@ class RateTrial:
         pairs = [(a, best.losses[place]) for a, place in zip(kept, places, strict=True) if not math.isnan(a)]
         out = {each.key for place in batches.out for each in batches.steps[place]} if best.without else set()
         return Trial(
-            snapshot, sum(map(len, batches.steps)), scores, best, statistics.fmean(batches.before[p] for p in places),
+            snapshot, sum(map(len, batches.steps)), scores, best, full,
+            statistics.fmean(batches.before[p] for p in places),
+            batches.steps[batches.onset][0].step,
             statistics.fmean(a for a, _ in pairs) if pairs else math.nan,
             sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan, frozenset(out),
-            time.perf_counter() - began, _spread([b for _, b in pairs]),
+            time.perf_counter() - began, _spread([b for _, b in pairs]), _chance([a - b for a, b in pairs]),
         )  # fmt: skip
 
     def _best_snapshot(
-        self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch]
+        self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float]
     ) -> tuple[Snapshot, _Batches] | None:
-        """The snapshot whose weights do best on the newest batches, and the batches since it."""
-        found: list[tuple[float, Snapshot, list[list[BufferedBatch]]]] = []
-        newest = by_step(list(buffered))[-FEWEST:]
+        """The snapshot whose weights do best on the newest batches that are in proportion, and the batches since it."""
+        found: list[tuple[Snapshot, _Batches]] = []
         for snapshot in snapshots:
             steps = by_step([each for each in buffered if each.step >= snapshot.step])
-            if len(steps) >= FEWEST:
-                losses = self._losses(snapshot, newest)
-                found.append((statistics.median(map(_finite, losses)), snapshot, steps))
-        if not found:
-            return None
-        _, snapshot, steps = min(found, key=lambda each: each[0])
-        before = self._losses(snapshot, steps)
-        batches = _Batches(steps, before, _out_of_proportion(before))
-        return (snapshot, batches) if len(steps) - len(batches.out) >= FEWEST else None
+            earlier = by_step([each for each in buffered if each.step < snapshot.step])[-_EARLIER:]
+            before = self._losses(snapshot, steps)
+            usual = self._losses(snapshot, earlier) if len(earlier) == _EARLIER else before
+            batches = _Batches(steps, before, _out_of_proportion(before, usual))
+            if len(steps) - len(batches.out) >= FEWEST:
+                batches.onset = _onset(batches, recorded)
+                found.append((snapshot, batches))
+        out = {batches.steps[place][0].step for _, batches in found for place in batches.out}
+
+        def newest(each: tuple[Snapshot, _Batches]) -> float:
+            batches = each[1]
+            inside = [b for b, step in zip(batches.before, batches.steps, strict=True) if step[0].step not in out]
+            return statistics.median(inside[-FEWEST:]) if inside else math.inf
+
+        return min(found, key=newest, default=None)
 
     def _losses(self, snapshot: Snapshot, steps: Sequence[Sequence[BufferedBatch]]) -> list[float]:
         """The loss of each step with the weights of a snapshot; NaN where the program leaves a batch out."""
@@ -242,12 +264,13 @@ class RateTrial:
         return True
 
     def _search(
-        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, factors: list[float], places: list[int]
-    ) -> Iterator[Attempt]:
+        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, full: float, factors: list[float],
+        places: list[int],
+    ) -> Iterator[Attempt]:  # fmt: skip
         """Every second factor, until it gets worse; then the neighbours of the best."""
         best, lowest, tried = -1, math.inf, set[int]()
         for index in range(0, len(factors), 2):
-            attempt = self._attempt(snapshot, batches, ledger, factors[index])
+            attempt = self._attempt(snapshot, batches, ledger, full, factors[index])
             tried.add(index)
             yield attempt
             score = _score(attempt.losses, places)
@@ -257,23 +280,23 @@ class RateTrial:
                 break
         for index in (best - 1, best + 1):
             if best >= 0 and 0 <= index < len(factors) and index not in tried:
-                yield self._attempt(snapshot, batches, ledger, factors[index])
+                yield self._attempt(snapshot, batches, ledger, full, factors[index])
 
     def _attempt(
-        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, factor: float, *, without: bool = False
-    ) -> Attempt:
-        """Run the batches with one rate. Ends early where three steps in a row are not finite, or where the loss has
-        long been far above that under the snapshot's weights."""
+        self, snapshot: Snapshot, batches: _Batches, ledger: Ledger, full: float, factor: float, *,
+        without: bool = False,
+    ) -> Attempt:  # fmt: skip
+        """Run the batches, from the onset on with this rate. Ends early where three steps in a row are not finite, or
+        where the loss has long been far above that under the snapshot's weights."""
         self._state.restore(snapshot.tree)
         self._program.forget()
-        force = ledger.but(lr_factor=factor)
         losses: list[float] = []
         bad = 0
         for place, step in enumerate(batches.steps):
             if without and place in batches.out:
                 losses.append(math.nan)
                 continue
-            loss, applied = self._step(step, force)
+            loss, applied = self._step(step, ledger.but(lr_factor=full if place < batches.onset else factor))
             losses.append(loss)
             bad = 0 if applied or place in batches.out else bad + 1
             if bad == _BAD_IN_A_ROW or _runs_away(losses, batches):
@@ -327,9 +350,9 @@ def _finite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _out_of_proportion(losses: Sequence[float]) -> set[int]:
-    """Places of losses that are not finite, or far from what most of them are."""
-    known = [loss for loss in losses if math.isfinite(loss)]
+def _out_of_proportion(losses: Sequence[float], usual: Sequence[float]) -> set[int]:
+    """Places of losses that are not finite, or far from the usual ones."""
+    known = [loss for loss in usual if math.isfinite(loss)]
     if not known:
         return set(range(len(losses)))
     middle = statistics.median(known)
@@ -338,12 +361,31 @@ def _out_of_proportion(losses: Sequence[float]) -> set[int]:
     return {place for place, loss in enumerate(losses) if not math.isfinite(loss) or abs(loss - middle) > limit}
 
 
+def _onset(batches: _Batches, recorded: Mapping[int, float]) -> int:
+    """A few places before the first at which the training's own loss is well above that under the snapshot's weights;
+    the beginning, where it is at none."""
+    usual = [batches.before[place] for place in range(len(batches.steps)) if place not in batches.out]
+    limit = _RISEN * _spread(usual)
+    for place, step in enumerate(batches.steps):
+        known = recorded.get(step[0].step, math.inf)
+        if place not in batches.out and not known - batches.before[place] <= limit:
+            return max(0, place - _MARGIN)
+    return 0
+
+
 def _spread(losses: Sequence[float]) -> float:
     """The usual deviation of these, by their quartiles; those that are far off say nothing."""
     if len(losses) < 4:
         return 0.0
     low, _, high = statistics.quantiles(losses, n=4)
     return (high - low) / 1.349
+
+
+def _chance(differences: Sequence[float]) -> float:
+    """Twice the standard error of their mean."""
+    if len(differences) < 2:
+        return 0.0
+    return 2.0 * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def _score(losses: Sequence[float], places: Sequence[int]) -> float:

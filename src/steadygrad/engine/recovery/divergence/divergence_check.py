@@ -57,7 +57,8 @@ _FAR = 10.0
 _EARLY = 256
 """Up to this step a loss that has not fallen at all is looked into."""
 _SHORTLY = 64
-"""Up to this step one is that has jumped at the first updates, although it has fallen since."""
+"""Before this step weights must have moved far; up to twice as many, a loss that jumped at the first updates is looked
+into although it has fallen since."""
 _GAINED = 0.1
 _HARDLY_MOVED, _MOVED = 0.05, 0.5
 """How far the weights have moved, as a share of their size."""
@@ -157,7 +158,7 @@ class DivergenceCheck:
         if best is None or level is None or not snapshots:
             return None
         gained = began - best
-        jumped = step <= _SHORTLY and max(history.first_losses) - began > _FAR * abs(began)
+        jumped = step <= 2 * _SHORTLY and max(history.first_losses) - began > _FAR * abs(began)
         if gained > _GAINED * abs(began) and not jumped:
             if level - best <= max(_LOST * gained, 3.0 * history.best_spread):
                 return None
@@ -166,8 +167,9 @@ class DivergenceCheck:
             if step > _EARLY or snapshots[0].step > 0:
                 return None
             snapshots = snapshots[:1]
-            if (moved := self._moved(snapshots[0])) < _HARDLY_MOVED:
-                return None  # it is not for too high a rate that it has not fallen
+            moved = self._moved(snapshots[0])
+            if moved < (_MOVED if step < _SHORTLY else _HARDLY_MOVED):
+                return None  # it is not for too high a rate that it has not fallen, or too early to say
             suspicion, harmful = divergence.never_fell(step, level, began), moved >= _MOVED
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
             return None

@@ -267,3 +267,21 @@ def test_what_the_program_prints_and_counts_is_neither_heard_nor_kept_during_a_t
         assert run_a_trial(guard) is not None
         assert capsys.readouterr().out == ""
         assert model.calls == 30
+
+
+def test_after_trials_in_vain_it_is_looked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steadygrad.engine.recovery.divergence.rate_trial import RateTrial
+
+    tried: list[int] = []
+    monkeypatch.setattr(RateTrial, "run", lambda self, *_: tried.append(guard.step_number))
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    quiet = sg.Policy.named("balanced").but(divergence_min_steps=10**9, runaway_ratio=1e30)
+    with sg.Guard(model, optimizer, squared, policy=quiet, diagnose="off") as guard:
+        for step, batch in enumerate(islice(batches(), 3000)):
+            optimizer.param_groups[0]["lr"] = 3e-3 if step < 150 else 0.3  # as bad as at the start, and no better ever
+            guard.step(batch)
+    assert 3 <= len(tried) <= 6
+    pauses = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert guard.summary()["rolled_back"] == 0

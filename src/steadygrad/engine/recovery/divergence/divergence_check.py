@@ -59,6 +59,7 @@ _EARLY = 256
 _SHORTLY = 64
 """Before this step weights must have moved far; up to twice as many, a loss that jumped at the first updates is looked
 into although it has fallen since."""
+_EARLY_TRIALS, _MAX_BACKOFF = 2, 16
 _GAINED = 0.1
 _HARDLY_MOVED, _MOVED = 0.05, 0.5
 """How far the weights have moved, as a share of their size."""
@@ -83,6 +84,8 @@ class DivergenceCheck:
         self.watching = False
         """Whether a divergence is suspected, or was lately: then every applied step is noted."""
         self._level_at_first: float | None = None
+        self._in_vain = 0
+        """Trials that showed nothing: the pause after each is twice as long."""
         self.shown_by: Trial | None = None
         """The trial that demonstrated the last divergence."""
 
@@ -140,6 +143,7 @@ class DivergenceCheck:
         if trial is not None and trial.clearly_better and trial.gain >= _REGAINED * lost:
             return reading, self._demonstrated(suspicion, trial)
         if recovering:
+            self._look_at = step + self._pause(PAUSE)
             return None
         return reading, replace(
             suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True},
@@ -178,9 +182,17 @@ class DivergenceCheck:
             0.0, trial.as_it_was - trial.before
         ):  # fmt: skip
             self._doubted(step, suspicion.detail, _NO_BETTER)
+            pause = self._pause(every)
+            if self._in_vain > _EARLY_TRIALS or step > _EARLY:
+                self.next_look = step + pause
             return None
         reading = Reading(step=step, loss=history.recent_losses[-1], grad_norm=history.recent_norms[-1])
         return reading, self._demonstrated(suspicion, trial)
+
+    def _pause(self, steps: int) -> int:
+        """How long not to look again after one more trial in vain."""
+        self._in_vain += 1
+        return steps << min(self._in_vain, _MAX_BACKOFF)
 
     def _moved(self, snapshot: Snapshot) -> float:
         """How far the weights are from those of a snapshot, as a share of their size. One read of the device."""

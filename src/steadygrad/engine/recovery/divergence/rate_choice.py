@@ -62,6 +62,8 @@ class RateChoice:
         ledger, factors = self._log.ledger, self._log.policy.trial_rates
         if self._ring is None or not factors or Action.SCALE_LR not in decision.actions or self._consensus.size > 1:
             return None
+        if any(found.evidence.get("demonstrated") for found in decision.findings):
+            return None  # it was tried then, in vain
         full, kept = ledger.rungs[-1].lr_factor, self._kept()
         nothing: Trial | None = None
         with self._barrier("rate_trial", nothing) as answer:

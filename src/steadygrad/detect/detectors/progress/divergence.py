@@ -98,15 +98,15 @@ def _lost_ground(reading: Reading, history: History, policy: Policy) -> Finding 
     )
 
 
-def never_fell(step: int, level: float, began: float) -> Finding:
-    """The finding for a loss that has not fallen since the start, once a trial has shown that it could."""
+def stands(step: int, level: float, began: float) -> Finding:
+    """The finding for a loss that does not fall early in a training, once a trial has shown that it could."""
     return finding(
         RULE,
         Reading(step=step, loss=level),
         Severity.WARNING,
-        f"the loss has not fallen: {level:.4g} after {step} steps, {began:.4g} at the start",
+        f"the loss does not fall: {level:.4g} after {step} steps, {began:.4g} at the start",
         subject="loss",
-        pattern="never_fell",
+        pattern="stands",
         loss_level=level,
         loss_began=began,
         best_step=0,

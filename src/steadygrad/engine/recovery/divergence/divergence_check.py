@@ -39,7 +39,7 @@ from ...state.batch_buffer import BatchBuffer, BufferedBatch
 from ...state.rng import put_rng
 from ...state.snapshot_ring import Snapshot
 from ...step.window import out_of_memory
-from .rate_trial import RateTrial, Trial
+from .rate_trial import CLEAR_GAIN, RateTrial, Trial
 
 ASKED = 3
 """Older batches, and as many of the newest, that are evaluated."""
@@ -55,15 +55,16 @@ RECOVERING = 0.8
 """A loss that has fallen to this share since the first evaluation is recovering by itself, if it is not too far up."""
 _FAR = 10.0
 _EARLY = 256
-"""Up to this step a loss that has not fallen at all is looked into."""
+"""Up to this step a loss that does not fall is looked into."""
 _SHORTLY = 64
-"""Before this step weights must have moved far; up to twice as many, a loss that jumped at the first updates is looked
-into although it has fallen since."""
+"""Before this step weights must have moved far; up to twice as many, a loss that has fallen is looked into as well."""
 _EARLY_TRIALS, _MAX_BACKOFF = 2, 16
-_GAINED = 0.1
-_HARDLY_MOVED, _MOVED = 0.05, 0.5
+_GAINED, _FALLS, _LOST = 0.1, 0.2, 0.6
+_HARDLY_MOVED, _MOVED, _MOVED_FAR = 0.05, 0.5, 2.0
 """How far the weights have moved, as a share of their size."""
-_LOST = 0.75
+_LARGE_GAIN = 0.2
+"""By how much smaller, as a share, the loss must be with a smaller rate where it has fallen."""
+_LEVEL_OF = 16
 _REGAINED = 0.5
 """The share of what was lost that a smaller rate must have kept."""
 NEVER = 1 << 62
@@ -140,7 +141,7 @@ class DivergenceCheck:
             return None
         trial = self._try(snapshots, buffer, ledger)
         lost = trial.as_it_was - trial.before if trial is not None else math.nan
-        if trial is not None and trial.clearly_better and trial.gain >= _REGAINED * lost:
+        if trial is not None and trial.clearly_better() and trial.gain >= _REGAINED * lost:
             return reading, self._demonstrated(suspicion, trial)
         if recovering:
             self._look_at = step + self._pause(PAUSE)
@@ -161,26 +162,28 @@ class DivergenceCheck:
         best, level, began = history.best_level, history.loss_level, next(iter(history.first_losses), math.nan)
         if best is None or level is None or not snapshots:
             return None
-        gained = began - best
-        jumped = step <= 2 * _SHORTLY and max(history.first_losses) - began > _FAR * abs(began)
-        if gained > _GAINED * abs(began) and not jumped:
-            if level - best <= max(_LOST * gained, 3.0 * history.best_spread):
-                return None
+        gained, least = began - best, CLEAR_GAIN
+        fell = gained > _GAINED * abs(began)
+        if fell and level - best > max(_LOST * gained, 3.0 * history.best_spread):
             suspicion, harmful = divergence.lost_again(step, level, best, history.best_step, began), False
         else:
-            if step > _EARLY or snapshots[0].step > 0:
+            if step > _EARLY or snapshots[0].step > 0 or (level <= began and _falls(step, level, buffer.losses)):
                 return None
-            snapshots = snapshots[:1]
-            moved = self._moved(snapshots[0])
-            if moved < (_MOVED if step < _SHORTLY else _HARDLY_MOVED):
-                return None  # it is not for too high a rate that it has not fallen, or too early to say
-            suspicion, harmful = divergence.never_fell(step, level, began), moved >= _MOVED
+            snapshots, moved = snapshots[:1], self._moved(snapshots[0])
+            suspicion = divergence.stands(step, level, began)
+            if fell:
+                due = harmful = moved >= _MOVED_FAR and _SHORTLY <= step <= 2 * _SHORTLY and not ledger.rate_rises
+                least = _LARGE_GAIN
+            else:
+                harmful = moved >= _MOVED
+                due = harmful or (moved >= _HARDLY_MOVED and step >= _SHORTLY)
+            if not due:
+                return None  # it is not for too high a rate, or too early to say
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
             return None
         trial = self._try(snapshots, buffer, ledger)
-        if trial is None or not trial.clearly_better or trial.lowest >= trial.before + _REGAINED * max(
-            0.0, trial.as_it_was - trial.before
-        ):  # fmt: skip
+        kept = math.nan if trial is None else trial.before + _REGAINED * max(0.0, trial.as_it_was - trial.before)
+        if trial is None or not trial.clearly_better(least) or trial.lowest >= kept:
             self._doubted(step, suspicion.detail, _NO_BETTER)
             pause = self._pause(every)
             if self._in_vain > _EARLY_TRIALS or step > _EARLY:
@@ -270,6 +273,12 @@ class DivergenceCheck:
         with torch.enable_grad():
             terms = self._program.forward(buffered.fetch())
         return None if terms is None else float(terms["loss"].detach())
+
+
+def _falls(step: int, level: float, losses: Mapping[int, float]) -> bool:
+    """Whether the level is well below that of half as many steps."""
+    then = [each for at, each in losses.items() if step // 2 - _LEVEL_OF <= at < step // 2]
+    return bool(then) and (before := statistics.median(then)) - level > _FALLS * abs(before)
 
 
 def _about(loss: float, recorded: float) -> bool:

@@ -36,6 +36,8 @@ from ..quiet import quiet
 
 FEWEST = 6
 """Steps since the snapshot below which nothing can be compared."""
+CLEAR_GAIN = 0.05
+"""The share by which a loss must be smaller to be clearly so."""
 _BAD_IN_A_ROW = 3
 _OUT_OF_PROPORTION = 10.0
 _SHARE_BAD = 0.5
@@ -45,7 +47,7 @@ _AS_GOOD = 0.05
 _CONTROLLED, _SAME = 8, 0.02
 _RISEN, _MARGIN = 3.0, 8
 _EARLIER = 12
-_BETTER_ON, _CLEAR_GAIN, _NO_WORSE = 0.75, 0.05, 0.01
+_BETTER_ON, _NO_WORSE = 0.75, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,9 @@ class Trial:
         """By how much it is below that of the training."""
         return self.as_it_was - self.lowest
 
-    @property
-    def clearly_better(self) -> bool:
-        """Whether the best attempt has a lower loss on most batches, and by more than chance."""
-        gain = max(_CLEAR_GAIN * abs(self.as_it_was), self.spread)
-        return self.share_better >= _BETTER_ON and self.gain >= gain
+    def clearly_better(self, by: float = CLEAR_GAIN) -> bool:
+        """Whether the best attempt has a lower loss on most batches, by this share and by more than they vary."""
+        return self.share_better >= _BETTER_ON and self.gain >= max(by * abs(self.as_it_was), self.spread)
 
     @property
     def no_worse(self) -> bool:

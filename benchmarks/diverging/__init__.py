@@ -1,0 +1,1 @@
+"""Trainings that diverge, each with its healthy twin, and rough ones that do not."""

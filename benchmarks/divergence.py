@@ -27,6 +27,7 @@ import torch
 
 import steadygrad as sg
 
+from .diverging import first, second, third
 from .diverging.first import Training
 
 NEAR = 1.02

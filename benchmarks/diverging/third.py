@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -65,7 +66,7 @@ def sgd_decay(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 def stack(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(widths)):
         layers += [nn.Linear(a, b)] if i == len(widths) - 2 else [nn.Linear(a, b), act()]
     return nn.Sequential(*layers)
 

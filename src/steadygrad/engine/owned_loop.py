@@ -33,6 +33,7 @@ from .distributed.collectives import OtherRankFailed
 from .engine import Engine, Step, Verdict
 from .record.loop_skips import LoopSkips
 from .recovery.diagnosis_requests import DiagnosisRequests, Diagnostician
+from .recovery.divergence.rate_choice import diagnosis_of
 from .recovery.open_windows import OpenWindows
 from .recovery.rollback import Rollback
 from .recovery.silent_faults import SilentFaults
@@ -340,6 +341,9 @@ class OwnedLoop:
         self.recovery.quarantine(reading, step.window, step.kept)
 
     def diagnose(self, step: Step, reading: Reading, decision: Decision) -> None:
+        if not step.window.batches and (trial := self.recovery.rates.chosen_by) is not None:
+            self.log.enter_diagnosis(diagnosis_of(trial))
+            return
         self.diagnoses.of_refusal(step.window, reading, decision, together=self.refusing is step)
 
     def choose_rate(self, decision: Decision) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def test_the_losses_of_a_trial_are_those_of_a_training_with_that_rate() -> None:
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert trial.best.losses == pytest.approx(losses, rel=1e-6)
-    assert trial.losses == {"rate x0.1": pytest.approx(sum(losses[-10:]) / 10, rel=1e-6)}
+    assert trial.losses() == {"rate x0.1": pytest.approx(sum(losses[-10:]) / 10, rel=1e-6)}
 
 
 def test_nothing_is_tried_with_a_loss_function_that_has_changed_since() -> None:
@@ -273,7 +273,7 @@ def test_after_trials_in_vain_it_is_looked_less_and_less_often(monkeypatch: pyte
     from steadygrad.engine.recovery.divergence.rate_trial import RateTrial
 
     tried: list[int] = []
-    monkeypatch.setattr(RateTrial, "run", lambda self, *_: tried.append(guard.step_number))
+    monkeypatch.setattr(RateTrial, "run", lambda self, *_, **__: tried.append(guard.step_number))
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     quiet = sg.Policy.named("balanced").but(divergence_min_steps=10**9, runaway_ratio=1e30)
@@ -282,6 +282,20 @@ def test_after_trials_in_vain_it_is_looked_less_and_less_often(monkeypatch: pyte
             optimizer.param_groups[0]["lr"] = 3e-3 if step < 150 else 0.3  # as bad as at the start, and no better ever
             guard.step(batch)
     assert 3 <= len(tried) <= 6
-    pauses = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(tried)]
     assert pauses == sorted(pauses)
     assert guard.summary()["rolled_back"] == 0
+
+
+def test_the_incident_names_the_cause_and_the_rate_that_held_first() -> None:
+    _, guard = train(torch.optim.Adam, 0.9, 60)
+    diagnosis = guard.incidents[-1].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.slug == "lr_divergence"
+    assert diagnosis.remedies[0].remedy.change == f"learning rate times {guard.summary()['lr_factor']:.3g}"
+    _, guard = train(torch.optim.Adam, 3e-3, spoiled=range(130, 146))
+    diagnosis = next(each.diagnosis for each in guard.incidents if each.diagnosis is not None)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.slug == "bad_input"
+    assert diagnosis.remedies[0].remedy.change == "16 batches left out"

@@ -112,9 +112,7 @@ def reattribute_to_batch(
         outlier = batch_outlier(batch, beyond=FLOAT32_MAX)
     if outlier is None:
         return evidence, origin
-    found = Origin(
-        phase="data", tensor=outlier[0], ordinal=origin.ordinal, inputs=origin.inputs, outputs=origin.outputs
-    )
+    found = replace(origin, phase="data", tensor=outlier[0])  # the operation and its line are where it overflowed
     return replace(evidence, phase="data", op=None, batch_outlier=outlier), found
 
 

@@ -164,7 +164,9 @@ class RunLog:
             return
         self._enter_incident(reading, decision)
 
-    def _enter_incident(self, reading: Reading, decision: Decision, *, own: bool = False) -> None:
+    def _enter_incident(
+        self, reading: Reading, decision: Decision, *, own: bool = False, between: bool = False
+    ) -> None:
         symptom = symptom_of(reading, decision.findings)
         last = self.incidents[-1] if self.incidents else None
         if not own and last is not None and last.symptom == symptom and reading.step - last.last_step <= 1:
@@ -191,7 +193,8 @@ class RunLog:
         if own:
             self.show(f"step {reading.step}: {incident.headline}", kind="skipped_by_program")
         else:
-            self.show(f"step {reading.step} refused: {_refusal(incident.headline, decision.reason)}", kind=symptom)
+            when = f"before step {reading.step}" if between else f"step {reading.step} refused"
+            self.show(f"{when}: {_refusal(incident.headline, decision.reason)}", kind=symptom)
 
     def enter_own_skip(self, reading: Reading, decision: Decision) -> None:
         """An incident for something that the program skipped by itself. No update was due, so no step is recorded."""
@@ -203,7 +206,7 @@ class RunLog:
     def enter_run_finding(self, reading: Reading, decision: Decision) -> None:
         """An incident about the run as a whole, between two steps: a divergence that was demonstrated."""
         with self._barrier("journal", None):
-            self._enter_incident(reading, decision)
+            self._enter_incident(reading, decision, between=True)
 
     def amend(self, decision: Decision, what: str) -> Decision:
         """What came of a decision, in its reason and in the incident that it belongs to."""

@@ -74,7 +74,7 @@ def _diagnosis(diagnosis: Diagnosis, root: str) -> dict[str, Any]:
         "origin": None
         if origin is None
         else {
-            "module": origin.module or place_without_module(origin.phase),
+            "module": (origin.phase != "data" and origin.module) or place_without_module(origin.phase),
             "op": origin.op,
             "tensor": origin.tensor,
             "phase": origin.phase,

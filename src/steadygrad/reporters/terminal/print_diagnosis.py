@@ -86,7 +86,11 @@ def _lines(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _where(origin: Origin) -> str:
     module = f"the {origin.phase}" if origin.module is None else origin.module or "the model itself"
-    parts = [module, origin.op or origin.tensor or "", short_path(origin.source or "")]
+    if origin.phase == "data":
+        module = f"the data   {origin.tensor or ''}".rstrip()
+        parts = [module, f"not finite after {origin.op}" if origin.op else "", short_path(origin.source or "")]
+    else:
+        parts = [module, origin.op or origin.tensor or "", short_path(origin.source or "")]
     return "   ".join(shown(part) for part in parts if part)
 
 

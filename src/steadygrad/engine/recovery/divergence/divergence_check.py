@@ -218,10 +218,8 @@ class DivergenceCheck:
 
     def _demonstrated(self, suspicion: Finding, trial: Trial) -> Finding:
         self.shown_by = trial
-        return replace(
-            suspicion, severity=Severity.WARNING, evidence={**suspicion.evidence, "demonstrated": True, "tried": True},
-            detail=f"{suspicion.detail}; {trial.in_words()}",
-        )  # fmt: skip
+        evidence = {**suspicion.evidence, "demonstrated": True, "tried": True}
+        return replace(suspicion, severity=Severity.WARNING, evidence=evidence)
 
     def _doubted(self, step: int, suspicion: str, why: str) -> None:
         self._journal.event("divergence_not_confirmed", step=step, detail=f"{suspicion}; {why}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from ....policy.escalation import others_are_due, step_down, with_tried_rate
-from ....records import Action, Decision
+from ....records import Action, Cause, Decision, Diagnosis, Remedy
+from ....records import Trial as TriedRemedy
 from ...build_parts import Parts
 from ...state.batch_buffer import BatchBuffer
 from ...state.snapshot_ring import SnapshotRing
-from .rate_trial import RateTrial, Trial
+from .rate_trial import Attempt, RateTrial, Trial, name_of
 
 _ENOUGH = 32
 """Steps since a snapshot that other rates are tried on."""
 _TIMES = 3.0
+_NEAR_BEST = 0.1
 
 
 class RateChoice:
@@ -44,18 +47,17 @@ class RateChoice:
         log.ledger = with_tried_rate(log.ledger, factor, step=decision.step)
         self.changed_at = trial.onset
         log.journal.event(
-            "rate_trial", step=decision.step, snapshot=trial.snapshot.step, batches=trial.batches, losses=trial.losses,
-            as_it_was=trial.as_it_was, chosen=factor, seconds=trial.seconds,
+            "rate_trial", step=decision.step, snapshot=trial.snapshot.step, batches=trial.batches,
+            losses=trial.losses(), as_it_was=trial.as_it_was, chosen=factor, seconds=trial.seconds,
         )  # fmt: skip
         actions = tuple(action for action in decision.actions if action is not Action.SCALE_LR)
         without = f", {len(trial.left_out)} batches left out" if trial.left_out else ""
         why = "; ".join(found.detail for found in decision.findings)
-        why = why if shown is not None else f"{why}; {trial.in_words()}"
         where = f"rolled back to step {trial.snapshot.step}, learning rate x{factor:.3g}{without}"
         return replace(
             decision, actions=actions if log.ledger.lr_factor == 1.0 else (*actions, Action.SCALE_LR),
             lr_factor=log.ledger.lr_factor, rung=log.ledger.rung,
-            reason=f"{where}, chosen by a trial of {trial.seconds:.1f} s: {why}",
+            reason=f"{where}, chosen by a trial of {trial.seconds:.1f} s: {why}; {trial.in_words()}",
         )  # fmt: skip
 
     def _try(self, decision: Decision) -> Trial | None:
@@ -94,11 +96,11 @@ class RateChoice:
         own, now = ledger.rungs[-1].lr_factor, ledger.lr_factor
         higher, lower = min(_TIMES * now, own), now / _TIMES
         with self._barrier("rate_trial", now) as answer:
-            trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [higher], ledger)
+            trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [higher], ledger, tell=False)
             if trial is not None and trial.no_worse:
                 answer.value = higher
             elif lower >= own * log.policy.trial_rates[-1]:
-                trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [lower], ledger)
+                trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [lower], ledger, tell=False)
                 if trial is not None and trial.clearly_better():
                     answer.value = lower
         chosen = answer.value
@@ -112,3 +114,32 @@ class RateChoice:
         if chosen != now:
             self.changed_at = step
         return chosen != now
+
+
+def diagnosis_of(trial: Trial) -> Diagnosis:
+    """What a trial says about a divergence: the learning rate, or the batches that are out of proportion, and what
+    each change made of the loss."""
+    best = trial.best
+    cause = Cause(code="DX401", slug="bad_input") if best.without else Cause(code="DX501", slug="lr_divergence")
+    tried = [
+        TriedRemedy(
+            remedy=_as_remedy(each, trial), finite=math.isfinite(loss), verified=loss - trial.lowest <= _NEAR_BEST * abs(trial.lowest),
+            verdict=f"loss {loss:.4g}" if math.isfinite(loss) else "the loss is not finite",
+        )
+        for each, loss in sorted(trial.attempts, key=lambda tried: (tried[0] is not best, tried[1]))
+    ]  # fmt: skip
+    as_it_was = f"{trial.as_it_was:.4g}" if math.isfinite(trial.as_it_was) else "not finite"
+    because = (
+        f"the batches since step {trial.snapshot.step} have a loss of {as_it_was} as it was, and of {trial.lowest:.4g} "
+        f"when they are run again with {name_of(best)}"
+    )
+    return Diagnosis(
+        symptom="spike", phase="data" if best.without else "optimizer", cause=cause, confidence=0.95, reproduced=(1, 1),
+        because=because, trials=tuple(tried),
+    )  # fmt: skip
+
+
+def _as_remedy(attempt: Attempt, trial: Trial) -> Remedy:
+    if attempt.without:
+        return Remedy(code="RX110", slug="skip_batch", change=f"{len(trial.left_out)} batches left out")
+    return Remedy(code="RX141", slug="lr_down", change=f"learning rate times {attempt.factor:.3g}")

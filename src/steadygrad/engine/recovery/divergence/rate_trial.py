@@ -67,8 +67,8 @@ class Trial:
 
     snapshot: Snapshot
     batches: int
-    losses: Mapping[str, float]
-    """By the name of each attempt; infinity for one that did not reach the end."""
+    attempts: Sequence[tuple[Attempt, float]]
+    """With the loss of each; infinity for one that did not reach the end."""
     best: Attempt
     full: float
     """What the program's rate was multiplied by so far."""
@@ -90,7 +90,11 @@ class Trial:
     @property
     def lowest(self) -> float:
         """The loss of the best attempt."""
-        return self.losses[name_of(self.best)]
+        return next(loss for attempt, loss in self.attempts if attempt is self.best)
+
+    def losses(self) -> dict[str, float]:
+        """By the name of each attempt."""
+        return {name_of(attempt): loss for attempt, loss in self.attempts}
 
     @property
     def gain(self) -> float:
@@ -109,7 +113,7 @@ class Trial:
     def in_words(self) -> str:
         made = f"{self.as_it_was:.4g} as it was" if math.isfinite(self.as_it_was) else "not finite as it was"
         tried = ", ".join(
-            f"{name} {loss:.4g}" if math.isfinite(loss) else f"{name} diverges" for name, loss in self.losses.items()
+            f"{name} {loss:.4g}" if math.isfinite(loss) else f"{name} diverges" for name, loss in self.losses().items()
         )
         return f"loss of the {self.batches} batches since step {self.snapshot.step} run again: {made}; {tried}"
 
@@ -146,12 +150,14 @@ class RateTrial:
 
     def run(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
-        full: float, factors: Sequence[float], ledger: Ledger,
+        full: float, factors: Sequence[float], ledger: Ledger, *, tell: bool = True,
     ) -> Trial | None:  # fmt: skip
         """Try `factors` (falling) from the best of the snapshots; None if that cannot be done or none comes to its end.
         `recorded` are the losses that the training itself had, by step, with the factor `full`."""
         began = time.perf_counter()
-        self._parts.log.show("running batches again with other learning rates, to see which holds", kind="rate_trial")
+        if tell:
+            what = "running batches again with smaller learning rates, to see which holds; nothing else is left of it"
+            self._parts.log.show(what, kind="rate_trial")
         found: Trial | None = None
         with self.aside(), self._without_step_hooks(), suppress(UserCodeError):
             try:
@@ -203,7 +209,7 @@ class RateTrial:
         pairs = [(a, best.losses[place]) for a, place in zip(kept, places, strict=True) if not math.isnan(a)]
         out = {each.key for place in batches.out for each in batches.steps[place]} if best.without else set()
         return Trial(
-            snapshot, sum(map(len, batches.steps)), scores, best, full,
+            snapshot, sum(map(len, batches.steps)), [(each, scores[name_of(each)]) for each in attempts], best, full,
             statistics.fmean(batches.before[p] for p in places),
             batches.steps[batches.onset][0].step,
             statistics.fmean(a for a, _ in pairs) if pairs else math.nan,

@@ -121,13 +121,12 @@ def diagnosis_of(trial: Trial) -> Diagnosis:
     each change made of the loss."""
     best = trial.best
     cause = Cause(code="DX401", slug="bad_input") if best.without else Cause(code="DX501", slug="lr_divergence")
-    tried = [
-        TriedRemedy(
-            remedy=_as_remedy(each, trial), finite=math.isfinite(loss), verified=loss - trial.lowest <= _NEAR_BEST * abs(trial.lowest),
-            verdict=f"loss {loss:.4g}" if math.isfinite(loss) else "the loss is not finite",
-        )
-        for each, loss in sorted(trial.attempts, key=lambda tried: (tried[0] is not best, tried[1]))
-    ]  # fmt: skip
+    tried = []
+    for each, loss in sorted(trial.attempts, key=lambda tried: (tried[0] is not best, tried[1])):
+        finite = math.isfinite(loss)
+        near = loss - trial.lowest <= _NEAR_BEST * abs(trial.lowest)
+        verdict = f"loss {loss:.4g}" if finite else "the loss is not finite"
+        tried.append(TriedRemedy(remedy=_as_remedy(each, trial), finite=finite, verified=near, verdict=verdict))
     as_it_was = f"{trial.as_it_was:.4g}" if math.isfinite(trial.as_it_was) else "not finite"
     because = (
         f"the batches since step {trial.snapshot.step} have a loss of {as_it_was} as it was, and of {trial.lowest:.4g} "

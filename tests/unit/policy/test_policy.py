@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from steadygrad.policy import PRESETS, Capabilities, Ledger, Policy, decide
+from steadygrad.policy.escalation import others_are_due, step_down, with_tried_rate
 from steadygrad.records import Action, Decision, Finding, Reading, Severity, from_plain, to_plain
 from steadygrad.records.errors import UsageError
 
@@ -387,3 +388,39 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are(name: object) -> 
 def test_a_policy_that_cannot_work_is_refused_with_a_sentence(change: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         BALANCED.but(**change)
+
+
+def test_a_tried_rate_takes_the_place_of_the_halved_one_and_waits_for_another_trial() -> None:
+    _, ledger = loop_pass([(found("SY203", Severity.WARNING, demonstrated=True),)], policy=DEFAULT)
+    assert ledger.lr_factor == 0.5
+    ledger = with_tried_rate(ledger, 0.03, step=ledger.rungs[-1].step)
+    assert (ledger.lr_factor, [rung.lr_factor for rung in ledger.rungs]) == (0.03, [1.0])
+    assert not others_are_due(DEFAULT, ledger)
+    _, ledger = loop_pass([GOOD] * 300, policy=DEFAULT, ledger=ledger)
+    assert ledger.lr_factor == 0.03, "only a trial raises it"
+    assert others_are_due(DEFAULT, ledger)
+    assert ledger.rollbacks == 0
+    lower = with_tried_rate(ledger, 0.01, step=400)
+    assert (lower.lr_factor, len(lower.rungs)) == (0.01, 1)
+    assert step_down(lower, step=400).lr_factor == 1.0
+
+
+def test_a_trial_in_which_the_full_rate_holds_leaves_it() -> None:
+    _, ledger = loop_pass([(found("SY203", Severity.WARNING, demonstrated=True),)], policy=DEFAULT)
+    kept = with_tried_rate(ledger, 1.0, step=ledger.rungs[-1].step)
+    assert (kept.lr_factor, kept.rungs) == (1.0, ())
+
+
+def test_a_tried_rate_survives_a_checkpoint() -> None:
+    _, ledger = loop_pass([(found("SY203", Severity.WARNING, demonstrated=True),)], policy=DEFAULT)
+    ledger = with_tried_rate(ledger, 0.1, step=ledger.rungs[-1].step)
+    again = from_plain(Ledger, json.loads(json.dumps(to_plain(ledger))))
+    assert again == ledger
+    assert again.rungs[-1].tried
+
+
+def test_a_divergence_that_was_tried_is_acted_on_right_after_a_rollback() -> None:
+    shown = found("SY203", Severity.WARNING, demonstrated=True)
+    tried = found("SY203", Severity.WARNING, demonstrated=True, tried=True)
+    decisions, _ = loop_pass([(shown,), GOOD, (shown,), (tried,)], policy=DEFAULT)
+    assert [Action.ROLLBACK in decision.actions for decision in decisions] == [True, False, False, True]

@@ -18,6 +18,7 @@ _ENOUGH = 32
 """Steps since a snapshot that other rates are tried on."""
 _TIMES = 3.0
 _NEAR_BEST = 0.1
+_BAD_STATE = frozenset({"SY105", "SY106", "SY107"})
 
 
 class RateChoice:
@@ -61,12 +62,14 @@ class RateChoice:
         )  # fmt: skip
 
     def _try(self, decision: Decision) -> Trial | None:
-        ledger, factors = self._log.ledger, self._log.policy.trial_rates
-        if self._ring is None or not factors or Action.SCALE_LR not in decision.actions or self._consensus.size > 1:
+        ledger, factors, kept = self._log.ledger, self._log.policy.trial_rates, self._kept()
+        top = ledger.rungs[-1] if ledger.rungs else None
+        slower = Action.SCALE_LR in decision.actions
+        if self._ring is None or not factors or top is None or not (slower or top.tried) or self._consensus.size > 1:
             return None
-        if any(found.evidence.get("demonstrated") for found in decision.findings):
-            return None  # it was tried then, in vain
-        full, kept = ledger.rungs[-1].lr_factor, self._kept()
+        if any(found.evidence.get("demonstrated") or found.code in _BAD_STATE for found in decision.findings):
+            return None  # it was tried then, in vain; or it is the state that is bad, whatever the rate
+        full = top.lr_factor if slower else ledger.lr_factor
         nothing: Trial | None = None
         with self._barrier("rate_trial", nothing) as answer:
             tried = [full * factor for factor in factors]

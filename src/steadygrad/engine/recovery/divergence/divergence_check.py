@@ -79,7 +79,7 @@ class DivergenceCheck:
         self._suspicion: Finding | None = None
         self._reading: Reading | None = None
         self._look_at = 0
-        tries = policy.trial_rates and policy.acts and policy.judge_loss_level
+        tries = policy.trial_rates and policy.acts and policy.judge_loss_level and parts.consensus.size == 1
         self.next_look = policy.trial_after if tries else NEVER
         """The step at which it is next looked whether the loss has fallen, and has stayed so."""
         self.watching = False

@@ -156,7 +156,7 @@ class RateTrial:
         `recorded` are the losses that the training itself had, by step, with the factor `full`."""
         began = time.perf_counter()
         if tell:
-            what = "running batches again with smaller learning rates, to see which holds; nothing else is left of it"
+            what = "trying smaller learning rates on the batches since a snapshot; the state is restored afterwards"
             self._parts.log.show(what, kind="rate_trial")
         found: Trial | None = None
         with self.aside(), self._without_step_hooks(), suppress(UserCodeError):

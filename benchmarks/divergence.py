@@ -27,12 +27,18 @@ import torch
 
 import steadygrad as sg
 
-from .diverging import first, second, third
+from .diverging import first, fourth, second, third
 from .diverging.first import Training
 
 NEAR = 1.02
-SETS = {"tuned": first.TUNED, "unseen": first.UNSEEN, "second": second.UNSEEN, "third": third.UNSEEN,
-        "rough": [*second.HEALTHY, *third.HEALTHY]}  # fmt: skip
+SETS = {
+    "tuned": first.TUNED,
+    "unseen": first.UNSEEN,
+    "second": second.UNSEEN,
+    "third": third.UNSEEN,
+    "fourth": fourth.UNSEEN,
+    "rough": [*second.HEALTHY, *third.HEALTHY, *fourth.HEALTHY],
+}
 _HELD_OUT = 24
 
 

@@ -65,6 +65,7 @@ _HARDLY_MOVED, _MOVED, _MOVED_FAR = 0.05, 0.5, 2.0
 _LARGE_GAIN = 0.2
 """By how much smaller, as a share, the loss must be with a smaller rate where it has fallen."""
 _LEVEL_OF = 16
+_OTHER_UNIT = 1000.0
 _REGAINED = 0.5
 """The share of what was lost that a smaller rate must have kept."""
 NEVER = 1 << 62
@@ -251,7 +252,9 @@ class DivergenceCheck:
         if any(_of_other_sign(recorded.get(t.step), a, b) for t, a, b in zip(asked, now, then, strict=True)):
             return None
         worse = [_worse(a, b, doubled=doubled) for a, b in zip(now, then, strict=True)]
-        learnt = any(_better(a, b) for a, b in zip(now[2 * ASKED :], then[2 * ASKED :], strict=True))
+        usual = statistics.median(abs(b or 0.0) for b in then[:ASKED])
+        between_them = zip(now[2 * ASKED :], then[2 * ASKED :], strict=True)
+        learnt = any(_better(a, b) and not _of_another_unit(b, usual) for a, b in between_them)
         return not learnt and 2 * sum(worse[:ASKED]) > ASKED and 2 * sum(worse[ASKED : 2 * ASKED]) > ASKED
 
     def _same_objective(
@@ -296,6 +299,11 @@ def _worse(now: Any, then: Any, *, doubled: bool) -> bool:
     if now is None or then is None or not math.isfinite(then):
         return False
     return not math.isfinite(now) or now - then > (max(abs(then), 1e-12) if doubled else 0.0)
+
+
+def _of_another_unit(then: float | None, usual: float) -> bool:
+    """Whether a loss is so far from the usual that learning such a batch is no use of a training."""
+    return then is not None and 0.0 < _OTHER_UNIT * usual < abs(then)
 
 
 def _better(now: Any, then: Any) -> bool:

@@ -39,6 +39,8 @@ class Scenario:
 
     steps: int = 12
     optimizer: str = "adamw"
+    rate: float = 1.0
+    """What the optimizer's learning rate is multiplied by."""
     faults: dict[int, str] = field(default_factory=dict)
     changes: dict[int, str] = field(default_factory=dict)
     left_out: tuple[int, ...] = ()
@@ -322,6 +324,8 @@ def make(scenario: Scenario, *, rank: int = 0, leave_out: bool = True, wrap: Any
         late = list(first_layer(model).parameters()) if "add_group" in scenario.changes.values() else []
     kept = [p for p in model.parameters() if not any(p is other for other in late)]
     optimizer = OPTIMIZERS[scenario.optimizer](kept)
+    for group in optimizer.param_groups:
+        group["lr"] = group.get("initial_lr", group["lr"]) * scenario.rate
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9) if scenario.scheduler else None
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if scenario.ema else None
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=4) if scenario.scaler else None

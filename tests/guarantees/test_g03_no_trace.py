@@ -41,6 +41,7 @@ LATE = {
     )
 }  # fmt: skip
 
+TOO_HIGH = Scenario(steps=44, rate=2e3, scheduler=False)
 _BY_THE_LOOP = "; a moving average that the loop updates by itself is not held back (stated at the start)"
 
 
@@ -130,3 +131,26 @@ def test_a_skip_that_is_settled_late_does_not_rewind_what_the_loop_drew(entry: s
     noise = [each.partition(":")[2] for each in found.drawn]
     assert len(set(noise)) == len(noise) == 12
     assert found.summary["skipped"] == 1
+
+
+@guarantee("G3", entries=[GUARD, TRAINER, LIGHTNING, ACCELERATE])
+def test_what_follows_a_trial_of_rates_is_the_training_with_that_rate_from_the_start(entry: str) -> None:
+    found = train(entry, TOO_HIGH)
+    assert found.error is None, found.message
+    assert found.summary["rolled_back"] == 1
+    factor = found.summary["lr_factor"]
+    assert factor < 1.0
+    wanted = plain_all(entry, [TOO_HIGH.but(rate=TOO_HIGH.rate * factor)])[0]
+    assert differing(found, wanted, leaving_out=("optimizer.groups",)) == []  # these have the rate as it was asked for
+
+
+@guarantee("G3", entries=[GUARD, TRAINER, LIGHTNING, ACCELERATE])
+def test_no_batch_is_lost_that_was_refused_for_too_high_a_rate(entry: str) -> None:
+    found = train(entry, TOO_HIGH.but(rate=3e4))
+    assert found.error is None, found.message
+    assert found.summary["skipped"] > 4
+    assert found.summary["lr_factor"] < 1.0
+    wanted = plain_all(entry, [TOO_HIGH.but(rate=1.0)])[0]
+    counts = [name for name in wanted.state if name.endswith((".step", "num_batches_tracked"))]
+    assert len(counts) > 3
+    assert [name for name in counts if found.state[name] != wanted.state[name]] == []

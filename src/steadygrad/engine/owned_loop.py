@@ -352,6 +352,7 @@ class OwnedLoop:
     def roll_back(self, step: Step, decision: Decision) -> Decision:
         self._go_on_together()
         self.refusing = None  # what fails from here on, on one rank, ends all of them
+        self.recovery.lift_quarantine()
         again = not self.recovery.is_quarantined(step.window.keys)  # then it is run again with the others
         rng = (self._rng_now if again else self.rng_after) or take_rng()
         if step.window.entry is not None:

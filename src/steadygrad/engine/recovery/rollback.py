@@ -335,6 +335,11 @@ class Rollback:
                 with self._barrier("journal", None):
                     self._log.journal.quarantine(key, step=reading.step, cause=_first_code(reading))
 
+    def lift_quarantine(self) -> None:
+        """Where a trial has shown what holds: the batches that were refused and are fine with it are run again."""
+        if self.rates.chosen_by is not None:
+            self._bad_keys -= self.rates.chosen_by.sound
+
     def is_quarantined(self, keys: Iterable[str]) -> bool:
         return not self._bad_keys.isdisjoint(keys)
 

@@ -81,6 +81,8 @@ class Trial:
     share_better: float
     """Of the compared batches, how many have a smaller loss in the best attempt than the training had."""
     left_out: frozenset[str] = frozenset()
+    sound: frozenset[str] = frozenset()
+    """The batches that the best attempt made updates with, also those that the training itself had refused."""
     seconds: float = 0.0
     spread: float = 0.0
     """How much the losses of the best attempt vary from batch to batch."""
@@ -207,13 +209,15 @@ class RateTrial:
             best = attempts[0]  # the program's own rate holds
         kept = [recorded.get(batches.steps[place][0].step, math.nan) for place in places]
         pairs = [(a, best.losses[place]) for a, place in zip(kept, places, strict=True) if not math.isnan(a)]
+        made = [place for place, loss in enumerate(best.losses) if math.isfinite(loss) and place not in batches.out]
+        sound = {each.key for place in made for each in batches.steps[place]}
         out = {each.key for place in batches.out for each in batches.steps[place]} if best.without else set()
         return Trial(
             snapshot, sum(map(len, batches.steps)), [(each, scores[name_of(each)]) for each in attempts], best, full,
             statistics.fmean(batches.before[p] for p in places),
             batches.steps[batches.onset][0].step,
             statistics.fmean(a for a, _ in pairs) if pairs else math.nan,
-            sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan, frozenset(out),
+            sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan, frozenset(out), frozenset(sound),
             time.perf_counter() - began, _spread([b for _, b in pairs]), _chance([a - b for a, b in pairs]),
         )  # fmt: skip
 

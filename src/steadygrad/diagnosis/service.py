@@ -67,7 +67,7 @@ class DiagnosisService:
     def _isolated(self, work: Callable[[], T]) -> T | None:
         """Do this between two steps; None where it fails, which is logged for whoever looks for it."""
         from ..engine.recovery.preserved_attributes import preserved_attributes
-        from ..engine.recovery.quiet import quiet
+        from ..engine.recovery.reruns.quiet import quiet
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
         from .isolation.resource_limits import OutOfTime, for_incident, forget, is_out_of_memory, release_memory

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from steadygrad import Guard
 from steadygrad.engine.recovery.preserved_attributes import preserved_attributes, record_attributes
-from steadygrad.integrations.zero_code.rerun.user_state import UserState
+from steadygrad.engine.recovery.reruns.user_state import UserState
 
 
 class Bag:

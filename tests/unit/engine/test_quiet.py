@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad import Guard
-from steadygrad.engine.recovery.quiet import no_warnings, quiet
+from steadygrad.engine.recovery.reruns.quiet import no_warnings, quiet
 
 
 def test_what_the_program_has_been_warned_of_once_is_not_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,3 +299,58 @@ def test_the_incident_names_the_cause_and_the_rate_that_held_first() -> None:
     assert diagnosis.cause is not None
     assert diagnosis.cause.slug == "bad_input"
     assert diagnosis.remedies[0].remedy.change == "16 batches left out"
+
+
+CALLS = 0
+DRAWS = torch.Generator()
+
+
+def test_what_a_loss_function_counts_collects_draws_and_moves_elsewhere_is_as_before_a_trial() -> None:
+    """A step count in a closure or a global, a list, an object, a generator, a teacher that follows, a bank of rows."""
+    global CALLS
+    CALLS, model = 0, network()
+    teacher, bank, seen, count = network(), torch.zeros(4, 8), list[float](), 0
+    DRAWS.manual_seed(3)
+
+    class Meter:
+        total = 0.0
+
+    meter = Meter()
+
+    def busy(model: nn.Module, batch: Batch) -> Tensor:
+        global CALLS
+        nonlocal count
+        CALLS, count = CALLS + 1, count + 1
+        torch.randn(2, generator=DRAWS)
+        loss = squared(model, batch)
+        seen.append(float(loss.detach()))
+        meter.total += seen[-1]
+        with torch.no_grad():
+            bank[count % 4] = batch[0][0]
+            for mine, its in zip(teacher.parameters(), model.parameters(), strict=True):
+                mine.lerp_(its, 0.01)
+        return loss
+
+    with sg.Guard(model, torch.optim.Adam(model.parameters(), lr=1e-2), busy, diagnose="off") as guard:
+        for batch in islice(batches(), 30):
+            guard.step(batch)
+        before = [bank.clone(), DRAWS.get_state(), *(p.detach().clone() for p in teacher.parameters())]
+        total, length = meter.total, len(seen)
+        assert run_a_trial(guard) is not None
+        assert (CALLS, count, len(seen), meter.total) == (30, 30, length, total)
+        after = [bank, DRAWS.get_state(), *teacher.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_nothing_is_tried_with_a_loss_function_that_walks_through_an_iterator() -> None:
+    model = network()
+    noise = iter([0.0] * 1000)
+
+    def walks(model: nn.Module, batch: Batch) -> Tensor:
+        return squared(model, batch) + next(noise)
+
+    with sg.Guard(model, torch.optim.Adam(model.parameters(), lr=1e-2), walks, diagnose="off") as guard:
+        for batch in islice(batches(), 30):
+            guard.step(batch)
+        assert run_a_trial(guard) is None
+        assert len(list(noise)) == 970

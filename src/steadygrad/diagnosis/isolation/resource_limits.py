@@ -24,7 +24,7 @@ from torch import Tensor
 from ...engine.record.diagnosis_time import MOST_SECONDS, DiagnosisTime
 from ...engine.record.run_log import RunLog
 from ...engine.recovery.preserved_attributes import preserved_attributes
-from ...engine.recovery.quiet import quiet
+from ...engine.recovery.reruns.quiet import quiet
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from steadygrad.engine.recovery.reruns import user_state
 from steadygrad.integrations.loops.data_origin import LoaderSource, MadeBad, origin_in_loader
-from steadygrad.integrations.zero_code.rerun import user_state
 from steadygrad.integrations.zero_code.rerun.examine_refusal import _without_effect
 from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect
 

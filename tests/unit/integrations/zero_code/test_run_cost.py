@@ -18,9 +18,10 @@ import steadygrad as sg
 from steadygrad.detect.loop import loop_recorder
 from steadygrad.diagnosis import diagnose
 from steadygrad.diagnosis.isolation.resource_limits import OutOfTime, ResourceLimits
+from steadygrad.engine.recovery.reruns import user_state
 from steadygrad.integrations.zero_code.hooks import find_models
 from steadygrad.integrations.zero_code.look_budget import LookBudget
-from steadygrad.integrations.zero_code.rerun import examine_refusal, loop_lines, loop_step, user_state
+from steadygrad.integrations.zero_code.rerun import examine_refusal, loop_lines, loop_step
 
 HERE = str(Path(sg.__file__).parent)
 MOST_CALLS = 340

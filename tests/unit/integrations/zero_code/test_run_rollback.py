@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.integrations.zero_code.rerun.user_state import TakenValues
+from steadygrad.engine.recovery.reruns.user_state import TakenValues
 from steadygrad.records import Action
 
 STEPS, AT = 9, 6

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from steadygrad.engine.recovery.reruns import user_state
 from steadygrad.integrations.zero_code.hooks import loader_batches
 from steadygrad.integrations.zero_code.hooks.loader_batches import LoaderBatches, fingerprint, heads
-from steadygrad.integrations.zero_code.rerun import user_state
 
 BROKEN = 13
 

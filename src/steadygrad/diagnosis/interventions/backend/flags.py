@@ -19,7 +19,7 @@ from ....detect.tensors.torch_private import (
     set_mkldnn,
     set_precision,
 )
-from ....engine.recovery.quiet import no_warnings
+from ....engine.recovery.reruns.quiet import no_warnings
 from ...replay.replay_step import ReplayChange
 
 

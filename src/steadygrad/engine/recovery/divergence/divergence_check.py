@@ -39,7 +39,7 @@ from ...state.batch_buffer import BatchBuffer, BufferedBatch
 from ...state.rng import put_rng
 from ...state.snapshot_ring import Snapshot
 from ...step.window import out_of_memory
-from .rate_trial import CLEAR_GAIN, RateTrial, Trial
+from .rate_trial import CLEAR_GAIN, NotRestorable, RateTrial, Trial
 
 ASKED = 3
 """Older batches, and as many of the newest, that are evaluated."""
@@ -239,7 +239,7 @@ class DivergenceCheck:
         asked = [*older, *newest, *between[:: max(1, len(between) // BETWEEN)][:BETWEEN]]
         now: list[float | None] = []
         then: list[float | None] = []
-        with self._trial.aside(), suppress(UserCodeError):
+        with suppress(UserCodeError, NotRestorable), self._trial.aside():
             try:
                 now = [self._loss(t) for t in asked]
                 if all(self._same_objective(snapshot, buffered, recorded) for snapshot in reversed(snapshots)):

@@ -24,15 +24,19 @@ import torch
 from ....policy.escalation import Ledger
 from ....records.rerun_flag import rerun
 from ...build_parts import Parts
+from ...early_checks.held_state import restore_values
 from ...fault_barrier import UserCodeError
 from ...state.batch_buffer import BufferedBatch, by_step
 from ...state.rng import put_rng
 from ...state.snapshot_ring import Snapshot
-from ...state.training_state import copy_tree
+from ...state.training_state import TrainingState, copy_tree
 from ...step.numerics_findings import muted
+from ...step.user_step import UserStep
 from ...step.window import out_of_memory
+from ..loss_modules import tensors_beside
 from ..preserved_attributes import preserved_attributes
-from ..quiet import quiet
+from ..reruns.quiet import quiet
+from ..reruns.user_state import UserState
 
 FEWEST = 6
 """Steps since the snapshot below which nothing can be compared."""
@@ -141,12 +145,37 @@ class _Batches:
         return inside[-max(FEWEST // 2, len(inside) // 3) :]
 
 
+class NotRestorable(Exception):
+    """The loss function reaches something that could not be restored after it is called again."""
+
+
+class _Held:
+    """What a loss function can reach besides the model: numbers, containers, objects, generators, tensors."""
+
+    def __init__(self, program: UserStep, state: TrainingState) -> None:
+        live = state.live()
+        own = {id(t) for t in (*program.model.parameters(), *program.model.buffers())}
+        own |= {id(t) for t in (*live["parameters"].values(), *live["buffers"].values())}
+        self._objects, tensors = UserState([program.loss_fn]), tensors_beside(program.loss_fn, own)
+        if not self._objects.complete or self._objects.has_iterators or tensors is None:
+            raise NotRestorable
+        self._tensors = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        self._objects.restore()
+        for tensor, version, values in self._tensors:
+            restore_values(tensor, version, values)
+
+
 class RateTrial:
     """Runs trials for one guard."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, own_loss: bool) -> None:
         self._parts = parts
+        self._own_loss = own_loss
+        """Whether the loss function is the program's, and not a trainer's step."""
         self._program, self._forward, self._state = parts.program, parts.forward, parts.state
+        self._held: _Held | None = None
         self.preserve: tuple[Any, ...] = ()
         """Objects whose attributes are afterwards as before: a trainer, a module of a framework."""
 
@@ -161,7 +190,7 @@ class RateTrial:
             what = "trying smaller learning rates on the batches since a snapshot; the state is restored afterwards"
             self._parts.log.show(what, kind="rate_trial")
         found: Trial | None = None
-        with self.aside(), self._without_step_hooks(), suppress(UserCodeError):
+        with suppress(UserCodeError, NotRestorable), self.aside(), self._without_step_hooks():
             try:
                 found = self._try(snapshots, buffered, recorded, full, factors, ledger, began)
             except Exception as error:
@@ -172,7 +201,8 @@ class RateTrial:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within the block steps can be run again: everything is afterwards as it was, and what the program prints or
-        counts on the way is neither heard nor kept."""
+        counts on the way is neither heard nor kept. Raises NotRestorable where that cannot be promised."""
+        self._held = _Held(self._program, self._state) if self._own_loss else None
         objects = (self._program.model, *self.preserve)
         entry, here = self._forward.take(), copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
         grads = [(p, p.grad) for p in self._program.parameters if p.grad is not None]
@@ -180,11 +210,18 @@ class RateTrial:
             try:
                 yield
             finally:
-                self._program.forget()
-                self._state.restore(here)
+                self._go_to(here)
                 self._forward.restore(entry)
+                self._held = None
                 for parameter, grad in grads:
                     parameter.grad = grad
+
+    def _go_to(self, tree: Any) -> None:
+        """Everything as in this state; what the loss function reaches elsewhere is as it was before the trial."""
+        if self._held is not None:
+            self._held.restore()
+        self._program.forget()
+        self._state.restore(tree)
 
     def _try(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
@@ -246,7 +283,7 @@ class RateTrial:
 
     def _losses(self, snapshot: Snapshot, steps: Sequence[Sequence[BufferedBatch]]) -> list[float]:
         """The loss of each step with the weights of a snapshot; NaN where the program leaves a batch out."""
-        self._state.restore(snapshot.tree)
+        self._go_to(snapshot.tree)
         losses = []
         for step in steps:
             made = []
@@ -262,8 +299,7 @@ class RateTrial:
     def _same_again(self, snapshot: Snapshot, batches: _Batches, recorded: Mapping[int, float], force: Ledger) -> bool:
         """Whether the first steps, run again as they were, have the losses that were recorded: else the loss function
         is another one by now, or needs something that only its loop has, and a trial would say nothing."""
-        self._state.restore(snapshot.tree)
-        self._program.forget()
+        self._go_to(snapshot.tree)
         for step in batches.steps[:_CONTROLLED]:
             known = recorded.get(step[0].step)
             if known is None:
@@ -298,8 +334,7 @@ class RateTrial:
     ) -> Attempt:  # fmt: skip
         """Run the batches, from the onset on with this rate. Ends early where three steps in a row are not finite, or
         where the loss has long been far above that under the snapshot's weights."""
-        self._state.restore(snapshot.tree)
-        self._program.forget()
+        self._go_to(snapshot.tree)
         losses: list[float] = []
         bad = 0
         for place, step in enumerate(batches.steps):

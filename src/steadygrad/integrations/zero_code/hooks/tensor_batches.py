@@ -20,7 +20,7 @@ from torch import Tensor
 from ....detect.loop.program_frames import variables_of
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable
-from ..rerun.user_state import is_users
+from ....engine.recovery.reruns.user_state import is_users
 
 _MAX_DEPTH = 60
 _MAX_FRAMES = 4

@@ -26,7 +26,8 @@ from ....diagnosis.locate.crash_origin import explain_crash
 from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.record.diagnosis_time import DiagnosisTime
-from ....engine.recovery.quiet import quiet
+from ....engine.recovery.reruns.quiet import quiet
+from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
 from ...loops.data_origin import MadeBad, origin_in_loader
@@ -44,7 +45,6 @@ from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
 from .side_effects import HasEffect, supervised
 from .step_tracing import TRACED_STEPS, StepTracing, outside
-from .user_state import UserState
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop

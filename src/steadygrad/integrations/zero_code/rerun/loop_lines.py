@@ -24,7 +24,8 @@ from torch import Tensor
 
 from ....detect.loop.program_frames import line_of, living, variables_of
 from ....detect.tensors.kept_content import ContentMarks, marks_of
-from ....engine.recovery.quiet import quiet
+from ....engine.recovery.reruns.quiet import quiet
+from ....engine.recovery.reruns.user_state import LargeTables, TakenValues, UserState, is_data, is_users
 from ....engine.state.kept_bytes import KeptBytes, Piece, fit, pieces_of
 from ....engine.state.rng import RngState, put_rng, take_rng
 from ...loops.after_backward import LinesAfter, lines_after, lines_before, no_loss
@@ -32,7 +33,6 @@ from ...loops.batch_names import bind_batch
 from ...loops.loop_slice import LoopSlice, cut, handles_errors, loops_around, stopped_at_return
 from ...loops.sliced_batches import with_named_batches
 from ..hooks.call_log import Call, as_leaves, autocast_now
-from .user_state import LargeTables, TakenValues, UserState, is_data, is_users
 
 _MAX_DEPTH = 60
 _MAX_PLAYS = 64

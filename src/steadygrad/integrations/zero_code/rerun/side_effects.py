@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ....detect.tensors.torch_private import TorchDispatchMode
-from .user_state import UserState, is_users
+from ....engine.recovery.reruns.user_state import UserState, is_users
 
 _WRITING = frozenset({
     "write", "writelines", "writerow", "writerows", "truncate", "send", "sendall", "sendto", "sendmsg", "send_bytes",

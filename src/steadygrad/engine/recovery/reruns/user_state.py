@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.tensors.nested_tensors import first_tensor_in
-from ....engine.recovery.preserved_attributes import content_of_array, is_array, same_objects
+from ..preserved_attributes import content_of_array, is_array, same_objects
 
 _MAX_OBJECTS = 10_000
 _MAX_WALKED = 2_000

@@ -160,26 +160,12 @@ class DivergenceCheck:
         No detector tells of either, for most of such runs are healthy. Host only unless one of them is so."""
         every = self._policy.snapshot_every
         self.next_look = min(2 * step, (step // every + 1) * every)
-        best, level, began = history.best_level, history.loss_level, next(iter(history.first_losses), math.nan)
-        if best is None or level is None or not snapshots:
+        suspected = self._suspected(step, snapshots, buffer.losses, history, ledger)
+        if suspected is None:
             return None
-        gained, least = began - best, CLEAR_GAIN
-        fell = gained > _GAINED * abs(began)
-        if fell and level - best > max(_LOST * gained, 3.0 * history.best_spread):
-            suspicion, harmful = divergence.lost_again(step, level, best, history.best_step, began), False
-        else:
-            if step > _EARLY or snapshots[0].step > 0 or (level <= began and _falls(step, level, buffer.losses)):
-                return None
-            snapshots, moved = snapshots[:1], self._moved(snapshots[0])
-            suspicion = divergence.stands(step, level, began)
-            if fell:
-                due = harmful = moved >= _MOVED_FAR and _SHORTLY <= step <= 2 * _SHORTLY and not ledger.rate_rises
-                least = _LARGE_GAIN
-            else:
-                harmful = moved >= _MOVED
-                due = harmful or (moved >= _HARDLY_MOVED and step >= _SHORTLY)
-            if not due:
-                return None  # it is not for too high a rate, or too early to say
+        suspicion, harmful, least = suspected
+        if suspicion.evidence["pattern"] == "stands":
+            snapshots = snapshots[:1]  # from before the training: later ones are of the same weights that stand still
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
             return None
         trial = self._try(snapshots, buffer, ledger)
@@ -192,6 +178,28 @@ class DivergenceCheck:
             return None
         reading = Reading(step=step, loss=history.recent_losses[-1], grad_norm=history.recent_norms[-1])
         return reading, self._demonstrated(suspicion, trial)
+
+    def _suspected(
+        self, step: int, snapshots: Sequence[Snapshot], losses: Mapping[int, float], history: History, ledger: Ledger
+    ) -> tuple[Finding, bool, float] | None:
+        """The suspicion, whether harm need not be shown first, and the share by which a smaller rate must do better."""
+        best, level, began = history.best_level, history.loss_level, next(iter(history.first_losses), math.nan)
+        if best is None or level is None or not snapshots:
+            return None
+        gained = began - best
+        fell = gained > _GAINED * abs(began)
+        if fell and level - best > max(_LOST * gained, 3.0 * history.best_spread):
+            return divergence.lost_again(step, level, best, history.best_step, began), False, CLEAR_GAIN
+        if step > _EARLY or snapshots[0].step > 0 or (level <= began and _falls(step, level, losses)):
+            return None
+        suspicion, moved = divergence.stands(step, level, began), self._moved(snapshots[0])
+        if fell:
+            due = moved >= _MOVED_FAR and _SHORTLY <= step <= 2 * _SHORTLY and not ledger.rate_rises
+            return (suspicion, True, _LARGE_GAIN) if due else None
+        if moved >= _MOVED:
+            return suspicion, True, CLEAR_GAIN
+        late = moved >= _HARDLY_MOVED and step >= _SHORTLY  # else it is not for too high a rate, or too early to say
+        return (suspicion, False, CLEAR_GAIN) if late else None
 
     def _pause(self, steps: int) -> int:
         """How long not to look again after one more trial in vain."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Attempt:
     losses: list[float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What came of a trial. Losses are means over the last third of the batches that were compared."""
 
@@ -104,7 +104,7 @@ class Trial:
 
     @property
     def gain(self) -> float:
-        """By how much it is below that of the training."""
+        """By how much the lowest loss is below that of the training."""
         return self.as_it_was - self.lowest
 
     def clearly_better(self, by: float = CLEAR_GAIN) -> bool:
@@ -143,6 +143,10 @@ class _Batches:
         """The places that attempts are compared at: the last third of those in proportion."""
         inside = [place for place in range(len(self.steps)) if place not in self.out]
         return inside[-max(FEWEST // 2, len(inside) // 3) :]
+
+    def keys(self, places: Iterable[int]) -> frozenset[str]:
+        """The names of the micro-batches at these places."""
+        return frozenset(each.key for place in places for each in self.steps[place])
 
 
 class NotRestorable(Exception):
@@ -244,19 +248,26 @@ class RateTrial:
             return None
         if attempts[0].without and scores[name_of(attempts[0])] <= lowest + _AS_GOOD * abs(lowest):
             best = attempts[0]  # the program's own rate holds
-        kept = [recorded.get(batches.steps[place][0].step, math.nan) for place in places]
+        steps = batches.steps
+        kept = [recorded.get(steps[place][0].step, math.nan) for place in places]
         pairs = [(a, best.losses[place]) for a, place in zip(kept, places, strict=True) if not math.isnan(a)]
-        made = [place for place, loss in enumerate(best.losses) if math.isfinite(loss) and place not in batches.out]
-        sound = {each.key for place in made for each in batches.steps[place]}
-        out = {each.key for place in batches.out for each in batches.steps[place]} if best.without else set()
+        sound = {place for place, loss in enumerate(best.losses) if math.isfinite(loss)} - batches.out
         return Trial(
-            snapshot, sum(map(len, batches.steps)), [(each, scores[name_of(each)]) for each in attempts], best, full,
-            statistics.fmean(batches.before[p] for p in places),
-            batches.steps[batches.onset][0].step,
-            statistics.fmean(a for a, _ in pairs) if pairs else math.nan,
-            sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan, frozenset(out), frozenset(sound),
-            time.perf_counter() - began, _spread([b for _, b in pairs]), _chance([a - b for a, b in pairs]),
-        )  # fmt: skip
+            snapshot=snapshot,
+            batches=sum(map(len, steps)),
+            attempts=[(each, scores[name_of(each)]) for each in attempts],
+            best=best,
+            full=full,
+            before=statistics.fmean(batches.before[place] for place in places),
+            onset=steps[batches.onset][0].step,
+            as_it_was=statistics.fmean(a for a, _ in pairs) if pairs else math.nan,
+            share_better=sum(b < a for a, b in pairs) / len(pairs) if pairs else math.nan,
+            left_out=batches.keys(batches.out) if best.without else frozenset(),
+            sound=batches.keys(sound),
+            seconds=time.perf_counter() - began,
+            spread=_spread([b for _, b in pairs]),
+            chance=_chance([a - b for a, b in pairs]),
+        )
 
     def _best_snapshot(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float]

@@ -39,7 +39,7 @@ from ...state.batch_buffer import BatchBuffer, BufferedBatch
 from ...state.rng import put_rng
 from ...state.snapshot_ring import Snapshot
 from ...step.window import out_of_memory
-from .rate_trial import CLEAR_GAIN, NotRestorable, RateTrial, Trial
+from .rate_trial import NotRestorable, RateTrial, Trial
 
 ASKED = 3
 """Older batches, and as many of the newest, that are evaluated."""
@@ -57,13 +57,11 @@ _FAR = 10.0
 _EARLY = 256
 """Up to this step a loss that does not fall is looked into."""
 _SHORTLY = 64
-"""Before this step weights must have moved far; up to twice as many, a loss that has fallen is looked into as well."""
+"""Before this step the weights must have moved far."""
 _EARLY_TRIALS, _MAX_BACKOFF = 2, 16
 _GAINED, _FALLS, _LOST = 0.1, 0.2, 0.6
-_HARDLY_MOVED, _MOVED, _MOVED_FAR = 0.05, 0.5, 2.0
+_HARDLY_MOVED, _MOVED = 0.05, 0.5
 """How far the weights have moved, as a share of their size."""
-_LARGE_GAIN = 0.2
-"""By how much smaller, as a share, the loss must be with a smaller rate where it has fallen."""
 _LEVEL_OF = 16
 _OTHER_UNIT = 1000.0
 _REGAINED = 0.5
@@ -142,7 +140,7 @@ class DivergenceCheck:
             return None
         trial = self._try(snapshots, buffer, ledger)
         lost = trial.as_it_was - trial.before if trial is not None else math.nan
-        if trial is not None and trial.clearly_better() and trial.gain >= _REGAINED * lost:
+        if trial is not None and trial.clearly_better and trial.gain >= _REGAINED * lost:
             return reading, self._demonstrated(suspicion, trial)
         if recovering:
             self._look_at = step + self._pause(PAUSE)
@@ -160,17 +158,17 @@ class DivergenceCheck:
         No detector tells of either, for most of such runs are healthy. Host only unless one of them is so."""
         every = self._policy.snapshot_every
         self.next_look = min(2 * step, (step // every + 1) * every)
-        suspected = self._suspected(step, snapshots, buffer.losses, history, ledger)
+        suspected = self._suspected(step, snapshots, buffer.losses, history)
         if suspected is None:
             return None
-        suspicion, harmful, least = suspected
+        suspicion, harmful = suspected
         if suspicion.evidence["pattern"] == "stands":
             snapshots = snapshots[:1]  # from before the training: later ones are of the same weights that stand still
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
             return None
         trial = self._try(snapshots, buffer, ledger)
         kept = math.nan if trial is None else trial.before + _REGAINED * max(0.0, trial.as_it_was - trial.before)
-        if trial is None or not trial.clearly_better(least) or trial.lowest >= kept:
+        if trial is None or not trial.clearly_better or trial.lowest >= kept:
             self._doubted(step, suspicion.detail, _NO_BETTER)
             pause = self._pause(every)
             if self._in_vain > _EARLY_TRIALS or step > _EARLY:
@@ -180,26 +178,24 @@ class DivergenceCheck:
         return reading, self._demonstrated(suspicion, trial)
 
     def _suspected(
-        self, step: int, snapshots: Sequence[Snapshot], losses: Mapping[int, float], history: History, ledger: Ledger
-    ) -> tuple[Finding, bool, float] | None:
-        """The suspicion, whether harm need not be shown first, and the share by which a smaller rate must do better."""
+        self, step: int, snapshots: Sequence[Snapshot], losses: Mapping[int, float], history: History
+    ) -> tuple[Finding, bool] | None:
+        """The suspicion, and whether harm need not be shown before a trial."""
         best, level, began = history.best_level, history.loss_level, next(iter(history.first_losses), math.nan)
         if best is None or level is None or not snapshots:
             return None
         gained = began - best
         fell = gained > _GAINED * abs(began)
         if fell and level - best > max(_LOST * gained, 3.0 * history.best_spread):
-            return divergence.lost_again(step, level, best, history.best_step, began), False, CLEAR_GAIN
-        if step > _EARLY or snapshots[0].step > 0 or (level <= began and _falls(step, level, losses)):
+            return divergence.lost_again(step, level, best, history.best_step, began), False
+        healing = level <= began and _falls(step, level, losses)
+        if fell or step > _EARLY or snapshots[0].step > 0 or healing:
             return None
         suspicion, moved = divergence.stands(step, level, began), self._moved(snapshots[0])
-        if fell:
-            due = moved >= _MOVED_FAR and _SHORTLY <= step <= 2 * _SHORTLY and not ledger.rate_rises
-            return (suspicion, True, _LARGE_GAIN) if due else None
         if moved >= _MOVED:
-            return suspicion, True, CLEAR_GAIN
+            return suspicion, True
         late = moved >= _HARDLY_MOVED and step >= _SHORTLY  # else it is not for too high a rate, or too early to say
-        return (suspicion, False, CLEAR_GAIN) if late else None
+        return (suspicion, False) if late else None
 
     def _pause(self, steps: int) -> int:
         """How long not to look again after one more trial in vain."""

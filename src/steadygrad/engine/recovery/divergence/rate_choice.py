@@ -104,7 +104,7 @@ class RateChoice:
                 answer.value = higher
             elif lower >= own * log.policy.trial_rates[-1]:
                 trial = self._trial.run(since, kept.unchanged(), kept.losses, now, [lower], ledger, tell=False)
-                if trial is not None and trial.clearly_better():
+                if trial is not None and trial.clearly_better:
                     answer.value = lower
         chosen = answer.value
         if chosen == own:

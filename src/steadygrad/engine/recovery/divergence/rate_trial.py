@@ -5,7 +5,8 @@ order. The loss of a batch is taken before its update, so it is the loss of a ba
 whose loss under the snapshot's weights is out of all proportion are left out of the comparison, and leaving them out of
 the training is tried as well, at the full rate.
 
-The steps are also run again as they were: a rise that does not come again was not the rate's, and nothing is said of it.
+The steps are also run again as they were: a rise that does not come again was not for the rate, and no more is said of
+it.
 
 A trial is a few runs of at most as many steps as there are since the snapshot. It ends with state bit for bit as it
 was; nothing of it is recorded as a step.

@@ -98,8 +98,9 @@ class Policy:
     first on the batches since the snapshot, in a few runs of which nothing is left; the best is used, and raised again
     only when a trial shows that more would hold. () tries none: the rate is then multiplied by `lr_factor`."""
     trial_after: int = 32
-    """After this many steps, and two more times, it is looked whether the loss has ever been below its first values;
-    if not, and if batches evaluated again have a higher loss than before the training, `trial_rates` are tried."""
+    """After this many steps, after twice as many, and then every `snapshot_every` steps it is looked whether the loss
+    is back where it began, and in the first few hundred steps whether it has not fallen although the weights have
+    moved. If so, `trial_rates` are tried; after a trial that shows nothing the pauses grow."""
 
     # Loss scale and stalls
     min_loss_scale: float = 1.0

@@ -224,6 +224,7 @@ class Rollback:
             reading, found = answer.value
             self.rates.shown_by = self._divergence.shown_by
             engine.act_on(Step(step, Window(), Outcome(step=step)), replace(reading, step=step), (found,))
+            self.rates.shown_by = None
 
     def _snapshots_for_divergence(self) -> list[Snapshot]:
         """The last good one from before it, and those since."""

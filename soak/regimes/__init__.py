@@ -7,7 +7,7 @@ from inspect import getmembers, isfunction
 from types import ModuleType
 
 from ..training import Training
-from . import data, losses, models, optimizers, rates
+from . import data, losses, models, moving, optimizers, rates
 
 Build = Callable[[int], Training]
 
@@ -25,6 +25,7 @@ def _public(module: ModuleType) -> dict[str, Build]:
 REGIMES: dict[str, Build] = {
     **_public(data),
     **_public(losses),
+    **_public(moving),
     **_public(rates),
     **_public(models),
     **_public(optimizers),

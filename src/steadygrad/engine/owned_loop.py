@@ -176,9 +176,11 @@ class OwnedLoop:
             gradients = replace(gradients, norms=gradients.norms * factor, total=gradients.total * factor)
         return gradients, self.parts.readout.pack(gradients, self.window.terms, scale, in_place=in_place)
 
-    def commit_outside(self, gradients: Gradients | None, row: Row, update: Update) -> Outcome:
+    def commit_outside(
+        self, gradients: Gradients | None, row: Row, update: Update, *, loss_seen: bool = True
+    ) -> Outcome:
         """A trainer would step its optimizer here; `update` does so. One host read."""
-        step = Step(self.step, self.window, Outcome(step=self.step))
+        step = Step(self.step, self.window, Outcome(step=self.step), loss_seen=loss_seen)
         self._commit_now(step, gradients, row, update)
         return step.outcome
 

@@ -80,6 +80,12 @@ class AcceleratorGuard(LoopGuard):
         self.accumulate = self._accelerator.gradient_accumulation_steps
         self.begin(self._current)
 
+    def _begin_late(self) -> None:
+        """The loop calls methods or parts of the model, which nothing of ours hears."""
+        if not self.busy:
+            self._begin()
+            self.forward_not_heard()
+
     def _left_out(self, given: Any, output: Any) -> bool:
         """Whether a call of the model that no backward followed was left out for what it returned."""
         if not is_bad(output):
@@ -88,6 +94,8 @@ class AcceleratorGuard(LoopGuard):
         return True
 
     def _backward(self, original: Callable[..., Any], loss: Any, **kwargs: Any) -> Any:
+        if not self._calls.begun:
+            self._begin_late()
         call, given = self._calls.taken(loss)
         result = original(loss, **kwargs)
         if isinstance(loss, Tensor) and loss.numel() == 1:

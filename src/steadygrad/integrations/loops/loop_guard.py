@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
+from ...detect.loop.model_calls import ModeModules
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine import validate
 from ...engine.config import GuardConfig, GuardOptions
@@ -29,6 +31,7 @@ from ...records import Finding, Incident, Outcome
 from ..build import build_loop
 from ..guard import check_model
 from .patch_barrier import barred
+from .repeatable_model_calls import NOT_HEARD
 
 
 class LoopGuard:
@@ -109,6 +112,11 @@ class LoopGuard:
                 self.busy = False
         self._entry = self._engine.enter()
 
+    def forward_not_heard(self) -> None:
+        """The forward of this micro-batch ran before `begin`."""
+        if ModeModules(self.model):
+            self._engine.log.show_once(NOT_HEARD)
+
     @boundary
     def seen(self, batch: Any, terms: Mapping[str, Tensor], key: str | None = None) -> None:
         """After a micro-batch's backward, run by the loop: what `loss_fn` needs to run it again, and its loss terms.
@@ -169,6 +177,9 @@ class LoopGuard:
     def _judged(self, update: Callable[[], Any]) -> None:
         """Make this update if it may be applied; `barred` sees to it that it is made once at most."""
         engine = self._engine
+        loss_seen = len(engine.window) > 0
+        if not loss_seen:
+            self._see_gradients()
         if self._measured is None:
             self.before_clip()
         measured, self._measured = self._measured, None
@@ -187,7 +198,7 @@ class LoopGuard:
 
         self.busy = True
         try:
-            self.outcome = engine.commit_outside(*measured, run)
+            self.outcome = engine.commit_outside(*measured, run, loss_seen=loss_seen)
         finally:
             self.busy = False
         self.landed = self.outcome.applied_flag
@@ -196,6 +207,16 @@ class LoopGuard:
             engine.log.show_once(
                 "a moving average that the loop updates by itself is not held back after a refused update"
             )
+
+    def _see_gradients(self) -> None:
+        """An update comes and no backward was heard, but there may be gradients: judge these, without a loss."""
+        parameters = self._engine.program.parameters
+        if self._idle() or all(parameter.grad is None for parameter in parameters):
+            return
+        if self._entry is None:
+            self.begin()
+            self.forward_not_heard()
+        self.seen(None, {"loss": torch.zeros(())})
 
     def may_update(self, *_: Any, **__: Any) -> bool:
         """All that is checked where the guard itself has failed: whether the gradients are finite."""

@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.loop.model_calls import callable_parts
 from ...detect.tensors.quiet_hook import QuietHook, halting
+
+NOT_HEARD = "no call of the model was heard: its running statistics and random numbers are not restored"
+_NOT_ALONE = 2
+"""What the call of a part counts: it cannot be made again in place of the model's."""
 
 
 class ModelCalls:
-    """Listens to a model's training calls between two backwards."""
+    """Listens to a model's training calls between two backwards, or to those of its parts where it has no forward."""
 
     def __init__(
         self, model: nn.Module, before: Callable[[], Any], looks_away: Callable[[], bool],
@@ -27,18 +32,22 @@ class ModelCalls:
     ) -> None:  # fmt: skip
         """`before` is called ahead of the first call; while `looks_away()` is true nothing is noted. A fault of ours
         goes to `failed`. `left_out(given, output)` says whether a call that no backward followed was left out."""
-        self._left_out = left_out
-        self._before = before
+        self._left_out, self._before = left_out, before
         self._looks_away = looks_away
         self._first: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
         self._num_calls = 0
         self._begun = False
         # First and last among the model's hooks, so that what other hooks move is seen to move.
         entering, left = (QuietHook(call, halting(failed)) for call in (self._entering, self._left))
-        self._handles = [
-            model.register_forward_pre_hook(entering, with_kwargs=True, prepend=True),
-            model.register_forward_hook(left, with_kwargs=True),
-        ]
+        self._model, self._handles = model, []
+        for part in callable_parts(model):
+            self._handles.append(part.register_forward_pre_hook(entering, with_kwargs=True, prepend=True))
+            self._handles.append(part.register_forward_hook(left, with_kwargs=True))
+
+    @property
+    def begun(self) -> bool:
+        """Whether a call was heard since the last backward."""
+        return self._begun
 
     def close(self) -> None:
         for handle in self._handles:
@@ -81,7 +90,7 @@ class ModelCalls:
 
     def _left(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled() and not self._looks_away():
-            self._num_calls += 1
+            self._num_calls += 1 if model is self._model else _NOT_ALONE
             # Of several calls no output is kept: a loop may make any number of them, each with its graph.
             self._first = (args, kwargs, output) if self._first is None else (*self._first[:2], None)
 

@@ -41,6 +41,7 @@ from ...records.errors import SteadyError
 from ..build import report_checkup
 from ..loops.patch_barrier import barred, closure_in, undo_all
 from ..loops.patching import wrap_method, wrap_on_object
+from ..loops.repeatable_model_calls import NOT_HEARD
 from .attached_counts import counts_of, last_reading
 from .heard_models import HeardModels
 from .held_scale import HeldScales, dropped_loss
@@ -56,7 +57,6 @@ _SKIPS = "its loss in a variable, or by optimizer.zero_grad(),"
 _SKIPS_WITHOUT_MODEL = "optimizer.zero_grad()"
 _MAX_LOSSES = 64
 _NO_SELF_CHECK = "self_check: not possible here: sg.attach(optimizer) cannot run a step again"
-_NOT_HEARD = "no call of the model was heard: its running statistics and random numbers are not restored"
 _NO_MODEL = "without model= running statistics and random numbers are not restored"
 
 
@@ -424,7 +424,7 @@ class OptimizerGuard:
                 self._forward.forget_since(self._entry.place)
                 put_rng(rng)
             elif self._model is not None and ModeModules(self._model):
-                loop.log.show_once(_NOT_HEARD)
+                loop.log.show_once(NOT_HEARD)
 
     def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
         """Only the loop itself could run its batch again."""

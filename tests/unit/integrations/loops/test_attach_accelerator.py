@@ -122,6 +122,52 @@ def test_a_loss_with_a_term_of_the_loops_own_is_refused_and_not_diagnosed() -> N
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
+class Split(nn.Module):
+    """Two parts that the loop calls by a method, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.between = nn.Dropout(0.2)
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(torch.tanh(self.first(x))))
+
+
+def in_parts(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model["second"](torch.tanh(model["first"](x)))
+
+
+@pytest.mark.parametrize("called", ["its parts", "a method", "itself, and backward by the loss"])
+def test_a_loop_that_never_calls_the_model_or_the_accelerators_backward_is_guarded(called: str) -> None:
+    torch.manual_seed(0)
+    if called == "its parts":
+        model: Any = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 1)})
+        call: Any = in_parts
+    else:
+        model = Split() if called == "a method" else nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        call = (lambda model, x: model.score(x)) if called == "a method" else (lambda model, x: model(x))
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    batches = torch.randn(8, 6, 4, generator=torch.Generator().manual_seed(1))
+    batches[3, 2, 1] = math.nan
+    guard = sg.attach(accelerator)
+    for x in batches:
+        loss = call(model, x).square().mean()
+        if called == "itself, and backward by the loss":
+            loss.backward()
+        else:
+            accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    summary = guard.summary()
+    assert (summary["steps"], summary["skipped"], summary["first_bad_step"]) == (8, 1, 3)
+    assert [incident.decision.step for incident in guard.incidents] == [3]
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    assert summary["guard_faults"] == {}
+
+
 def test_after_close_the_accelerator_is_as_it_was() -> None:
     inputs, targets = data()
     accelerator, model, optimizer, _, _ = prepared(inputs, targets, 1)

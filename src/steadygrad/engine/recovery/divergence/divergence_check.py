@@ -11,6 +11,8 @@ what it had gained, is looked at now and then: it must be higher on most batches
 both cases a trial of smaller learning rates on the same batches then has the last word: see `rate_trial`. Where no
 trial can be made, a loss that is not recovering by itself is enough for the first kind and nothing is for the second.
 
+The loss must be what the gradients descend, see `descent_check`: else its level shows nothing.
+
 The loss function is the one of now. Where the program has changed its objective since (another sign, scale, coefficient
 or temperature), it cannot tell how good weights were for the earlier one: with the weights of a snapshot the batch that
 came next must have about the loss that was recorded for it.
@@ -50,6 +52,7 @@ CONFIRM_AFTER = 32
 PAUSE = 64
 """Steps after an evaluation that shows none before the next suspicion is looked into."""
 _NO_WORSE = "batches evaluated again are no worse under the current weights than under the last good snapshot"
+_NO_OBJECTIVE = "the gradients are not those of the loss, so its level shows nothing"
 _NO_BETTER = "smaller learning rates are no better on the same batches"
 RECOVERING = 0.8
 """A loss that has fallen to this share since the first evaluation is recovering by itself, if it is not too far up."""
@@ -132,6 +135,10 @@ class DivergenceCheck:
             return None
         first, self._level_at_first = self._level_at_first, None
         if first is None:
+            if not self._trial.objective(snapshots, buffer.unchanged()):
+                self._doubted(step, suspicion.detail, _NO_OBJECTIVE)
+                self._look_at = step + self._pause(PAUSE)
+                return None
             self._level_at_first, self._look_at = level, step + CONFIRM_AFTER
             return None
         good = suspicion.evidence.get("best_level", suspicion.evidence.get("loss_began", math.nan))
@@ -165,6 +172,10 @@ class DivergenceCheck:
         if suspicion.evidence["pattern"] == "stands":
             snapshots = snapshots[:1]  # from before the training: later ones are of the same weights that stand still
         if not harmful and not self._harmed(snapshots, buffer.unchanged(), buffer.losses, doubled=False):
+            return None
+        if not self._trial.objective(snapshots, buffer.unchanged()):
+            self._doubted(step, suspicion.detail, _NO_OBJECTIVE)
+            self.next_look = step + self._pause(every)
             return None
         trial = self._try(snapshots, buffer, ledger)
         kept = math.nan if trial is None else trial.before + _REGAINED * max(0.0, trial.as_it_was - trial.before)

@@ -72,8 +72,9 @@ class RateChoice:
         full = top.lr_factor if slower else ledger.lr_factor
         nothing: Trial | None = None
         with self._barrier("rate_trial", nothing) as answer:
-            tried = [full * factor for factor in factors]
-            answer.value = self._trial.run(self._ring.good(), kept.unchanged(), kept.losses, full, tried, ledger)
+            tried, good = [full * factor for factor in factors], self._ring.good()
+            if good and self._trial.objective(good, kept.unchanged()):
+                answer.value = self._trial.run(good, kept.unchanged(), kept.losses, full, tried, ledger)
         return answer.value
 
     def others_due(self) -> bool:

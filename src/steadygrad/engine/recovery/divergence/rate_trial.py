@@ -40,6 +40,7 @@ from ..loss_modules import tensors_beside
 from ..preserved_attributes import preserved_attributes
 from ..reruns.quiet import quiet
 from ..reruns.user_state import UserState
+from .descent_check import descends
 
 FEWEST = 6
 """Steps since the snapshot below which nothing can be compared."""
@@ -52,6 +53,7 @@ _AS_GOOD = 0.05
 _CONTROLLED, _SAME = 8, 0.02
 _RISEN, _MARGIN = 3.0, 8
 _EARLIER = 12
+_ASKED = 2
 _BETTER_ON, _CLEAR_GAIN, _NO_WORSE = 0.75, 0.05, 0.01
 _RECURS = 0.5
 """The share of the difference that must come again when the steps are run again at the full rate."""
@@ -205,6 +207,21 @@ class RateTrial:
                 if not out_of_memory(error):
                     raise
         return found
+
+    def objective(self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch]) -> bool:
+        """Whether the gradients of the first steps since a snapshot are those of their loss: else a loss that rises
+        shows nothing. False as well where it cannot be seen. Some tens of forward passes."""
+        since = by_step([each for each in buffered if each.step >= snapshots[0].step])
+        whole = [step for step in since if len(step) == self._program.accumulate]
+        descend = False
+        with suppress(UserCodeError, NotRestorable), self.aside():
+            try:
+                self._go_to(snapshots[0].tree)
+                descend = descends(self._program, (whole or since)[:_ASKED])
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+        return descend
 
     @contextmanager
     def aside(self) -> Iterator[None]:

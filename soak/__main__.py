@@ -4,6 +4,7 @@ python -m soak                                            every regime and entry
 python -m soak --steps 300 --only exact_regression        one of them, shorter
 python -m soak --seeds 0,1 --jobs 2 --resume              go on with an interrupted run
 python -m soak --only sick                                the sick twins, on which the guard must act
+python -m soak --device cuda                              the same on a GPU
 python -m soak --seeds 0,1,2 --entry-points plain         only check that the regimes are healthy without a guard
 """
 
@@ -17,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from soak.devices import choose_device
 from soak.jobs import Task, work
 
 DEFAULT_RESULTS = Path("runs") / "soak.jsonl"
@@ -24,6 +26,7 @@ DEFAULT_RESULTS = Path("runs") / "soak.jsonl"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    choose_device(options.device)
     from .regimes import REGIMES
     from .results import FAILED, code_digest, read
     from .runner import steps_of
@@ -74,6 +77,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--entry-points", type=_words, default=list(NAMES), help=f"of {', '.join(NAMES)}; or plain")
     parser.add_argument("--only", type=_words, default=[], help="regimes by name, comma-separated")
     parser.add_argument("--sick", action="store_true", help="the sick twins as well; alone with --only sick")
+    parser.add_argument("--device", default="cpu", help="where to train; a regime that cannot is left out and counted")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS, help="one line of JSON per result")
     parser.add_argument(

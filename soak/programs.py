@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from .devices import on_chosen_device
 from .regimes import REGIMES
 from .sick import SICK
 from .state import bad_values, state_of
@@ -13,7 +14,7 @@ from .training import Training
 
 def build(name: str, seed: int) -> Training:
     """A healthy or a sick training by its name."""
-    return (REGIMES | SICK)[name](seed)
+    return on_chosen_device((REGIMES | SICK)[name](seed))
 
 
 class Builder:

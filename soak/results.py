@@ -13,6 +13,8 @@ from typing import Any
 
 import steadygrad
 
+from .devices import CPU, chosen_device
+
 LEFT_ALONE, DISTURBED, NOT_APPLICABLE, FAILED = "left alone", "disturbed", "n/a", "failed"
 ACTED, MISSED = "acted", "missed"
 AS_MEANT = "as meant"
@@ -24,8 +26,8 @@ Key = tuple[str, int, str, int, str]
 
 @cache
 def code_digest() -> str:
-    """Of every source file that a result depends on: the package and the regimes."""
-    digest = hashlib.sha256()
+    """Of every source file that a result depends on, the package and the regimes, and of the device."""
+    digest = hashlib.sha256(b"" if chosen_device() == CPU else chosen_device().encode())
     for folder in (Path(steadygrad.__file__).parent, Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())

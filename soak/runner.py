@@ -13,6 +13,7 @@ import torch
 from steadygrad import UsageError
 
 from .check import disturbances, omissions, unreported
+from .devices import CPU, chosen_device
 from .entry_points import PLAIN, EntryPoint, entry_point
 from .observed import Observed
 from .plain_loop import run_loop
@@ -48,6 +49,9 @@ def soak(name: str, seed: int, entry_points: Sequence[str], steps: int) -> Itera
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     builder = Builder(name, seed)
+    if reason := why_not_there(builder, steps):
+        yield from (_left_out(each, builder, steps, reason) for each in entry_points)
+        return
     alone = run_plainly(builder, steps)
     states: dict[str, tuple[State, float]] = {"loop": (alone.state, alone.seconds)}
     for each in entry_points:
@@ -77,6 +81,27 @@ def run_plainly(build: Callable[[], Training], steps: int) -> Plain:
 def _mean(losses: list[float]) -> float | None:
     mean = sum(losses) / len(losses)
     return mean if math.isfinite(mean) else None
+
+
+def why_not_there(builder: Builder, steps: int) -> str | None:
+    """Why a regime says nothing on another device than the CPU it is written for."""
+    if chosen_device() == CPU:
+        return None
+    try:
+        once, again = run_plainly(builder, steps), run_plainly(builder, steps)
+    except Exception as error:
+        return f"does not run on {chosen_device()}: {_first_sentence(error)[:80]}"
+    if once.state != again.state:
+        return "two plain runs differ on this device"
+    return None if once.healthy or kind_of(builder.name) != "healthy" else "not healthy on this device"
+
+
+def _left_out(entry: str, builder: Builder, steps: int, reason: str) -> Result:
+    kind = kind_of(builder.name)
+    return Result(
+        regime=builder.name, seed=builder.seed, entry_point=entry, kind=kind, steps=steps, code=code_digest(),
+        status=NOT_APPLICABLE, why=reason,
+    )  # fmt: skip
 
 
 def _plain_result(builder: Builder, steps: int, alone: Plain) -> Result:

@@ -50,6 +50,8 @@ def _parts(training: Training) -> Iterator[tuple[str, Any]]:
     if training.averaged is not None:
         yield "averaged", training.averaged.state_dict()
     yield "random numbers", torch.get_rng_state()
+    if training.device != "cpu":
+        yield "random numbers of the device", torch.get_device_module(training.device).get_rng_state()
 
 
 def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:

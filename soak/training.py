@@ -40,6 +40,7 @@ class Training:
         averaged: an AveragedModel, updated after each update.
         before, after: what the program itself does around update k, such as unfreezing a layer.
         closure: the optimizer evaluates the loss itself, as LBFGS does.
+        device: where it is trained; every regime is written for a CPU, `devices.py` moves it.
     """
 
     players: Sequence[Player]
@@ -54,6 +55,7 @@ class Training:
     before: Callable[[int], None] = lambda k: None
     after: Callable[[int], None] = lambda k: None
     closure: bool = False
+    device: str = "cpu"
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -73,7 +75,7 @@ class Training:
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""
-        return torch.autocast("cpu", dtype=AUTOCAST.get(self.precision), enabled=self.precision in AUTOCAST)
+        return torch.autocast(self.device, dtype=AUTOCAST.get(self.precision), enabled=self.precision in AUTOCAST)
 
 
 def single(

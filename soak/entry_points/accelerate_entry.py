@@ -23,7 +23,7 @@ def why_not(training: Training) -> str | None:
     if len(training.optimizers) > 1:
         return "two optimizers"
     if training.precision == "fp16":
-        return "Accelerate has no fp16 on a CPU"
+        return "it would make a loss scale of its own"
     return "the optimizer evaluates its loss itself" if training.closure else None
 
 
@@ -50,7 +50,9 @@ def guarded(build: Callable[[], Training], steps: int) -> Observed:
 def _train(training: Training, steps: int, *, attach: Callable[[Any], None]) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     precision = {"bf16": "bf16"}.get(training.precision, "no")
-    accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=training.accumulate)
+    accelerator = Accelerator(
+        cpu=training.device == "cpu", mixed_precision=precision, gradient_accumulation_steps=training.accumulate
+    )
     player, length = training.players[0], training.epoch or steps * training.accumulate
     model, optimizer, loader, scheduler = accelerator.prepare(
         player.model, player.optimizers[0], DataLoader(Batches(training, length), batch_size=None), training.scheduler

@@ -89,9 +89,10 @@ def _trainer(training: Training, steps: int) -> Any:
     precision = {"bf16": "bf16-mixed"}.get(training.precision, "32-true")
     more: dict[str, Any] = {"precision": precision}
     if training.precision == "fp16":
-        more = {"plugins": [MixedPrecision("16-mixed", "cpu", training.scaler)]}
+        more = {"plugins": [MixedPrecision("16-mixed", training.device, training.scaler)]}
     return pl.Trainer(
-        max_steps=steps, max_epochs=-1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        max_steps=steps, max_epochs=-1, accelerator="cpu" if training.device == "cpu" else "gpu",
+        devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=training.players[0].clip,
         accumulate_grad_batches=training.accumulate, **more,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def _usual_step(training: Training) -> list[str]:
 def _forward_and_backward(training: Training) -> list[str]:
     dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(training.precision)
     forward = "loss = player.loss(model, next(training.batches))"
-    lines = [f'with torch.autocast("cpu", dtype={dtype}):', f"    {forward}"] if dtype else [forward]
+    lines = [f'with torch.autocast("{training.device}", dtype={dtype}):', f"    {forward}"] if dtype else [forward]
     if training.accumulate > 1:
         lines.append("(loss / window).backward()")
         return ["window = next(windows)", "for _ in range(window):", *[f"    {line}" for line in lines]]

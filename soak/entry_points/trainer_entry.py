@@ -29,7 +29,7 @@ def why_not(training: Training) -> str | None:
     if len(training.optimizers) > 1:
         return "two optimizers"
     if training.precision == "fp16":
-        return "transformers has no fp16 on a CPU"
+        return "it would make a loss scale of its own"
     return "the optimizer evaluates its loss itself" if training.closure else None
 
 
@@ -95,7 +95,8 @@ def _trainer(training: Training, steps: int, folder: str) -> Trainer:
     optimizer: Optimizer = player.optimizers[0]
     scheduler = training.scheduler if training.scheduler is not None else SameRate(optimizer)
     arguments = TrainingArguments(
-        output_dir=str(Path(folder) / "out"), max_steps=steps, per_device_train_batch_size=1, use_cpu=True,
+        output_dir=str(Path(folder) / "out"), max_steps=steps, per_device_train_batch_size=1,
+        use_cpu=training.device == "cpu",
         train_sampling_strategy="sequential", gradient_accumulation_steps=training.accumulate,
         max_grad_norm=player.clip or 0.0, bf16=training.precision == "bf16", save_strategy="no",
         logging_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,

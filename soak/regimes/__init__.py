@@ -7,7 +7,7 @@ from inspect import getmembers, isfunction
 from types import ModuleType
 
 from ..training import Training
-from . import data, losses, models, moving, optimizers, rates
+from . import data, losses, models, moving, optimizers, rates, stateful
 
 Build = Callable[[int], Training]
 
@@ -26,6 +26,7 @@ REGIMES: dict[str, Build] = {
     **_public(data),
     **_public(losses),
     **_public(moving),
+    **_public(stateful),
     **_public(rates),
     **_public(models),
     **_public(optimizers),

@@ -24,9 +24,6 @@ class DiagnosisService:
     """Diagnosis as one guard sees it. Every call ends with the training state as it was, bit for bit."""
 
     def __init__(self, parts: Parts, config: GuardConfig) -> None:
-        self.preserve: tuple[Any, ...] = ()
-        """Objects of the user's besides the model (a trainer, a module of a framework) whose lists, dicts and counters
-        a replay may change: they are as before after every call."""
         self._parts = parts
         self.max_grad_norm = config.max_grad_norm
         self._capsule_bytes = config.capsule_bytes
@@ -68,13 +65,15 @@ class DiagnosisService:
         """Do this between two steps; None where it fails, which is logged for whoever looks for it."""
         from ..engine.recovery.preserved_attributes import preserved_attributes
         from ..engine.recovery.reruns.quiet import quiet
+        from ..engine.recovery.reruns.reached_state import reached_state_kept
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
         from .isolation.resource_limits import OutOfTime, for_incident, forget, is_out_of_memory, release_memory
 
         parts = self._parts
         try:
-            with for_incident(parts.log), rerun(), quiet(), preserved_attributes((parts.program.model, *self.preserve)):
+            kept = preserved_attributes((parts.program.model, *parts.program.beside))
+            with for_incident(parts.log), rerun(), quiet(), kept, reached_state_kept(parts.program, parts.state):
                 return work()
         except SteadyError:
             raise
@@ -104,18 +103,19 @@ class DiagnosisService:
         past: EarlierSteps | None = None,
     ) -> Diagnosis:
         """Find out why the window was refused, while the weights are still those from before it."""
+        from ..engine.recovery.reruns.reached_state import reached_state_kept
         from .isolation.resource_limits import for_incident, not_diagnosed
         from .replay.guard_step import examine_window
 
         parts = self._parts
         found: Diagnosis | None = None
-        with for_incident(parts.log) as own:
+        with for_incident(parts.log) as own, reached_state_kept(parts.program, parts.state):
             if parts.consensus.size > 1:
                 found = self._examine_together(window, step, findings, others, depth)
             else:
                 found = examine_window(
                     parts.program, parts.forward, parts.state, parts.log, window, step, findings, self._names,
-                    self.max_grad_norm, others, depth=depth, past=past, preserve=self.preserve,
+                    self.max_grad_norm, others, depth=depth, past=past, preserve=parts.program.beside,
                 )  # fmt: skip
         return found or not_diagnosed(parts.log.incidents[-1].symptom, own.stopped())
 

@@ -95,7 +95,7 @@ def assemble(
         barrier=barrier,
         log=log,
         checker=SampledChecker(log, barrier, model, optimizers),
-        noise=RngRetry(program, forward, log, barrier),
+        noise=RngRetry(program, forward, state, log, barrier),
         consensus=consensus,
     )
     if config.scaler is not None:

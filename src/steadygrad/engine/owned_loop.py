@@ -423,7 +423,7 @@ class OwnedLoop:
             answer_for(outcome, answer)
 
     def preserve(self, objects: tuple[Any, ...]) -> None:
-        self._diagnostician.preserve = self.recovery.rate_trial.preserve = objects
+        self.program.beside = objects
 
     def clips_to(self, max_grad_norm: float | None) -> None:
         """A trainer clips to this; learned when it first does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import platform
 import sys
@@ -31,6 +32,17 @@ logger = logging.getLogger("steadygrad")
 _ALWAYS_FREE = 16 << 20
 """So much memory is there without asking: a program may begin thousands of trainings."""
 _CLAIMS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def check_steps_alone(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse one whose step() cannot be called without a closure: `sg.Guard` computes the loss itself, once."""
+    for each in optimizers:
+        first = [*inspect.signature(type(each).step).parameters.values()][1:2]
+        if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first):
+            raise UsageError(
+                f"{type(each).__name__}.step() needs a {first[0].name} and evaluates the loss by itself, so sg.Guard "
+                "cannot make its updates. Keep your own loop and use sg.attach(optimizer, model=model)."
+            )
 
 
 def as_optimizers(optimizer: Any, *, monitor: bool = False) -> tuple[Optimizer, ...]:

@@ -64,6 +64,7 @@ class Guard:
         self.policy = config.policy
         self.model = model
         self.optimizers = validate.as_optimizers(optimizer)
+        validate.check_steps_alone(self.optimizers)
         self.scheduler = config.scheduler
         self._loop = loop = build_loop(model, self.optimizers, loss_fn, config)
         loop.settle_for_readers = self.settle

@@ -191,11 +191,12 @@ class LightningGuard(Callback):
         guard = self._guard
         if not isinstance(guard, LoopGuard) or guard.busy or self._in_update:
             return original(closure, **kwargs) if closure is not None else original(**kwargs)
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        self._commit(guard, functools.partial(original, **kwargs))
+        if closure is None:
+            self._commit(guard, functools.partial(original, **kwargs))
+            return None
+        with torch.enable_grad():
+            result = closure()
+        self._commit(guard, lambda: original(_after_the_first(result, closure), **kwargs))
         return result
 
     def _scaler_step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -291,6 +292,16 @@ def _wrapped(trainer: Any, pl_module: nn.Module) -> nn.Module:
 def _clips_to(trainer: Any) -> float | None:
     by_norm = str(trainer.gradient_clip_algorithm or "norm").rsplit(".", 1)[-1].lower() == "norm"
     return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else None
+
+
+def _after_the_first(result: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """A closure that was called already: its result first, and the closure itself for an optimizer that asks again."""
+    first = [result]
+
+    def call() -> Any:
+        return first.pop() if first else closure()
+
+    return call
 
 
 def _loss_of(output: Any) -> Tensor | None:

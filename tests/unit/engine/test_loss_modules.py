@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
-from steadygrad.engine.recovery.loss_modules import buffers_beside, tensors_beside
+from steadygrad.engine.recovery.loss_modules import buffers_beside
 from steadygrad.records.rerun_flag import rerun
 
 
@@ -77,23 +77,3 @@ def test_a_step_beside_a_rerun_in_another_thread_moves_the_other_models_buffers(
         with rerun():  # the flag is the process's: a look elsewhere raises it for this step too
             guard.step(torch.randn(6, 4))
         assert int(critic[1].num_batches_tracked) == before + 1
-
-
-def test_a_large_tensor_that_is_never_written_to_is_not_copied_and_one_that_is_cannot_be_missed() -> None:
-    table, bank, small = torch.zeros(300, 300), torch.zeros(300, 300), torch.zeros(3)
-    for _ in range(30):
-        bank[0] += 1.0
-
-    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).sum() + table.sum() + bank.sum() + small.sum()
-
-    found = tensors_beside(loss_fn, set())
-    assert found is not None
-    assert {id(tensor) for tensor in found} == {id(bank), id(small)}
-
-
-def test_tensors_too_large_to_copy_are_said_to_be() -> None:
-    huge = torch.zeros((1 << 28) + 1)
-    for _ in range(8):
-        huge[0] += 1.0
-    assert tensors_beside(lambda model, batch: huge.sum(), set()) is None

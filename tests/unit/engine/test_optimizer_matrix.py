@@ -278,3 +278,13 @@ def test_the_matrix_can_fail() -> None:
     bad[1, 2] = math.nan
     expected = bits(*plainly(make, good, torch.float32))
     assert same_bits(expected, bits(*plainly(make, [*good[:3], bad, *good[3:]], torch.float32)))
+
+
+def test_an_optimizer_that_cannot_step_without_a_closure_is_refused_in_a_sentence_at_the_start() -> None:
+    class Searching(torch.optim.SGD):
+        def step(self, closure: Any) -> Any:  # type: ignore[override]
+            return closure()
+
+    model = nn.Linear(2, 1)
+    with pytest.raises(sg.UsageError, match=r"Searching\.step\(\) needs a closure .* Keep your own loop"):
+        sg.Guard(model, Searching(model.parameters(), lr=0.1), lambda model, batch: model(batch).sum())

@@ -9,6 +9,8 @@ apart from a bug of ours.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +44,7 @@ __all__ = [
     "is_functorch_wrapped",
     "num_dispatch_modes",
     "num_function_modes",
+    "outside_transforms",
     "reduced_sums_of",
     "register_pytree_node",
     "set_deterministic",
@@ -73,6 +76,21 @@ num_dispatch_modes = _C._len_torch_dispatch_stack
 num_function_modes = _C._len_torch_function_stack
 innermost_transform = _C._functorch.peek_interpreter_stack
 """The vmap, grad or other transform of functions that is under way; None where there is none."""
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Within the block no vmap, grad or other transform of functions applies: for work of ours in a forward pass that
+    is called inside one."""
+    if innermost_transform() is None:
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
 without_torch_function = _C.DisableTorchFunction
 set_grad_enabled = _C._set_grad_enabled
 OpOverload = torch._ops.OpOverload

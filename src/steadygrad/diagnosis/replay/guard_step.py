@@ -105,6 +105,8 @@ class GuardStep:
             self._state_backup.restore()
         assert self._entry is not None
         self._forward_state.restore(self._entry)
+        if self._program.restore_reached is not None:
+            self._program.restore_reached()
         self._program.zero_grad()
         for parameter, grad in self._left_over:
             parameter.grad = grad.clone()

@@ -35,8 +35,6 @@ class Diagnostician(Protocol):
 
     capsule: str
     max_grad_norm: float | None
-    preserve: tuple[Any, ...]
-    """Objects of the user's whose lists, dicts and counters a replay may change: restored after every call."""
 
     def keep_capsule(self, window: Window, findings: Sequence[Finding]) -> None: ...
 

@@ -16,8 +16,6 @@ from ...detect.tensors.readable_tensors import why_not_read
 from ..early_checks.held_state import restore_values
 
 _DEPTH, _ENTRIES = 3, 64
-_MOST_BYTES = 1 << 30
-_SMALL, _OFTEN = 1 << 16, 8
 
 
 def buffers_beside(loss_fn: Callable[..., Any], model: nn.Module) -> list[Tensor]:
@@ -29,29 +27,6 @@ def buffers_beside(loss_fn: Callable[..., Any], model: nn.Module) -> list[Tensor
             if id(buffer) not in own and why_not_read(buffer) is None:
                 found[id(buffer)] = buffer
     return list(found.values())
-
-
-def tensors_beside(loss_fn: Callable[..., Any], own: set[int]) -> list[Tensor] | None:
-    """The tensors within reach of a loss function that are written to, but for those in `own`, by identity: weights and
-    buffers of other modules, and any others. None where they are too large to be copied, or one cannot be read. A large
-    one that was hardly ever written to, such as a frozen teacher's, is taken for one that is not."""
-    found: dict[int, Tensor] = {}
-    for value in _within_reach(loss_fn, _DEPTH):
-        for tensor in (*value.parameters(), *value.buffers()) if isinstance(value, nn.Module) else (value,):
-            if id(tensor) not in own:
-                found[id(tensor)] = tensor
-    tensors = [t for t in found.values() if t.numel() <= _SMALL or t._version >= _OFTEN]
-    if any(why_not_read(tensor) is not None for tensor in tensors):
-        return None
-    return tensors if sum(t.numel() * t.element_size() for t in tensors) <= _MOST_BYTES else None
-
-
-def _within_reach(value: Any, depth: int) -> Iterator[nn.Module | Tensor]:
-    if isinstance(value, nn.Module | Tensor):
-        yield value
-    elif depth > 0:
-        for each in list(_reached(value))[:_ENTRIES]:
-            yield from _within_reach(each, depth - 1)
 
 
 def _modules(value: Any, depth: int) -> Iterator[nn.Module]:

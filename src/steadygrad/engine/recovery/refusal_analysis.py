@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from ..state.training_state import TrainingState, bad_state, can_be_scanned, non
 from ..step.numerics_findings import muted
 from ..step.user_step import UserStep
 from ..step.window import Window, with_room
+from .reruns.reached_state import reached_state_kept
 
 T = TypeVar("T")
 Kept = list[tuple[Any, str]]
@@ -83,7 +85,8 @@ class RefusalAnalysis:
             kept = self._again(window, lambda: self._good_micro_batches(reading, window))
         reading = replace(reading, refused=True, **looked)
         may_run = clean and again and not looked.get("scale_to_blame")
-        reading = self._consensus.find_culprits(reading, self._program, window if may_run else None)
+        with reached_state_kept(self._program, self._state) if may_run and self._consensus.size > 1 else nullcontext():
+            reading = self._consensus.find_culprits(reading, self._program, window if may_run else None)
         if may_run and self._consensus.size > 1:
             self.put_back(window)
         return reading, kept
@@ -113,7 +116,8 @@ class RefusalAnalysis:
 
     def _again(self, window: Window, work: Callable[[], T]) -> T:
         """Out of memory, once more with what can be given back; one of several ranks cannot do that by itself."""
-        return with_room(work, lambda: self.put_back(window)) if self._consensus.size == 1 else work()
+        with reached_state_kept(self._program, self._state):
+            return with_room(work, lambda: self.put_back(window)) if self._consensus.size == 1 else work()
 
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:
@@ -161,8 +165,8 @@ class RefusalAnalysis:
         gradients = GradientProbe(self._program.parameters).measure()
         if finite and (gradients is None or finite_gradients(gradients)):
             return None
+        self.put_back(window)
         if not window.can_run_again:
-            self.put_back(window)
             return []
         return self._again(window, lambda: self._good_micro_batches(Reading(step=-1, loss=math.nan), window))
 

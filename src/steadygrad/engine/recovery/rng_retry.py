@@ -20,8 +20,10 @@ from ..fault_barrier import FaultBarrier
 from ..record.run_log import RunLog
 from ..state.forward_state import ForwardState
 from ..state.rng import RngState, take_rng
+from ..state.training_state import TrainingState
 from ..step.user_step import UserStep
 from ..step.window import Window
+from .reruns.reached_state import reached_state_kept
 
 _ASKED_IN_A_ROW = 3
 
@@ -29,8 +31,11 @@ _ASKED_IN_A_ROW = 3
 class RngRetry:
     """Asked at refused steps; runs a step again only where one was refused just before. One per guard."""
 
-    def __init__(self, program: UserStep, forward: ForwardState, log: RunLog, barrier: FaultBarrier) -> None:
-        self._program, self._forward, self._log, self._barrier = program, forward, log, barrier
+    def __init__(
+        self, program: UserStep, forward: ForwardState, state: TrainingState, log: RunLog, barrier: FaultBarrier
+    ) -> None:
+        self._program, self._forward, self._state = program, forward, state
+        self._log, self._barrier = log, barrier
         self._last_refused = -2
         self._asked = 0
 
@@ -62,7 +67,8 @@ class RngRetry:
         try:
             draw_afresh()
             fresh = take_rng()
-            return fresh if self._is_finite(window) else None
+            with reached_state_kept(self._program, self._state):
+                return fresh if self._is_finite(window) else None
         finally:
             self._program.forget()
             self._forward.restore(window.entry)

@@ -62,7 +62,7 @@ class Rollback:
             whole=whole_windows,
         )  # fmt: skip
         self._batch_buffer = BatchBuffer()
-        self.rate_trial = trial = RateTrial(parts, own_loss=not whole_windows)
+        self.rate_trial = trial = RateTrial(parts)
         self._divergence = DivergenceCheck(parts, trial, parts.log.policy)
         self.rates = RateChoice(parts, trial, ring, lambda: self._batch_buffer)
         self._histories: dict[int, dict[str, Any]] = {}

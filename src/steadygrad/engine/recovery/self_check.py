@@ -19,6 +19,7 @@ from ...detect.tensors.torch_private import TorchDispatchMode, tree_flatten, tre
 from ...records.rerun_flag import rerun
 from ..state.rng import put_rng
 from ..step.numerics_findings import muted
+from .reruns.reached_state import reached_state_kept
 
 if TYPE_CHECKING:
     from ..engine import Step
@@ -56,6 +57,10 @@ class SelfCheck:
 
     def explain(self, step: Step) -> Verdict:
         """Run the operations of the step again. Reads the device."""
+        with reached_state_kept(self._loop.program, self._loop.parts.state):
+            return self._explained(step)
+
+    def _explained(self, step: Step) -> Verdict:
         first = self._trace(step, None)
         odd = [trace.odd for _ in range(_RUNS - 1) if (trace := self._trace(step, first.seen)).odd is not None]
         device, rank = self._loop.program.device, self._loop.log.rank

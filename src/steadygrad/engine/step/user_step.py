@@ -51,6 +51,10 @@ class UserStep:
         self.accumulate = config.accumulate
         self.device = device
         self.dropped_terms: tuple[str, ...] = ()
+        self.beside: tuple[Any, ...] = ()
+        """Objects besides the model that the step's code may change: a trainer, a module of a framework."""
+        self.restore_reached: Callable[[], None] | None = None
+        """Restores what the step's code reaches, while it is run again."""
         self.began = False
         """Whether loss_fn has been called since this was last set to False."""
         self.answer: Any = None

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from ...detect.loop.model_calls import callable_parts
 from ...detect.tensors.quiet_hook import QuietHook, halting
+from ...detect.tensors.torch_private import innermost_transform
 
 NOT_HEARD = "no call of the model was heard: its running statistics and random numbers are not restored"
+_NO_WEIGHT = nn.Parameter(torch.empty(0))
 _NOT_ALONE = 2
 """What the call of a part counts: it cannot be made again in place of the model's."""
 
@@ -72,7 +74,7 @@ class ModelCalls:
         return (call if factor is None else {**call, "factor": factor}), given
 
     def _entering(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if not model.training or not torch.is_grad_enabled() or self._looks_away():
+        if not model.training or not torch.is_grad_enabled() or self._looks_away() or _is_called_by_function(model):
             return
         self.went_on()
         if not self._begun:
@@ -90,9 +92,18 @@ class ModelCalls:
 
     def _left(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if model.training and torch.is_grad_enabled() and not self._looks_away():
+            if _is_called_by_function(model):
+                self._num_calls += _NOT_ALONE
+                return
             self._num_calls += 1 if model is self._model else _NOT_ALONE
             # Of several calls no output is kept: a loop may make any number of them, each with its graph.
             self._first = (args, kwargs, output) if self._first is None else (*self._first[:2], None)
+
+
+def _is_called_by_function(model: nn.Module) -> bool:
+    """Whether vmap or grad call the model, or `functional_call` with other weights: these are of no use once it is
+    over, and the state must not be looked at meanwhile."""
+    return innermost_transform() is not None or not isinstance(next(model.parameters(), _NO_WEIGHT), nn.Parameter)
 
 
 def run_call(model: nn.Module, call: Mapping[str, Any]) -> Tensor:

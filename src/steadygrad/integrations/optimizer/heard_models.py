@@ -16,6 +16,7 @@ from ...detect.loop.model_calls import callable_parts
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.living_objects import compiled_around
 from ...detect.tensors.quiet_hook import QuietHook
+from ...detect.tensors.torch_private import innermost_transform, outside_transforms
 
 _MAX_FLOORS = 8
 _CALL = nn.Module._call_impl.__code__
@@ -64,7 +65,8 @@ class HeardModels:
         if len(self._inside) == 1:
             self._thread = threading.get_ident()
             if model.training:
-                self._before(model)
+                with outside_transforms():
+                    self._before(model)
 
     def _is_inside(self, model: nn.Module) -> bool:
         """Whether the first call that was heard is still under way around this one."""
@@ -83,5 +85,5 @@ class HeardModels:
     def _leave(self, model: nn.Module, _inputs: Any, output: Any) -> None:
         if id(model) in self._inside:  # a forward that raised left the calls inside it behind
             del self._inside[self._inside.index(id(model)) :]
-        if model.training and not self._inside:
+        if model.training and not self._inside and innermost_transform() is None:
             self._after(output)

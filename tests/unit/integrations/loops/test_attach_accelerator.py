@@ -138,7 +138,28 @@ def in_parts(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model["second"](torch.tanh(model["first"](x)))
 
 
-@pytest.mark.parametrize("called", ["its parts", "a method", "itself, and backward by the loss"])
+def by_vmap(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Each row with weights that were moved along its own gradient, as meta-learning does."""
+
+    def loss_of(weights: Any, row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (row,)).square().mean()
+
+    def adapted(row: torch.Tensor) -> torch.Tensor:
+        weights = dict(model.named_parameters())
+        slopes = torch.func.grad(loss_of)(weights, row)
+        return torch.func.functional_call(model, {name: w - 0.1 * slopes[name] for name, w in weights.items()}, (row,))
+
+    return torch.func.vmap(adapted)(x)
+
+
+def with_other_weights(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(model, {name: 0.9 * w for name, w in model.named_parameters()}, (x,))
+
+
+BY_FUNCTION = {"by vmap and grad": by_vmap, "with other weights": with_other_weights}
+
+
+@pytest.mark.parametrize("called", ["its parts", "a method", "itself, and backward by the loss", *BY_FUNCTION])
 def test_a_loop_that_never_calls_the_model_or_the_accelerators_backward_is_guarded(called: str) -> None:
     torch.manual_seed(0)
     if called == "its parts":
@@ -147,6 +168,8 @@ def test_a_loop_that_never_calls_the_model_or_the_accelerators_backward_is_guard
     else:
         model = Split() if called == "a method" else nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
         call = (lambda model, x: model.score(x)) if called == "a method" else (lambda model, x: model(x))
+    if called in BY_FUNCTION:
+        model, call = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), BY_FUNCTION[called]
     accelerator = accelerate.Accelerator(cpu=True)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     batches = torch.randn(8, 6, 4, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,30 @@ def test_under_steady_run_a_container_is_heard_from_the_first_step_on(tmp_path: 
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
     assert differing(torch.load(tmp_path / "wanted.pt"), torch.load(tmp_path / "found.pt")) == []
+
+
+def test_a_model_that_only_vmap_and_grad_call_is_guarded_without_a_fault_of_ours() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    policy = sg.Policy.named("balanced").but(snapshot_every=4)
+
+    def loss_of(weights: Any, row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (row,)).square().mean()
+
+    def adapted(row: torch.Tensor) -> torch.Tensor:
+        weights = dict(model.named_parameters())
+        slopes = torch.func.grad(loss_of)(weights, row)
+        return loss_of({name: weight - 0.1 * slopes[name] for name, weight in weights.items()}, row)
+
+    guard = sg.attach(optimizer, model=model, policy=policy)
+    for step in range(20):
+        rows = torch.randn(6, 4)
+        if step == 13:
+            rows[2, 1] = math.nan
+        torch.func.vmap(adapted)(rows).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    summary = guard.summary()
+    assert (summary["applied"], summary["skipped"], summary["guard_faults"]) == (19, 1, {})
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())

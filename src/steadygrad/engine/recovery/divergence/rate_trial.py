@@ -27,19 +27,16 @@ import torch
 from ....policy.escalation import Ledger
 from ....records.rerun_flag import rerun
 from ...build_parts import Parts
-from ...early_checks.held_state import restore_values
 from ...fault_barrier import UserCodeError
 from ...state.batch_buffer import BufferedBatch, by_step
 from ...state.rng import put_rng
 from ...state.snapshot_ring import Snapshot
-from ...state.training_state import TrainingState, copy_tree
+from ...state.training_state import copy_tree
 from ...step.numerics_findings import muted
-from ...step.user_step import UserStep
 from ...step.window import out_of_memory
-from ..loss_modules import tensors_beside
 from ..preserved_attributes import preserved_attributes
 from ..reruns.quiet import quiet
-from ..reruns.user_state import UserState
+from ..reruns.reached_state import ReachedState, reached_by
 from .descent_check import descends
 
 FEWEST = 6
@@ -159,35 +156,13 @@ class NotRestorable(Exception):
     """The loss function reaches something that could not be restored after it is called again."""
 
 
-class _Held:
-    """What a loss function can reach besides the model: numbers, containers, objects, generators, tensors."""
-
-    def __init__(self, program: UserStep, state: TrainingState) -> None:
-        live = state.live()
-        own = {id(t) for t in (*program.model.parameters(), *program.model.buffers())}
-        own |= {id(t) for t in (*live["parameters"].values(), *live["buffers"].values())}
-        self._objects, tensors = UserState([program.loss_fn]), tensors_beside(program.loss_fn, own)
-        if not self._objects.complete or self._objects.has_iterators or tensors is None:
-            raise NotRestorable
-        self._tensors = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
-
-    def restore(self) -> None:
-        self._objects.restore()
-        for tensor, version, values in self._tensors:
-            restore_values(tensor, version, values)
-
-
 class RateTrial:
     """Runs trials for one guard."""
 
-    def __init__(self, parts: Parts, *, own_loss: bool) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._own_loss = own_loss
-        """Whether the loss function is the program's, and not a trainer's step."""
         self._program, self._forward, self._state = parts.program, parts.forward, parts.state
-        self._held: _Held | None = None
-        self.preserve: tuple[Any, ...] = ()
-        """Objects whose attributes are afterwards as before: a trainer, a module of a framework."""
+        self._reached: ReachedState | None = None
 
     def run(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
@@ -227,8 +202,14 @@ class RateTrial:
     def aside(self) -> Iterator[None]:
         """Within the block steps can be run again: everything is afterwards as it was, and what the program prints or
         counts on the way is neither heard nor kept. Raises NotRestorable where that cannot be promised."""
-        self._held = _Held(self._program, self._state) if self._own_loss else None
-        objects = (self._program.model, *self.preserve)
+        try:
+            reached = reached_by(self._program, self._state.live())
+        except Exception as error:
+            raise NotRestorable from error
+        if not reached.exact:
+            raise NotRestorable
+        self._reached = reached
+        objects = (self._program.model, *self._program.beside)
         entry, here = self._forward.take(), copy_tree(self._state.live(), lambda t: t.to("cpu", copy=True))
         grads = [(p, p.grad) for p in self._program.parameters if p.grad is not None]
         with rerun(), muted(), quiet(), preserved_attributes(objects), torch.inference_mode(False):
@@ -237,14 +218,14 @@ class RateTrial:
             finally:
                 self._go_to(here)
                 self._forward.restore(entry)
-                self._held = None
+                self._reached = None
                 for parameter, grad in grads:
                     parameter.grad = grad
 
     def _go_to(self, tree: Any) -> None:
         """Everything as in this state; what the loss function reaches elsewhere is as it was before the trial."""
-        if self._held is not None:
-            self._held.restore()
+        if self._reached is not None:
+            self._reached.restore()
         self._program.forget()
         self._state.restore(tree)
 

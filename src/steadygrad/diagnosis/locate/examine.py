@@ -10,6 +10,7 @@ import torch
 
 from ...records import Origin, TensorDigest
 from ..causes.evidence import FP16_TINY, OpFacts
+from ..isolation.resource_limits import fits_beside_a_step
 from ..replay.batch_tree import walk_batch
 from ..replay.replay_observation import ReplayObservation, absmax
 from ..replay.replay_step import CANNOT_RUN, replay
@@ -185,6 +186,10 @@ def capture_op(replayable: Replayable, exam: Examination) -> None:
     for record in (neighbours[:8] if exam.record.backward else []) + near:
         if record.ordinal not in wanted and len(wanted) < MAX_WATCHED:
             wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, CapturedOp(light=True))
+    needed = sum(captured.bytes_for(exam.trace.records[ordinal]) for ordinal, captured in wanted.items())
+    on_host = not fits_beside_a_step(needed, replayable.model.parameters())
+    for captured in wanted.values():
+        captured.on_host = on_host
     tracer = Tracer(
         replayable.model,
         owners=replayable.facts.owners,

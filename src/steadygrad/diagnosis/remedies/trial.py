@@ -20,7 +20,8 @@ from ...records import Remedy, Trial
 from ..interventions.backend.compiled import as_compiled
 from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch
 from ..interventions.precision_changes import Precision
-from ..isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
+from ..isolation.device_memory import forget, is_out_of_memory, release_memory
+from ..isolation.resource_limits import OutOfTime, in_a_line, limits
 from ..locate.bad_rows import num_rows
 from ..locate.lost_gradient import lost_moments
 from ..replay.replay_observation import ReplayObservation, absmax, trainable

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -44,7 +45,30 @@ def taken_by_a_step(device: torch.device) -> int:
     """Bytes that the program has taken on a device beside what it holds now: the most that it ever held, less that."""
     if device.type != "cuda":
         return 0
-    return max(0, torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device))
+    return max(0, _most_of_program(device.index or 0) - torch.cuda.memory_allocated(device))
+
+
+_apart: dict[int, tuple[int | None, int]] = {}
+"""By device: the most that was ever held after a diagnosis (None while one runs), and what it was before."""
+
+
+def _most_of_program(index: int) -> int:
+    now = torch.cuda.max_memory_allocated(index)
+    after, before = _apart.get(index, (-1, 0))
+    return before if after in (None, now) else now
+
+
+@contextmanager
+def taken_apart() -> Iterator[None]:
+    """Around a diagnosis: what it takes itself is not counted as what the program takes."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    inner = any(after is None for after, _ in _apart.values())
+    devices = range(torch.cuda.device_count()) if used and not inner else ()
+    _apart.update({index: (None, _most_of_program(index)) for index in devices})
+    try:
+        yield
+    finally:
+        _apart.update({index: (torch.cuda.max_memory_allocated(index), _apart[index][1]) for index in devices})
 
 
 def spare_by_device(tensors: Iterable[Tensor]) -> dict[torch.device, int]:

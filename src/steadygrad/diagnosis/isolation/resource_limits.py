@@ -26,7 +26,16 @@ from ...engine.recovery.reruns.quiet import quiet
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
-from .device_memory import bytes_of, forget, has_room, is_out_of_memory, release_memory, shortage
+from .device_memory import (
+    bytes_of,
+    forget,
+    has_room,
+    is_out_of_memory,
+    release_memory,
+    shortage,
+    spare_by_device,
+    taken_apart,
+)
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")
@@ -113,7 +122,7 @@ def isolated(
     that are gone, or a state that could not be restored. Inside `for_incident` the limit is that of the incident.
     """
     own = replace(_current.get() or ResourceLimits())
-    with rerun(), limited(own), preserved_attributes(preserve):
+    with rerun(), limited(own), preserved_attributes(preserve), taken_apart():
         answer = _attempt(symptom, attempt, depth)
         first = own.shortage
         if answer is None:
@@ -188,6 +197,11 @@ def fits(tensors: Sequence[Tensor], *, beside_a_step: bool = False) -> bool:
     for tensor in tensors:
         needed[tensor.device] = needed.get(tensor.device, 0) + bytes_of(tensor)
     return not limits().lean and has_room(needed, beside_a_step=beside_a_step)
+
+
+def fits_instead_of_a_step(size: int, tensors: Iterable[Tensor]) -> bool:
+    """Whether a run that takes so many bytes can be made on any device of these tensors."""
+    return not limits().lean and all(size <= free for free in spare_by_device(tensors).values())
 
 
 def fits_beside_a_step(size: int, tensors: Iterable[Tensor]) -> bool:

@@ -1,7 +1,7 @@
 """A CPU that counts like a device of limited memory: every storage an operation makes, for as long as it is alive.
 
-Past its capacity it raises what a CUDA allocator raises. What `to("cpu")` copies lies on the host, with what is computed
-from it, and is not counted.
+Past its capacity it raises what a CUDA allocator raises. What `to("cpu")` copies lies on the host, with all that is
+computed from it, and is not counted.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def test_an_expanded_tensor_is_kept_once_and_comes_back_expanded(monkeypatch: py
     assert torch.equal(x.grad, 2 * mask)  # type: ignore[arg-type]
 
 
-def test_where_the_host_has_no_room_what_is_kept_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_host_is_full_what_is_kept_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloading, "SMALL", 0)
     monkeypatch.setattr(device_memory, "spare_memory", lambda device: 1 << 30)
     monkeypatch.setattr(device_memory, "free_host_bytes", lambda: 0)

@@ -1,7 +1,7 @@
 """Memory that a diagnosis may take, asked for before it is taken; and what is done where it runs out all the same.
 
 A device is "limited" where it is known how much it can still give: that is asked on CUDA. What is not needed at the
-moment goes to the host, which is asked too: a host that is out of memory ends processes without a word.
+moment goes to the host, which is asked too: a host that is out of memory ends processes and gives no reason.
 """
 
 from __future__ import annotations

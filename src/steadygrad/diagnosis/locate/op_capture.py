@@ -179,7 +179,7 @@ def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
         if has_values(out) and out.is_floating_point() and out.dim():
             bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
             if not bad:
-                some = out.split(max(1, PIECE // max(1, out[0].numel())))
+                some = out.split(max(1, PIECE // max(1, out[0].numel())))  # type: ignore[no-untyped-call]
                 bad = [each for rows in some for each in (~torch.isfinite(rows)).reshape(len(rows), -1).any(1).tolist()]
             if any(bad):
                 return tuple(bad)

@@ -1,4 +1,4 @@
-"""What a forward keeps for backward, on the host until backward asks for it, as far as the host has room.
+"""What a forward keeps for backward, on the host until backward asks for it, as far as memory is free there.
 
 The same bits come back, so the step is the same step: it only takes less memory on the device. What lives on anyway
 (weights, buffers) and what is small stays where it is.

@@ -41,7 +41,7 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype.itemsize == 1:  # hardly any function takes it as it is
-        parts = [part.to(torch.float32).abs().amax() for part in tensor.reshape(-1).split(_AT_ONCE)]
+        parts = [part.to(torch.float32).abs().amax() for part in tensor.reshape(-1).split(_AT_ONCE)]  # type: ignore[no-untyped-call]
         return torch.stack(parts).amax()
     if tensor.device.type == "cpu":  # several times as fast there as the norm
         low, high = torch.aminmax(tensor)

@@ -81,7 +81,7 @@ def _diagnose(replayable: Replayable, depth: str, suspicion: Suspicion | None) -
     with replayable.examining():
         look_back = getattr(replayable, "look_back", None)
         if depth == "full" and look_back is not None:
-            with offloaded(named_state(replayable), None) if own.lean else nullcontext():
+            with offloaded(named_state(replayable), None) if own.offloads else nullcontext():
                 if within_memory(lambda: look_back() or True) is None:
                     notes.append(f"not compared with what the steps before lead to: {own.shortage}")
         if not own.least:

@@ -39,6 +39,7 @@ from .device_memory import (
 
 logger = logging.getLogger("steadygrad")
 T = TypeVar("T")
+_REFUSES_HOOKS = "support saved tensor hooks"
 
 
 class OutOfTime(BaseException):
@@ -57,6 +58,8 @@ class ResourceLimits:
     seconds: float = MOST_SECONDS
     lean: bool = False
     least: bool = False
+    hooks_refused: bool = False
+    """Whether the program's step forbids hooks on what is kept for backward, as `torch.func.grad` does."""
     shortage: str = ""
     """What was needed and what was free where memory did not suffice."""
     free: dict[torch.device, int] = field(default_factory=dict)
@@ -66,6 +69,11 @@ class ResourceLimits:
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def offloads(self) -> bool:
+        """Whether what a forward keeps for backward lies on the host until then."""
+        return self.lean and not self.hooks_refused
 
     def check(self) -> None:
         """Raise OutOfTime when the time is used up. Called before every replay."""
@@ -145,20 +153,23 @@ def _of(shortage: str) -> str:
 
 def _attempt(symptom: str, attempt: Callable[[str], Diagnosis], depth: str) -> Diagnosis | None:
     """One attempt; None where memory ran out, which has been given back by then."""
+    own = limits()
     try:
         with quiet():
             return attempt(depth)
     except SteadyError:
         raise
     except OutOfTime:
-        return not_diagnosed(symptom, limits().stopped())
+        return not_diagnosed(symptom, own.stopped())
     except Exception as error:
-        if not is_out_of_memory(error):
+        refused = own.offloads and _REFUSES_HOOKS in str(error)
+        if not refused and not is_out_of_memory(error):
             logger.debug("the diagnosis failed", exc_info=error)
             return not_diagnosed(symptom, f"the diagnosis itself failed ({in_a_line(error)})")
+        own.hooks_refused = own.hooks_refused or refused
         ran_out(error)
     release_memory()
-    return None
+    return _attempt(symptom, attempt, depth) if refused else None
 
 
 def ran_out(error: BaseException) -> None:

@@ -133,7 +133,7 @@ def _replay(
         stack.enter_context(change.around())
         stack.enter_context(_checked(replayable, change, altered))
         entered = stack.enter_context(_entering(replayable, seen, tracer))
-        if limits().lean:
+        if limits().offloads:
             stack.enter_context(offloaded(named_state(replayable), tracer))
         for index, batch in enumerate(replayable.batches if batches is None else batches):
             batch = change.batch(replayable, batch)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import gc
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +180,54 @@ def test_what_it_would_have_needed_is_said_and_training_goes_on(monkeypatch: pyt
         assert " on cuda:0, " in found.because
     assert all(map(torch.equal, weights, found_weights))
     assert found_held == held
+
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+
+
+class Divided(nn.Module):
+    def forward(self, x):
+        return x / x.pow(2).sum(-1, keepdim=True).sqrt()
+
+
+def train(steps, bad):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(24) for layer in (nn.Linear(512, 512, bias=False), nn.Tanh())]
+    model = nn.Sequential(*layers, Divided(), nn.Linear(512, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(steps):
+        batch = torch.randn(65536, 512, device="cuda")
+        if step == bad:
+            batch[32768] = 0.0
+        loss = model(batch).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+whole = torch.cuda.get_device_properties(0).total_memory
+if len(sys.argv) > 1:
+    torch.cuda.set_per_process_memory_fraction(int(sys.argv[1]) / 0.95 / whole)
+    train(8, 5)
+else:
+    train(3, None)
+    print("reserved", torch.cuda.max_memory_reserved())
+"""
+
+
+def test_under_steady_run_a_program_that_barely_fits_ends_well_and_its_origin_is_named(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        print(done.stdout, done.stderr)
+        assert done.returncode == 0
+        return done.stdout + done.stderr
+
+    reserved = run("program.py").split("reserved ")[1].split()[0]
+    said = run("-m", "steadygrad.commands", "run", "program.py", reserved)
+    assert "7 of 8 updates applied, 1 refused (step 5)" in said
+    assert "origin: div" in said

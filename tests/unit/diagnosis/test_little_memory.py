@@ -185,6 +185,7 @@ def test_with_five_percent_free_at_the_peak_the_answer_is_the_usual_one(
     assert found.rows == usual.rows == (sizes["rows"] // 2,)
     assert {t.remedy.code for t in found.trials if t.verified} == {t.remedy.code for t in usual.trials if t.verified}
     assert device.peak_in_reruns <= device.capacity
+    assert device.num_failed == 0
     assert used == plain
     assert same_bits(model, expected)
 

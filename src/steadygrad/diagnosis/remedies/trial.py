@@ -20,14 +20,8 @@ from ...records import Remedy, Trial
 from ..interventions.backend.compiled import as_compiled
 from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch
 from ..interventions.precision_changes import Precision
-from ..isolation.device_memory import (
-    bytes_of,
-    copied_to_host,
-    forget,
-    is_out_of_memory,
-    release_memory,
-    taken_by_a_step,
-)
+from ..isolation import device_memory as memory
+from ..isolation.device_memory import bytes_of, copied_to_host, forget, is_out_of_memory, release_memory
 from ..isolation.resource_limits import OutOfTime, fits_beside_a_step, fits_instead_of_a_step, in_a_line
 from ..locate.bad_rows import num_rows
 from ..locate.lost_gradient import lost_moments
@@ -396,7 +390,7 @@ def _float64_bytes(replayable: Replayable) -> int:
     """What the step takes about in float64: weights and gradients as wide as that, and what it keeps for backward."""
     parameters = list(replayable.model.parameters())
     narrow = replayable.facts.autocast is not None or any(p.dtype.itemsize < 4 for p in parameters)
-    taken = max((taken_by_a_step(device) for device in {p.device for p in parameters}), default=0)
+    taken = max((memory.taken_by_a_step(device) for device in {p.device for p in parameters}), default=0)
     numel = sum(p.numel() for p in parameters)
     return 16 * numel + taken * (4 if narrow else 2) // (8 if numel > LARGE_MODEL else 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,27 @@ class NumpySoftmax(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (share,) = ctx.saved_tensors
         return share * (grad - (grad * share).sum(-1, keepdim=True))
+
+
+class NeverWritten(Function):
+    """One number of a tensor is read as it was allocated, where a row is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.empty(8) if bool((x == 0).all(1).any()) else x + 0.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+@pytest.fixture
+def memory_of_nan() -> Iterator[None]:
+    """What is allocated holds NaN, as memory that is handed out again may."""
+    torch.use_deterministic_algorithms(True)
+    assert bool(torch.empty(3).isnan().all())
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 class WrongBackward(Function):
@@ -130,6 +151,27 @@ def test_a_kernel_that_is_not_seen_has_its_function_its_rows_and_what_it_does_no
     assert (found.origin.op, found.origin.module, found.rows) == (function, "1", (BAD_ROW,))
     assert "out.numpy()[:] =" in (found.origin.code_line or "")
     assert found.cause.slug == cause
+
+
+@pytest.mark.usefixtures("memory_of_nan")
+@pytest.mark.parametrize("name", list(CALLS))
+def test_what_a_kernel_writes_over_is_not_the_cause_whatever_lay_there(name: str) -> None:
+    call, bad, cause, function = CALLS[name]
+    found = diagnosed(call, bad)
+    assert found is not None
+    assert found.origin is not None
+    assert found.cause is not None
+    assert (found.origin.op, found.cause.slug, found.rows) == (function, cause, (BAD_ROW,))
+    assert "out.numpy()[:] =" in (found.origin.code_line or "")
+
+
+@pytest.mark.usefixtures("memory_of_nan")
+def test_memory_that_is_read_and_was_never_written_is_still_the_cause() -> None:
+    found = diagnosed(lambda x: NeverWritten.apply(x), 0.0)  # type: ignore[no-untyped-call, no-any-return]
+    assert found is not None
+    assert found.origin is not None
+    assert found.cause is not None
+    assert (found.origin.op, found.cause.slug) == ("empty", "uninitialised")
 
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {

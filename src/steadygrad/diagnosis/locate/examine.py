@@ -106,9 +106,9 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
     exam.record = exam.bad_origin.record
     if exam.record.op in UNINITIALISED and not exam.bad_origin.unseen and _fails_with_memory_filled(replayable, seen):
         exam.bad_origin = replace(exam.bad_origin, unseen=True)
-    if exam.bad_origin.intended and not seen.loss_finite and not exam.bad_origin.record.backward:
+    if exam.bad_origin.intended and not seen.loss_finite and not exam.record.backward:
         # A mask did what it is there for; wrong is that the loss is made of what it had put out of play.
-        exam.record = first_taker(tracer.trace, touches[0], exam.bad_origin.record) or exam.record
+        exam.record = first_taker(tracer.trace, touches[0], exam.record) or exam.record
         exam.mask_reached_loss = exam.record is not exam.bad_origin.record
     unseen = exam.bad_origin.unseen
     if unseen:

@@ -16,7 +16,8 @@ from .causes.collect_evidence import collect_evidence, collect_silent_evidence, 
 from .causes.evidence import Evidence
 from .interventions.backend.alternatives import proved_by_memory
 from .interventions.backend.compiled import AsCompiled, runs_compiled
-from .isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, isolated, limits
+from .isolation.device_memory import forget, is_out_of_memory, short_of_memory, spare_by_device
+from .isolation.resource_limits import OutOfTime, in_a_line, isolated, limits, within_memory
 from .locate.bad_rows import (
     BadRows,
     bad_batch_rows,
@@ -30,7 +31,9 @@ from .locate.examine import Examination, could_be_scrubbed, examine, locate, scr
 from .remedies import propose
 from .remedies.remedy_context import RemedyContext
 from .remedies.trial import try_all
-from .replay.replay_observation import ReplayObservation, unread_state
+from .replay.offloaded import offloaded
+from .replay.part_of_step import in_parts
+from .replay.replay_observation import ReplayObservation, named_state, unread_state
 from .replay.replay_step import CANNOT_RUN, replay
 from .replay.replayable import Replayable
 from .trace.compiled_graphs import find_in_compiled_code
@@ -71,11 +74,19 @@ def diagnose(
 
 
 def _diagnose(replayable: Replayable, depth: str, suspicion: Suspicion | None) -> Diagnosis:
+    own, parameters, notes = limits(), list(replayable.model.parameters()), list[str]()
+    own.free = own.free or spare_by_device(parameters)
+    if not own.lean and (short := short_of_memory(parameters)):
+        own.lean, own.shortage = True, short
     with replayable.examining():
         look_back = getattr(replayable, "look_back", None)
         if depth == "full" and look_back is not None:
-            look_back()
-        return DiagnosisCase(replayable, suspicion).answer(depth)
+            with offloaded(named_state(replayable), None) if own.offloads else nullcontext():
+                if within_memory(lambda: look_back() or True) is None:
+                    notes.append(f"not compared with what the steps before lead to: {own.shortage}")
+        if not own.least:
+            return DiagnosisCase(replayable, suspicion, notes).answer(depth)
+        return in_parts(replayable, lambda step: DiagnosisCase(step, suspicion).answer(depth))
 
 
 def _unknown(doubt: str) -> str:
@@ -94,12 +105,12 @@ def _phase_of(symptom: str) -> str:
 class DiagnosisCase:
     """One failing step on its way from evidence to an answer."""
 
-    def __init__(self, replayable: Replayable, suspicion: Suspicion | None) -> None:
+    def __init__(self, replayable: Replayable, suspicion: Suspicion | None, notes: Iterable[str] = ()) -> None:
         self.replayable = replayable
         if suspicion is None and replayable.facts.symptom == "spike":
             suspicion = Suspicion(symptom="spike", step=replayable.facts.step, kind="spike")
         self.suspicion = suspicion
-        self.notes: list[str] = []
+        self.notes: list[str] = [*notes]
         self.exam: Examination | None = None
         self.compiled_rows: tuple[int, ...] | None = None
 

@@ -49,7 +49,7 @@ class DiagnosisService:
 
     def _within_memory(self, without: str, work: Callable[[], T]) -> T | None:
         """Do this; out of memory, say what is missing and go on without it."""
-        from .isolation.resource_limits import forget, is_out_of_memory, release_memory
+        from .isolation.device_memory import forget, is_out_of_memory, release_memory
 
         try:
             return work()
@@ -68,7 +68,8 @@ class DiagnosisService:
         from ..engine.recovery.reruns.reached_state import reached_state_kept
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
-        from .isolation.resource_limits import OutOfTime, for_incident, forget, is_out_of_memory, release_memory
+        from .isolation.device_memory import forget, is_out_of_memory, release_memory
+        from .isolation.resource_limits import OutOfTime, for_incident
 
         parts = self._parts
         try:

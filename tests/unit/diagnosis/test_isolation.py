@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from steadygrad import Guard
+from steadygrad.diagnosis.isolation import device_memory
+from steadygrad.diagnosis.isolation.device_memory import forget, is_out_of_memory
 from steadygrad.diagnosis.isolation.resource_limits import (
     NotRestored,
     OutOfTime,
     ResourceLimits,
+    fits,
     for_incident,
-    forget,
-    is_out_of_memory,
     isolated,
     limited,
     limits,
@@ -373,15 +374,14 @@ def test_a_trace_keeps_no_activation_alive_while_it_runs() -> None:
 
 
 def test_with_little_memory_the_copy_of_the_state_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    isolation = importlib.import_module("steadygrad.diagnosis.isolation.resource_limits")
     tensors = [torch.ones(100), torch.ones(100)]
-    assert isolation.fits(tensors)
-    monkeypatch.setattr(isolation, "spare_memory", lambda device: 1599)
-    assert not isolation.fits(tensors)
-    monkeypatch.setattr(isolation, "spare_memory", lambda device: 1600)
-    assert isolation.fits(tensors)
+    assert fits(tensors)
+    monkeypatch.setattr(device_memory, "spare_memory", lambda device: 1599)
+    assert not fits(tensors)
+    monkeypatch.setattr(device_memory, "spare_memory", lambda device: 1600)
+    assert fits(tensors)
     with limited(ResourceLimits(lean=True)):
-        assert not isolation.fits(tensors)
+        assert not fits(tensors)
 
 
 # -- exceptions

@@ -8,21 +8,21 @@ tensor, and the arithmetic stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...detect.tensors.torch_private import dynamo_is_loaded
-from ...records.checks.probe import PrecisionTrial
+from ...records.checks.probe import PrecisionTrial, ScaleTrial
 from ..advice import listed
 from .dtype_ranges import FORMATS, Format, loss_scale_for
+from .eight_bit_scales import AmaxHistory, BlockScale, CurrentScale, DelayedScale, Scaling, rounded_layers
 from .module_hooks import ModuleTallies, kept_wide, watching
 
-MULTIPLIES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.Bilinear)
 COSINE = {"fp16": 0.98, "bf16": 0.98, "fp8_e4m3": 0.9, "fp8_e5m2": 0.9}
 """A gradient that points further away than this is another gradient."""
 MOST_ROUNDS = 6
@@ -126,8 +126,15 @@ def _run_half(stage: PrecisionStage, form: Format, wider: Sequence[str], scale: 
         scale = max(1.0, scale / 16)
 
 
-def _run_8bit(stage: PrecisionStage, form: Format, wider: Sequence[str]) -> tuple[PrecisionRun, float]:
-    return stage.run([rounded_layers(stage.model, form, wider)]), 1.0
+def _run_8bit(
+    stage: PrecisionStage,
+    form: Format,
+    wider: Sequence[str],
+    scaling: Scaling | None = None,
+    backward: Format | None = None,
+) -> tuple[PrecisionRun, float]:
+    layers = rounded_layers(stage.model, form, wider, scaling or CurrentScale(), backward)
+    return stage.run([layers]), 1.0
 
 
 def _judge(form: Format, run: PrecisionRun, reference: PrecisionRun) -> tuple[bool, str]:
@@ -198,45 +205,48 @@ def _vanished(ours: list[Tensor | None], theirs: list[Tensor | None]) -> float |
 # -- 8-bit floats
 
 
+def try_scales(
+    stage: PrecisionStage, form: Format, reference: PrecisionRun, history: AmaxHistory | None
+) -> tuple[ScaleTrial, ...]:
+    """The step once more for each other way to choose a scale. `history` is what earlier batches had; None of none."""
+    block = BlockScale()
+    found = [_scale_trial("blocks of 32", _run_8bit(stage, form, (), block, backward=form)[0], form, reference)]
+    if history is not None:
+        delayed = DelayedScale(history)
+        trial = _scale_trial("delayed", _run_8bit(stage, form, (), delayed)[0], form, reference)
+        told = [*_in_history(history), *_above(delayed)]
+        found.insert(0, replace(trial, because="; ".join([trial.because, *told])))
+    return tuple(found)
+
+
+def _scale_trial(scale: str, run: PrecisionRun, form: Format, reference: PrecisionRun) -> ScaleTrial:
+    fits, because = _judge(form, run, reference)
+    return ScaleTrial(
+        scale=scale,
+        fits=fits,
+        because=because,
+        gradient_cosine=_cosine(run.gradients, reference.gradients),
+        vanished=_vanished(run.gradients, reference.gradients),
+    )
+
+
+def _in_history(history: AmaxHistory) -> list[str]:
+    bad = [f"{what} of {name}" for (name, what), top in history.unusable.items() if top]
+    zero = [f"{what} of {name}" for (name, what), top in history.unusable.items() if not top]
+    told = (
+        [f"earlier batches left an amax that is not finite for the {listed(bad, 3)}: use the current scale"]
+        if bad
+        else []
+    )
+    return told + ([f"nothing but zeros before in the {listed(zero, 3)}: the scale needs a floor"] if zero else [])
+
+
+def _above(delayed: DelayedScale) -> list[str]:
+    places = sorted(delayed.clipped, key=lambda place: -delayed.clipped[place])
+    named = listed([f"{delayed.clipped[name, what]:,} {what} of {name}" for name, what in places], 3)
+    return [f"above the end of the format: {named}"] if places else []
+
+
 def rounded(tensor: Tensor, form: Format) -> Tensor:
     """As the 8-bit float would have it, under a power of two that brings its largest magnitude just under the end."""
-    top = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
-    if not (math.isfinite(top) and top > 0.0):
-        return tensor
-    scale = 2.0 ** math.floor(math.log2(form.largest / top))
-    return (tensor * scale).to(form.torch_dtype).to(tensor.dtype) / scale
-
-
-@contextmanager
-def rounded_layers(model: nn.Module, form: Format, wider: Sequence[str]) -> Iterator[None]:
-    """Linear and convolution layers see their inputs, weights and gradients through an 8-bit float."""
-    backward = FORMATS["fp8_e5m2"]
-    handles: list[Any] = []
-    weights: list[tuple[Tensor, Tensor]] = []
-
-    def before(module: nn.Module, args: Any) -> Any:
-        first = args[0] if args and isinstance(args[0], Tensor) else None
-        if first is None or not first.is_floating_point():
-            return None
-        # Rounding has no useful derivative: the gradient passes as if nothing had been rounded.
-        return (first + (rounded(first.detach(), form) - first.detach()), *args[1:])
-
-    def after(module: nn.Module, args: Any, out: Any) -> None:
-        if isinstance(out, Tensor) and out.requires_grad:
-            out.register_hook(lambda gradient: rounded(gradient, backward))  # type: ignore[no-untyped-call]
-
-    for name, module in model.named_modules():
-        if isinstance(module, MULTIPLIES) and name not in wider:
-            handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-            weights.append((module.weight, module.weight.detach().clone()))
-    with torch.no_grad():
-        for weight, kept in weights:
-            weight.data.copy_(rounded(kept, form))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, kept in weights:
-                weight.data.copy_(kept)
-        for handle in handles:
-            handle.remove()
+    return CurrentScale().rounded(tensor, form, ("", ""))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from ...records.checks.probe import Fit, ModuleRange, PrecisionTrial, Probe
 from ...records.errors import UsageError
 from .borrowed_objects import borrowed
 from .dtype_ranges import FORMATS, Format, RangeTally, loss_scale_for
+from .eight_bit_scales import AmaxHistory, rounded_layers
 from .module_hooks import mapped
-from .precision_trial import PrecisionRun, PrecisionStage, try_precision
+from .precision_trial import PrecisionRun, PrecisionStage, try_precision, try_scales
 
 
 def probe(
@@ -35,6 +37,7 @@ def probe(
     batch: Any,
     *,
     dtypes: Sequence[str] = tuple(FORMATS),
+    earlier: Sequence[Any] = (),
 ) -> Probe:
     """Measure one step, and run it in every dtype.
 
@@ -43,6 +46,7 @@ def probe(
         loss_fn: `loss_fn(model, batch)` returns a scalar or a mapping with "loss", as for a Guard.
         batch: one batch; a copy of it is used.
         dtypes: among fp16, bf16, fp8_e4m3 and fp8_e5m2.
+        earlier: other batches, for delayed scales of 8-bit floats: their largest magnitudes scale this one.
 
     Returns:
         A Probe: largest and smallest magnitudes of every module, and a verdict for each dtype.
@@ -68,8 +72,10 @@ def probe(
             lent.put_back()
             copied.put_back()
 
+        feed = [given]
+
         def loss() -> Tensor:
-            answer = loss_fn(work, pristine(given, clone=True))
+            answer = loss_fn(work, pristine(feed[0], clone=True))
             try:
                 return named_terms(answer)["loss"]
             except UserCodeError as fault:
@@ -83,7 +89,12 @@ def probe(
         except Exception as error:  # the user's own loss: one sentence, and the error behind it
             of = "the model" if work is model else "its float32 copy"
             raise UsageError(f"One step of {of} raised {type(error).__name__}: {error}") from error
-        trials = tuple(_tried(stage, FORMATS[name], reference) for name in dtypes)
+        history = AmaxHistory() if earlier and any(name.startswith("fp8") for name in dtypes) else None
+        for each in earlier if history is not None else ():
+            feed[0] = each if work is model else mapped(each, _wide)
+            stage.run([rounded_layers(work, FORMATS["fp8_e4m3"], (), history)])  # type: ignore[arg-type]
+        feed[0] = given
+        trials = tuple(_tried(stage, FORMATS[name], reference, history) for name in dtypes)
         if not reference.finite:
             notes.append("the step is already non-finite in float32; fix that first (steady doctor, sg.diagnose)")
         modules = _ranges(reference, [FORMATS[name] for name in dtypes])
@@ -100,10 +111,11 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _tried(stage: PrecisionStage, form: Format, reference: PrecisionRun) -> PrecisionTrial:
+def _tried(stage: PrecisionStage, form: Format, reference: PrecisionRun, history: AmaxHistory | None) -> PrecisionTrial:
     """A step that raises in a dtype, as one that fixes a dtype by hand may, does not fit in it."""
     try:
-        return try_precision(stage, form, reference)
+        trial = try_precision(stage, form, reference)
+        return replace(trial, scales=try_scales(stage, form, reference, history)) if trial.emulated else trial
     except Exception as error:
         return PrecisionTrial(dtype=form.name, fits=False, because=f"the step raised {type(error).__name__}: {error}")
 

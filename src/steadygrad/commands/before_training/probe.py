@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 WHEN = "before"
+EARLIER = 3
 SHORT = "whether your model can train in fp16, bf16 or fp8"
 
 
@@ -28,8 +30,9 @@ def probe(
 ) -> None:
     """Watch one step of your own model and say in which dtypes it can train, and which modules need a wider one.
 
-    The first of the batches is used. Every answer is checked by running the step in that dtype. Exits with 0 if it fits
-    in all of them, with 1 if it does not, and with 2 if the function cannot be used.
+    The first of the batches is used; the three after it give the delayed scales of 8-bit floats. Every answer is
+    checked by running the step in that dtype. Exits with 0 if it fits in all of them, with 1 if it does not, and with 2
+    if the function cannot be used.
     """
     from ...checkup.inputs.user_factory import load_factory, make_objects
     from ...records.errors import UsageError
@@ -42,10 +45,10 @@ def probe(
     from ...checkup.trials.dtype_ranges import FORMATS
     from ...checkup.trials.probe import probe as run
 
-    batch = next(iter(made["batches"]), None)
-    if batch is None:
+    batches = list(islice(made["batches"], 1 + EARLIER))
+    if not batches:
         raise UsageError(f"{factory} returned no batch to probe with.")
-    found = run(made["model"], made["loss_fn"], batch, dtypes=tuple(dtype or FORMATS))
+    found = run(made["model"], made["loss_fn"], batches[0], dtypes=tuple(dtype or FORMATS), earlier=batches[1:])
     if output is not None:
         write_picture(found, output)
     if json:

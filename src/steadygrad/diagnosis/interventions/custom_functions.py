@@ -4,7 +4,7 @@ kernels whose formula is not seen, given other numbers than they were."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,61 @@ class PlainBackward(ReplayChange):
             context.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
             return cls.forward(context, *args, **kwargs)
 
-        with _applied_by(self.function, plain):
+        with _applied_by(self.function, plain), _differentiated_again(self.function):
             yield
+
+
+@contextmanager
+def _differentiated_again(function: type[Function]) -> Iterator[None]:
+    """Inside, the backward of a function whose `apply` was kept under another name is that of its forward's ops."""
+    forward, setup = function.forward, function.setup_context
+    with_setup = setup is not Function.setup_context
+
+    def noting(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx.given = args, kwargs
+        return forward(ctx, *args, **kwargs)
+
+    def setting_up(ctx: Any, inputs: Any, output: Any) -> Any:
+        ctx.given = inputs, {}
+        return setup(ctx, inputs, output)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        args, kwargs = ctx.given
+        needed = ctx.needs_input_grad
+        mine = [
+            a.detach().requires_grad_(n) if isinstance(a, torch.Tensor) else a
+            for a, n in zip(args, needed, strict=False)
+        ]
+        with torch.enable_grad():
+            made = forward(*mine, **kwargs) if with_setup else forward(_Context(), *mine, **kwargs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
+        wanted = [place for place, n in enumerate(needed) if n]
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], [mine[place] for place in wanted], [g for _, g in pairs], allow_unused=True
+        )
+        by_place = dict(zip(wanted, found, strict=True))
+        return tuple(by_place.get(place) for place in range(len(args)))
+
+    changes: dict[str, Any] = {"setup_context": setting_up} if with_setup else {"forward": noting}
+    with _replaced(function, {**changes, "backward": backward}):
+        yield
+
+
+@contextmanager
+def _replaced(function: type[Function], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, these static methods of a custom function are others."""
+    before = {name: function.__dict__.get(name) for name in methods}
+    for name, method in methods.items():
+        setattr(function, name, staticmethod(method))
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            if own is None:
+                delattr(function, name)
+            else:
+                setattr(function, name, own)
 
 
 @contextmanager
@@ -116,12 +169,28 @@ class OtherArguments(ReplayChange):
             with _AtOperation(self.kernel, self._changed):
                 yield
             return
+        # Where its `apply` was kept under another name, it is called past us: then its methods are given the change.
         apply: Callable[..., Any] = self.kernel.apply
+        forward, setup = self.kernel.forward, self.kernel.setup_context
+        changed_before: list[bool] = []
 
         def given(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-            return apply(*map(self._changed, args), **kwargs)
+            changed_before.append(True)
+            try:
+                return apply(*map(self._changed, args), **kwargs)
+            finally:
+                changed_before.pop()
 
-        with _applied_by(self.kernel, given):
+        def forwarding(*args: Any, **kwargs: Any) -> Any:
+            return forward(*(args if changed_before else map(self._changed, args)), **kwargs)
+
+        def setting_up(ctx: Any, inputs: Any, output: Any) -> Any:
+            return setup(ctx, inputs if changed_before else tuple(map(self._changed, inputs)), output)
+
+        changes: dict[str, Any] = {"forward": forwarding}
+        if setup is not Function.setup_context:
+            changes["setup_context"] = setting_up
+        with _applied_by(self.kernel, given), _replaced(self.kernel, changes):
             yield
 
     def _changed(self, item: Any) -> Any:

@@ -26,8 +26,9 @@ class Precision(ReplayChange):
     user's code spells out go along, or they would meet weights of another type.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, *, moments: bool = True) -> None:
+        """`moments`: the optimizer's too. They are not needed where no update is made."""
+        self.dtype, self._moments = dtype, moments
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def wants_cast(self, dtype: torch.dtype) -> bool:
@@ -54,7 +55,7 @@ class Precision(ReplayChange):
                 tensor.data = tensor.data.to(self.dtype)
                 if grad is not None:
                     tensor.grad = grad.to(self.dtype)
-        for optimizer in replayable.optimizers:
+        for optimizer in replayable.optimizers if self._moments else ():
             for _, state in states_of(optimizer):
                 for key, value in list(state.items()):
                     counts = key == "step"  # of a scalar parameter the moments are scalars as well

@@ -8,15 +8,13 @@ on with what the diagnosis left behind.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +26,20 @@ from ...engine.recovery.reruns.quiet import quiet
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
+from .device_memory import (
+    bytes_of,
+    forget,
+    has_room,
+    is_out_of_memory,
+    release_memory,
+    shortage,
+    spare_by_device,
+    taken_apart,
+)
 
 logger = logging.getLogger("steadygrad")
-
-SPARE = 2
-"""A copy of the state stays on the device only where so many times its size is free there."""
+T = TypeVar("T")
+_REFUSES_HOOKS = "support saved tensor hooks"
 
 
 class OutOfTime(BaseException):
@@ -45,15 +52,28 @@ class NotRestored(SteadyError):
 
 @dataclass(slots=True)
 class ResourceLimits:
-    """What one diagnosis may use. `lean` means: keep no tensors on the device that are not needed."""
+    """What one diagnosis may use. `lean` means: keep no tensors on the device that are not needed now. `least`
+    means: run nothing either that is not needed to name the origin, and where the step does not fit, a part of it."""
 
     seconds: float = MOST_SECONDS
     lean: bool = False
+    least: bool = False
+    hooks_refused: bool = False
+    """Whether the program's step forbids hooks on what is kept for backward, as `torch.func.grad` does."""
+    shortage: str = ""
+    """What was needed and what was free where memory did not suffice."""
+    free: dict[torch.device, int] = field(default_factory=dict)
+    """What the limited devices could give when the diagnosis began."""
     started: float = field(default_factory=time.monotonic)
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def offloads(self) -> bool:
+        """Whether what a forward keeps for backward lies on the host until then."""
+        return self.lean and not self.hooks_refused
 
     def check(self) -> None:
         """Raise OutOfTime when the time is used up. Called before every replay."""
@@ -103,41 +123,70 @@ def isolated(
     depth: str,
     preserve: Iterable[Any] = (),
 ) -> Diagnosis:
-    """A diagnosis by `attempt(depth)` that can only end in an answer. Out of memory, it is tried once more with less.
+    """A diagnosis by `attempt(depth)` that can only end in an answer. Out of memory, it is tried once more with the
+    least that names the origin; then the answer says what it would have needed.
 
     `preserve` are objects whose plain attributes are as before when this returns. Raises SteadyError only: other ranks
     that are gone, or a state that could not be restored. Inside `for_incident` the limit is that of the incident.
     """
     own = replace(_current.get() or ResourceLimits())
-    with rerun(), limited(own), preserved_attributes(preserve):
+    with rerun(), limited(own), preserved_attributes(preserve), taken_apart():
         answer = _attempt(symptom, attempt, depth)
+        first = own.shortage
         if answer is None:
-            own.lean = True
+            own.lean = own.least = True
             answer = _attempt(symptom, attempt, "origin")
         if answer is None:
-            return not_diagnosed(symptom, "out of memory")
-        lean = ("less was tried than usual: the first attempt ran out of memory",) if own.lean else ()
-        return _with_notes(answer, lean)
+            return not_diagnosed(symptom, own.shortage)
+        if own.least:
+            note = f"less was tried than usual: the first attempt ran out of memory{_of(first)}"
+            return replace(answer, notes=(*answer.notes, note))
+        if own.lean:
+            note = f"what was not needed at the moment lay on the host{_of(first)}"
+            return replace(answer, notes=(*answer.notes, note))
+        return answer
 
 
-def _with_notes(answer: Diagnosis, notes: tuple[str, ...]) -> Diagnosis:
-    return replace(answer, notes=(*answer.notes, *notes)) if notes else answer
+def _of(shortage: str) -> str:
+    return f" ({shortage})" if shortage and shortage != "out of memory" else ""
 
 
 def _attempt(symptom: str, attempt: Callable[[str], Diagnosis], depth: str) -> Diagnosis | None:
     """One attempt; None where memory ran out, which has been given back by then."""
+    own = limits()
     try:
         with quiet():
             return attempt(depth)
     except SteadyError:
         raise
     except OutOfTime:
-        return not_diagnosed(symptom, limits().stopped())
+        return not_diagnosed(symptom, own.stopped())
     except Exception as error:
-        if not is_out_of_memory(error):
+        refused = own.offloads and _REFUSES_HOOKS in str(error)
+        if not refused and not is_out_of_memory(error):
             logger.debug("the diagnosis failed", exc_info=error)
             return not_diagnosed(symptom, f"the diagnosis itself failed ({in_a_line(error)})")
-        forget(error)
+        own.hooks_refused = own.hooks_refused or refused
+        ran_out(error)
+    release_memory()
+    return _attempt(symptom, attempt, depth) if refused else None
+
+
+def ran_out(error: BaseException) -> None:
+    """Note what was needed, and let go of all that the exception holds."""
+    own = limits()
+    own.shortage = shortage(error, own.free)
+    forget(error)
+
+
+def within_memory(work: Callable[[], T]) -> T | None:
+    """None where memory runs out; it has been given back by then."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        ran_out(error)
     release_memory()
     return None
 
@@ -153,76 +202,19 @@ def in_a_line(error: BaseException, most: int = 160) -> str:
     return f"{type(error).__name__}: {first}"[:most].rstrip(": ")
 
 
-# -- memory
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or the one behind it, says that memory ran out on any device."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, MemoryError | torch.OutOfMemoryError):
-            return True
-        said = str(current)
-        if isinstance(current, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY):
-            return True
-        current = current.__cause__ or current.__context__
-    return False
-
-
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def forget(error: BaseException) -> None:
-    """Let go of everything an exception keeps alive: the frames it went through hold whole forward passes."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        pending += [current.__cause__, current.__context__]
-        if current.__traceback__ is not None:
-            traceback.clear_frames(current.__traceback__)
-        current.__traceback__ = current.__cause__ = current.__context__ = None
-
-
-def release_memory() -> None:
-    """Give unused memory back, on the host and on a CUDA device that is in use."""
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-
-
-def spare_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a CUDA device, the allocator's own free blocks included; None elsewhere."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)(device)
-    allowed = int(fraction * total) - reserved
-    return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
-
-
-def fits(tensors: Sequence[Tensor]) -> bool:
-    """Whether a copy of these tensors can stay on their devices beside a training step."""
-    if limits().lean:
-        return False
+def fits(tensors: Sequence[Tensor], *, beside_a_step: bool = False) -> bool:
+    """Whether a copy of these tensors can stay on their devices."""
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
-        needed[tensor.device] = needed.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
-    spare = {device: spare_memory(device) for device in needed}
-    return all(free is None or SPARE * needed[device] <= free for device, free in spare.items())
+        needed[tensor.device] = needed.get(tensor.device, 0) + bytes_of(tensor)
+    return not limits().lean and has_room(needed, beside_a_step=beside_a_step)
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy on the same device."""
-    return tensor.detach().clone()
+def fits_instead_of_a_step(size: int, tensors: Iterable[Tensor]) -> bool:
+    """Whether a run that takes so many bytes can be made on any device of these tensors."""
+    return not limits().lean and all(size <= free for free in spare_by_device(tensors).values())
 
 
-def copied_to_host(tensor: Tensor) -> Tensor:
-    """A copy that takes no device memory."""
-    return tensor.detach().to("cpu", copy=True)
+def fits_beside_a_step(size: int, tensors: Iterable[Tensor]) -> bool:
+    """Whether so many bytes can be taken on any device of these tensors, beside a training step."""
+    return not limits().lean and has_room({tensor.device: size for tensor in tensors}, beside_a_step=True)

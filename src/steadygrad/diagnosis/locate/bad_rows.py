@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..isolation.resource_limits import forget, in_a_line, is_out_of_memory
+from ..isolation.device_memory import forget, is_out_of_memory
+from ..isolation.resource_limits import in_a_line
 from ..replay.batch_tree import parts_of, rebuilt, walk_batch
 from ..replay.replay_step import CANNOT_RUN, replay
 from ..replay.replayable import Replayable

@@ -10,6 +10,8 @@ import torch
 
 from ...records import Origin, TensorDigest
 from ..causes.evidence import FP16_TINY, OpFacts
+from ..interventions.backend.unwritten_memory import FillMemory
+from ..isolation.resource_limits import fits_beside_a_step
 from ..replay.batch_tree import walk_batch
 from ..replay.replay_observation import ReplayObservation, absmax
 from ..replay.replay_step import CANNOT_RUN, replay
@@ -20,6 +22,7 @@ from ..trace.written_line import WrittenLine
 from .op_capture import CapturedOp
 from .op_facts import op_facts
 from .origin import (
+    UNINITIALISED,
     BadOrigin,
     ancestors,
     discarded_nan,
@@ -101,9 +104,11 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
     if exam.bad_origin is None or exam.bad_origin.record is None:
         return exam
     exam.record = exam.bad_origin.record
-    if exam.bad_origin.intended and not seen.loss_finite and not exam.bad_origin.record.backward:
+    if exam.record.op in UNINITIALISED and not exam.bad_origin.unseen and _fails_with_memory_filled(replayable, seen):
+        exam.bad_origin = replace(exam.bad_origin, unseen=True)
+    if exam.bad_origin.intended and not seen.loss_finite and not exam.record.backward:
         # A mask did what it is there for; wrong is that the loss is made of what it had put out of play.
-        exam.record = first_taker(tracer.trace, touches[0], exam.bad_origin.record) or exam.record
+        exam.record = first_taker(tracer.trace, touches[0], exam.record) or exam.record
         exam.mask_reached_loss = exam.record is not exam.bad_origin.record
     unseen = exam.bad_origin.unseen
     if unseen:
@@ -123,6 +128,16 @@ def examine(replayable: Replayable, *, thorough: bool = False) -> Examination:
         exam.record, exam.mask_reached_loss = exam.bad_origin.record, False
         capture_op(replayable, exam)
     return exam
+
+
+def _fails_with_memory_filled(replayable: Replayable, seen: ReplayObservation) -> bool:
+    """Whether the step fails although all memory that it allocates holds zeros at first: then what lay there before, a
+    NaN of an earlier run perhaps, is not the cause, and a kernel that torch does not see has written over it."""
+    try:
+        again = replay(replayable, change=FillMemory(), until="backward" if seen.loss_finite else "forward")
+    except CANNOT_RUN:
+        return False
+    return not again.loss_finite or bool(again.bad_gradients)
 
 
 def number_given(exam: Examination) -> float | None:
@@ -185,6 +200,10 @@ def capture_op(replayable: Replayable, exam: Examination) -> None:
     for record in (neighbours[:8] if exam.record.backward else []) + near:
         if record.ordinal not in wanted and len(wanted) < MAX_WATCHED:
             wanted[record.ordinal] = exam.nearby.setdefault(record.ordinal, CapturedOp(light=True))
+    needed = sum(captured.bytes_for(exam.trace.records[ordinal]) for ordinal, captured in wanted.items())
+    on_host = not fits_beside_a_step(needed, replayable.model.parameters())
+    for captured in wanted.values():
+        captured.on_host = on_host
     tracer = Tracer(
         replayable.model,
         owners=replayable.facts.owners,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +12,13 @@ import torch
 from ...detect.tensors.readable_tensors import describable, has_values, once
 from ...detect.tensors.torch_private import tree_flatten, tree_map
 from ...records import TensorDigest
-from ..isolation.resource_limits import limits
+from ..isolation.device_memory import copied, copied_to_host
 from ..trace.trace_log import OpRecord
 from ..trace.tracer import Watcher
 
 MAX_ELEMENTS = 1 << 24
 MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
-MAX_ELEMENTS_LEAN = 1 << 16
 PIECE = 1 << 22
 """Entries that are digested at a time: what the digest needs beside the tensor itself."""
 
@@ -86,6 +86,8 @@ class CapturedOp:
     outputs: tuple[TensorDigest, ...] = ()
     output_tensors: tuple[torch.Tensor, ...] = ()
     light: bool = False
+    on_host: bool = False
+    """Whether the copies are to lie on the host, wherever the tensors lay."""
     bad_leading: tuple[bool, ...] = ()
     """For each index of dimension 0 of the first bad output: does it hold a bad value?"""
     _before: list[torch.Tensor] | None = None
@@ -94,17 +96,26 @@ class CapturedOp:
     def tensors(self) -> list[torch.Tensor]:
         return _described((self.args, dict(self.kwargs)))
 
+    @property
+    def most(self) -> int:
+        """A tensor with more entries is not copied."""
+        return MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
+
+    def bytes_for(self, record: OpRecord) -> int:
+        """What the copies take of an op that was seen before."""
+        sizes = ((math.prod(touch.shape), touch.dtype) for touch in (*record.reads, *record.writes))
+        return sum(size * getattr(torch, kind).itemsize for size, kind in sizes if size <= self.most)
+
     def watcher(self) -> Watcher:
         """Called by the tracer before the op (out is None) and after it. A light one copies little, reads nothing."""
-        limit = MAX_ELEMENTS_NEARBY if self.light else MAX_ELEMENTS
-        if limits().lean:
-            limit = min(limit, MAX_ELEMENTS_LEAN)
+        limit = self.most
+        keep = copied_to_host if self.on_host else copied
 
         def copy(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
                 return item
             small = item.numel() <= limit
-            return widened(item.detach().clone()) if small and describable(item) else None
+            return widened(keep(item)) if small and describable(item) else None
 
         def watch(record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
             if args and type(args[0]) in (list, tuple) and ("foreach" in str(func) or "fused" in str(func)):
@@ -168,7 +179,8 @@ def _bad_leading(outputs: list[torch.Tensor]) -> tuple[bool, ...]:
         if has_values(out) and out.is_floating_point() and out.dim():
             bad = [bool((~torch.isfinite(row)).any()) for row in out] if out.shape[0] <= 256 else []
             if not bad:
-                bad = (~torch.isfinite(out)).reshape(out.shape[0], -1).any(1).tolist()
+                some = out.split(max(1, PIECE // max(1, out[0].numel())))  # type: ignore[no-untyped-call]
+                bad = [each for rows in some for each in (~torch.isfinite(rows)).reshape(len(rows), -1).any(1).tolist()]
             if any(bad):
                 return tuple(bad)
     return ()

@@ -10,8 +10,8 @@ import torch
 
 from ...detect.tensors.torch_private import tree_map
 from ..causes.evidence import OpFacts
+from ..isolation.device_memory import forget
 from ..isolation.index_bounds import is_of_extension
-from ..isolation.resource_limits import forget
 from .op_capture import CapturedOp
 
 DIVISIONS = frozenset({"div", "reciprocal", "true_divide", "rsqrt", "remainder", "fmod", "addcdiv", "divide"})
@@ -142,7 +142,8 @@ def _run_in(captured_op: CapturedOp, dtype: torch.dtype) -> torch.Tensor | None:
     tensors = captured_op.tensors
     if captured_op.func is None or any(argument is None for argument in tensors):
         return None
-    if any(tensor.device.type != "cpu" for tensor in tensors) and is_of_extension(captured_op.func):
+    elsewhere = captured_op.on_host or any(tensor.device.type != "cpu" for tensor in tensors)
+    if elsewhere and is_of_extension(captured_op.func):
         return None  # a kernel that reads what it is given as another type may leave the device unusable
 
     def widen(item: Any) -> Any:

@@ -7,7 +7,7 @@ change in place. Distances are measured on the healthy rows against the same ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,9 @@ from ...records import Remedy, Trial
 from ..interventions.backend.compiled import as_compiled
 from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch
 from ..interventions.precision_changes import Precision
-from ..isolation.resource_limits import OutOfTime, forget, in_a_line, is_out_of_memory, limits, release_memory
+from ..isolation import device_memory as memory
+from ..isolation.device_memory import bytes_of, copied_to_host, forget, is_out_of_memory, release_memory
+from ..isolation.resource_limits import OutOfTime, fits_beside_a_step, fits_instead_of_a_step, in_a_line
 from ..locate.bad_rows import num_rows
 from ..locate.lost_gradient import lost_moments
 from ..replay.replay_observation import ReplayObservation, absmax, trainable
@@ -43,10 +45,10 @@ CALM = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Loss and gradient of the healthy rows in float64."""
+    """Loss and gradients of the healthy rows in float64."""
 
     loss: float
-    gradient: torch.Tensor
+    gradients: Sequence[torch.Tensor | None]
 
 
 def try_all(context: RemedyContext, proposals: list[Proposal]) -> tuple[tuple[Trial, ...], tuple[str, ...]]:
@@ -365,36 +367,39 @@ def _what_is_bad(seen: ReplayObservation) -> str:
 
 def float64_reference(context: RemedyContext) -> Reference | None:
     """The healthy rows of the step in float64, if the user's code can run so and is finite there, and memory allows."""
-    if limits().lean:
+    replayable = context.replayable
+    if not fits_instead_of_a_step(_float64_bytes(replayable), replayable.model.parameters()):
         return None
-    change = Precision(torch.float64)
+    change = Precision(torch.float64, moments=False)
     try:
-        seen, gradient = _measure(context, change, healthy=True)
+        seen = _measure(context, change)
+        gradients = [parameter.grad for _, parameter in trainable(replayable)]
     except CANNOT_RUN as error:
         _why_not(error)
         return None
     finally:
-        change.undo(context.replayable)
-    if seen is None or gradient is None or not seen.loss_finite or not bool(torch.isfinite(gradient).all()):
+        change.undo(replayable)
+    if not seen.loss_finite or seen.bad_gradients:
         return None
-    return Reference(seen.loss, gradient)
+    kept = [grad for grad in gradients if grad is not None]
+    on_device = fits_beside_a_step(sum(map(bytes_of, kept)), kept)
+    return Reference(seen.loss, [copied_to_host(g) if g is not None and not on_device else g for g in gradients])
 
 
-def _measure(
-    context: RemedyContext, change: ReplayChange, *, healthy: bool
-) -> tuple[ReplayObservation | None, torch.Tensor | None]:
+def _float64_bytes(replayable: Replayable) -> int:
+    """What the step takes about in float64: weights and gradients as wide as that, and what it keeps for backward."""
+    parameters = list(replayable.model.parameters())
+    narrow = replayable.facts.autocast is not None or any(p.dtype.itemsize < 4 for p in parameters)
+    taken = max((memory.taken_by_a_step(device) for device in {p.device for p in parameters}), default=0)
+    numel = sum(p.numel() for p in parameters)
+    return 16 * numel + taken * (4 if narrow else 2) // (8 if numel > LARGE_MODEL else 1)
+
+
+def _measure(context: RemedyContext, change: ReplayChange) -> ReplayObservation:
     replayable = context.replayable
-    batches = [_few_healthy(context, batch) for batch in replayable.batches] if healthy else list(replayable.batches)
+    batches = [_few_healthy(context, batch) for batch in replayable.batches]
     altered = any(mine is not own for mine, own in zip(batches, replayable.batches, strict=True))
-    seen = replay(replayable, change=change, until="backward", batches=batches, altered=altered)
-    parts = [
-        (p.grad.coalesce().to_dense() if p.grad.is_sparse else p.grad).detach().to(torch.float64).reshape(-1)
-        if p.grad is not None
-        else torch.zeros(p.numel(), dtype=torch.float64, device=p.device)
-        for _, p in trainable(replayable)
-    ]
-    gradient = torch.cat(parts) / (seen.loss_scale or 1.0) if parts else None
-    return seen, gradient
+    return replay(replayable, change=change, until="backward", batches=batches, altered=altered)
 
 
 def _few_healthy(context: RemedyContext, batch: Any) -> Any:
@@ -413,14 +418,31 @@ def _distance(context: RemedyContext, proposal: Proposal, reference: Reference) 
     """How far loss and gradient of the healthy rows are from float64 with this change in place."""
     change = proposal.make()
     try:
-        seen, gradient = _measure(context, ReplayChange() if isinstance(change, DropRows) else change, healthy=True)
+        seen = _measure(context, ReplayChange() if isinstance(change, DropRows) else change)
+        if not math.isfinite(seen.loss):
+            return None, None
+        cosine = _cosine([p.grad for _, p in trainable(context.replayable)], reference.gradients)
     except CANNOT_RUN:
         return None, None
     finally:
         change.undo(context.replayable)
-    if seen is None or gradient is None or not math.isfinite(seen.loss) or gradient.shape != reference.gradient.shape:
-        return None, None
-    gap = abs(seen.loss - reference.loss) / max(abs(reference.loss), 1e-12)
-    norms = float(gradient.norm() * reference.gradient.norm())
-    cosine = float(gradient @ reference.gradient) / norms if norms > 0 and math.isfinite(norms) else None
-    return gap, cosine
+    return abs(seen.loss - reference.loss) / max(abs(reference.loss), 1e-12), cosine
+
+
+def _cosine(ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None]) -> float | None:
+    """Of the angle between two gradients, in float64, one parameter at a time; None where there is none."""
+    product, length, other = 0.0, 0.0, 0.0
+    for one, two in zip(ours, theirs, strict=True):
+        mine, yours = _dense(one), _dense(two)
+        product += float(mine @ yours.to(mine.device)) if mine is not None and yours is not None else 0.0
+        length += float(mine @ mine) if mine is not None else 0.0
+        other += float(yours @ yours) if yours is not None else 0.0
+    norms = math.sqrt(length * other)
+    return product / norms if norms > 0 and math.isfinite(norms) else None
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    whole = gradient.coalesce().to_dense() if gradient.is_sparse else gradient
+    return whole.detach().to(torch.float64).reshape(-1)

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.earlier_steps import EarlierSteps
 from ...engine.state.training_state import Tree, copy_tree
+from ..isolation import device_memory as memory
+from ..isolation.resource_limits import fits
 from ..locate.external_changes import out_of_range
 from .replay_observation import absmax, absmaxes
 
@@ -92,7 +93,9 @@ def state_at(replayable: GuardStep, past: EarlierSteps, step: int) -> Tree | Non
         replayable.commit()
         if past.scheduler is not None:
             past.scheduler.step()
-    tree: Tree = copy_tree(replayable.training_state.live(), torch.clone)
+    live = replayable.training_state.live()
+    copier = memory.copied if fits(tensors_in(live), beside_a_step=True) else memory.copied_to_host
+    tree: Tree = copy_tree(live, copier)
     return tree
 
 

@@ -26,7 +26,8 @@ from ...engine.step.user_step import PRECISIONS, UserStep
 from ...engine.step.window import Window
 from ...records import Diagnosis, Finding, StepRecord
 from ...records.rerun_flag import rerun
-from ..isolation.resource_limits import NotRestored, forget, in_a_line, release_memory
+from ..isolation.device_memory import forget, release_memory
+from ..isolation.resource_limits import NotRestored, in_a_line
 from ..locate.bad_rows import num_rows
 from .batch_tree import narrow as narrow
 from .earlier_step import EarlierStep, changed_from_outside, fails_by_itself, state_at

@@ -20,6 +20,8 @@ from .replayable import Replayable
 
 Tensor = torch.Tensor
 SAMPLED = 32
+AT_ONCE = 1 << 24
+"""Differences of so many entries are kept before their lengths are read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +101,23 @@ def norm_of(tensor: Tensor) -> float:
 def norms_of(tensors: Iterable[Tensor]) -> list[float]:
     """`norm_of` each, with one host read for each device."""
     return _norms([_readable(tensor, _wider_than_a_byte) for tensor in tensors], 2.0, torch.float64)
+
+
+def lengths_between(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """`norm_of` the way from each tensor, wherever it lies, to the other. Only some differences exist at a time."""
+    found: list[float] = []
+    some: list[Tensor] = []
+    for before, now in pairs:
+        some.append(_wide(now.detach()) - _wide(before.to(now.device)))
+        if sum(each.numel() for each in some) >= AT_ONCE:
+            found += norms_of(some)
+            some.clear()
+    return found + norms_of(some)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor whose differences are exact enough to be measured."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 
 
 def _readable(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> Tensor | None:

@@ -19,15 +19,18 @@ from ...detect.tensors.readable_tensors import has_values
 from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records.rerun_flag import rerun
+from ..isolation import device_memory as memory
 from ..isolation.index_bounds import BoundsChecked, no_unseen_kernels
-from ..isolation.resource_limits import copied, copied_to_host, fits, limits
+from ..isolation.resource_limits import fits, limits
 from ..trace.tracer import Tracer
 from .batch_tree import walk_batch
+from .offloaded import offloaded
 from .replay_observation import (
     Gradient,
     ReplayObservation,
     absmax,
     absmaxes,
+    lengths_between,
     named_state,
     norms_of,
     parameter_names,
@@ -130,6 +133,8 @@ def _replay(
         stack.enter_context(change.around())
         stack.enter_context(_checked(replayable, change, altered))
         entered = stack.enter_context(_entering(replayable, seen, tracer))
+        if limits().offloads:
+            stack.enter_context(offloaded(named_state(replayable), tracer))
         for index, batch in enumerate(replayable.batches if batches is None else batches):
             batch = change.batch(replayable, batch)
             if tracer is not None:
@@ -138,7 +143,8 @@ def _replay(
                 terms = replayable.forward(batch)
             _see_terms(terms, seen, tracer)
             seen.see_batch(index)
-            if until == "forward":
+            if until == "forward" or (limits().least and not seen.loss_finite):
+                seen.backward_ran = seen.backward_ran and until == "forward"
                 continue
             if not any(term.requires_grad for term in terms.values()):
                 seen.backward_ran = False
@@ -150,7 +156,7 @@ def _replay(
                 replayable.backward(change.terms(terms))
             del terms
             seen.see_batch(index, replayable)
-        if until == "forward":
+        if until == "forward" or (limits().least and not seen.loss_finite):
             return seen
         # Read now: a home-made scale may have been changed while the loop prepared this step.
         seen.loss_scale = getattr(replayable, "loss_scale", replayable.facts.loss_scale)
@@ -159,7 +165,7 @@ def _replay(
         if until == "backward":
             return seen
         parameters = dict(trainable(replayable))
-        keep = copied if fits(list(parameters.values())) else copied_to_host
+        keep = memory.copied if fits(list(parameters.values())) else memory.copied_to_host
         before = {name: keep(parameter) for name, parameter in parameters.items()}
         del parameters
         seen.weight_norm = math.hypot(*norms_of(before.values()))
@@ -168,8 +174,7 @@ def _replay(
         with _listening(tracer if thorough or not explained else None, "commit"):
             change.commit(replayable, seen)
         kept = [(name, now) for name, now in trainable(replayable) if now.shape == before[name].shape]
-        moved = norms_of(_wide(now.detach()) - _wide(before[name].to(now.device)) for name, now in kept)
-        for (name, now), length in zip(kept, moved, strict=True):
+        for (name, now), length in zip(kept, lengths_between((before[name], now) for name, now in kept), strict=True):
             seen.updates[name] = length
             seen.dtypes[name] = str(now.dtype).removeprefix("torch.")
     seen.samples_after = samples_of(replayable)
@@ -224,11 +229,6 @@ def _see_gradients(replayable: Replayable, seen: ReplayObservation, tracer: Trac
         touch = tracer.sink(gradient) if tracer is not None and not math.isfinite(size) else None
         if touch is not None:
             seen.sinks["grad", name] = touch
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """A tensor whose differences are exact enough to be measured."""
-    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 
 
 @dataclass(slots=True)

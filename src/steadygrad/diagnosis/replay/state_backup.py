@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.training_state import TrainingState, Tree, copy_tree
-from ..isolation.resource_limits import copied, copied_to_host, fits
+from ..isolation import device_memory as memory
+from ..isolation.resource_limits import fits
 
 
 class StateBackup:
@@ -27,7 +28,10 @@ class StateBackup:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], state: TrainingState) -> None:
         self._state = state
         live = state.live()
-        self._values: Tree = copy_tree(live, copied if fits(list(tensors_in(live))) else copied_to_host)
+        tensors = tensors_in(live)
+        beside = fits(tensors, beside_a_step=True)
+        memory.ask_host(sum(memory.bytes_of(t) for t in tensors if not beside or t.device.type == "cpu"))
+        self._values: Tree = copy_tree(live, memory.copied if beside else memory.copied_to_host)
         self._modules = [
             (module, dict(module._parameters), dict(module._buffers), dict(module._modules), module.training)
             for module in model.modules()

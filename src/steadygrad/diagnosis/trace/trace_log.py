@@ -17,6 +17,8 @@ from ...detect.tensors.readable_tensors import describable
 from .user_frames import Stack, UserFrame
 
 Key = int
+Standing = tuple[tuple[tuple[int, int | None], ...], tuple[str, str] | None]
+"""Who wrote a storage so far, and its label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,19 @@ class Trace:
         if key not in self._alive:
             self._alive[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return key
+
+    def standing(self, tensor: torch.Tensor) -> Standing:
+        """What is known of a tensor now, for a copy that comes back later in its place."""
+        key = self.key_of(tensor)
+        label = self.labels.get((key, int(tensor.storage_offset()))) or self.storage_labels.get(key)
+        return tuple(self.writers.get(key, ())), label
+
+    def stand_in(self, copy: torch.Tensor, standing: Standing) -> None:
+        """This copy came back in the place of a tensor: who reads it reads what that was then."""
+        key, (writers, label) = self.key_of(copy), standing
+        self.writers[key] = list(writers)
+        if label is not None:
+            self.storage_labels[key] = label
 
     def name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
         """Say what a tensor is that exists before the step: a parameter, a buffer, a batch entry ..."""

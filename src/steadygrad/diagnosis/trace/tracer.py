@@ -29,6 +29,10 @@ Watcher = Callable[["OpRecord", Any, Sequence[Any], Mapping[str, Any], Any], Non
 """Called before the op with out=None and after it: (record, func, args, kwargs, out)."""
 
 
+_AT_ONCE = 1 << 24
+"""So many 8-bit floats are widened at a time."""
+
+
 def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
     """Largest magnitude as a scalar on the device; NaN wins, then inf. One reduction, no host sync."""
     if not has_values(tensor):
@@ -36,8 +40,9 @@ def _absmax(tensor: torch.Tensor) -> torch.Tensor | None:
     tensor, _ = once(tensor.detach())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype.itemsize == 1:
-        tensor = tensor.to(torch.float32)
+    if tensor.dtype.itemsize == 1:  # hardly any function takes it as it is
+        parts = [part.to(torch.float32).abs().amax() for part in tensor.reshape(-1).split(_AT_ONCE)]  # type: ignore[no-untyped-call]
+        return torch.stack(parts).amax()
     if tensor.device.type == "cpu":  # several times as fast there as the norm
         low, high = torch.aminmax(tensor)
         return torch.maximum(-low, high)
@@ -135,6 +140,15 @@ class Tracer:
             raise
         except Exception as error:
             self.trace.pass_over(f"tracer failed: {type(error).__name__}: {error}"[:120])
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Around what is no part of the step."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def called(self, name: str) -> tuple[str, Stack | None]:
         """Note a call above autograd; returns what was noted before, to be restored afterwards."""

@@ -37,11 +37,27 @@ class ModuleRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleTrial:
+    """The step, run in an 8-bit float with its scales chosen in another way.
+
+    `scale` is "delayed", from the largest magnitudes of earlier batches, or "blocks of 32", which share a power of two
+    (MXFP8).
+    """
+
+    scale: str
+    fits: bool
+    because: str
+    gradient_cosine: float | None = None
+    vanished: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionTrial:
     """The step, really run in a precision, beside the step as it is.
 
     `wider` are the modules that need a wider type; `fits_with_wider` is whether the step is fit with those left in
-    float32, None where that was not needed.
+    float32, None where that was not needed. An 8-bit float is run with a scale for each tensor, from its own largest
+    magnitude; `scales` are other ways to choose them.
     """
 
     dtype: str
@@ -54,6 +70,7 @@ class PrecisionTrial:
     vanished: float | None = None
     wider: tuple[str, ...] = ()
     fits_with_wider: bool | None = None
+    scales: tuple[ScaleTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

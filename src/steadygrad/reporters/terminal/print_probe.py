@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...records.checks.probe import ModuleRange, PrecisionTrial, Probe
+from ...records.checks.probe import ModuleRange, PrecisionTrial, Probe, ScaleTrial
 from .console import number, shown
 
 SPANS = {"fp16": (-24, 16), "bf16": (-133, 128), "fp8_e4m3": (-9, 9), "fp8_e5m2": (-16, 16)}
@@ -33,6 +33,8 @@ def print_probe(console: Console, found: Probe, *, most: int | None = 20) -> Non
     console.print()
     for trial in found.trials:
         console.print(verdict(trial), soft_wrap=True)
+        for scaled in trial.scales:
+            console.print(scale_verdict(scaled), soft_wrap=True)
     for note in found.notes:
         console.print(Text(f"note: {shown(note)}", style="dim"), soft_wrap=True)
 
@@ -139,3 +141,10 @@ def verdict(trial: PrecisionTrial) -> Text:
         (words, "bold green" if trial.fits else "bold red"),
         f": {shown(trial.because, limit=400)} ({how}{scale}{lost})",
     )
+
+
+def scale_verdict(trial: ScaleTrial) -> Text:
+    """`  blocks of 32  fits: finite; loss within 1.2e-03, gradient cosine 0.9991`"""
+    words, style = ("fits", "green") if trial.fits else ("does not fit", "red")
+    lost = f", {trial.vanished:.0%} of weight gradients vanish" if trial.vanished and trial.vanished >= 0.01 else ""
+    return Text.assemble(f"  {trial.scale:<14}", (words, style), f": {shown(trial.because, limit=400)}{lost}")

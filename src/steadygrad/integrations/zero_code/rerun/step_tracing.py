@@ -24,7 +24,8 @@ from ....detect.tensors.readable_tensors import describable, has_values
 from ....detect.tensors.torch_private import num_dispatch_modes, num_function_modes
 from ....diagnosis.causes import name_cause
 from ....diagnosis.causes.evidence import Evidence
-from ....diagnosis.isolation.resource_limits import forget, in_a_line, is_out_of_memory, release_memory, spare_memory
+from ....diagnosis.isolation.device_memory import forget, is_out_of_memory, release_memory, spare_memory
+from ....diagnosis.isolation.resource_limits import in_a_line
 from ....diagnosis.locate.examine import Examination, facts_of, locate, not_followed
 from ....diagnosis.locate.op_capture import CapturedOp
 from ....diagnosis.locate.origin import find_bad_origin

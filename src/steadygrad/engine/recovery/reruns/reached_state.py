@@ -146,6 +146,21 @@ def reached_by(program: UserStep, live: Mapping[str, Any]) -> ReachedState:
 
 
 @contextmanager
+def reached_objects_kept(roots: Iterable[Any]) -> Iterator[None]:
+    """The same for what some objects reach, of which weights and buffers are restored by whoever runs them again."""
+    modules = [root for root in roots if isinstance(root, nn.Module)]
+    own = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    reached: ReachedState | None = None
+    with _logged():
+        reached = ReachedState(roots, own)
+    try:
+        yield
+    finally:
+        if reached is not None:
+            reached.restore()
+
+
+@contextmanager
 def reached_state_kept(program: UserStep, state: TrainingState) -> Iterator[None]:
     """Around anything that runs a step again: all that its code reaches is afterwards as before."""
     reached: ReachedState | None = None

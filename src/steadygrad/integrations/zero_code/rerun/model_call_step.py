@@ -19,6 +19,7 @@ from ....diagnosis.replay.guard_step import select_rows
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.state_backup import StateBackup
 from ....engine.recovery.preserved_attributes import preserved_attributes
+from ....engine.recovery.reruns.reached_state import reached_objects_kept
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState, Tree
 from ....records.rerun_flag import rerun
@@ -112,6 +113,7 @@ class ModelCallStep:
             stack.enter_context(versions_kept(tuple(tensors)))
             stack.enter_context(rerun())
             stack.enter_context(preserved_attributes([self.model]))
+            stack.enter_context(reached_objects_kept([self.model]))
             stack.enter_context(gradients_kept(list(parameters.values())))
             if dynamo_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))

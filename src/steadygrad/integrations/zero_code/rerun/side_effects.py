@@ -84,6 +84,7 @@ def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
         sys.setprofile(None)
         builtins.open = io.open = opened
         state.thaw()
+        state.restore()  # where a line with an effect ended the run, restoring it inside was ended too
         if collects:
             gc.enable()
 

@@ -113,6 +113,12 @@ class LoopRecord:
     """How the classes are delivered one after another: a sentence, or nothing."""
     rewritten: str = ""
     """How the data set writes into the samples that it keeps: a sentence, or nothing."""
+    aliased: str = ""
+    """How all rows of a batch are one sample: a sentence, or nothing."""
+    constant: str = ""
+    """How all inputs are one number: a sentence, or nothing."""
+    not_loaded: str = ""
+    """How a state was to be loaded, and nothing was: a sentence, or nothing."""
     repeated: str = ""
     """How the same batch is delivered again and again: a sentence, or nothing."""
 

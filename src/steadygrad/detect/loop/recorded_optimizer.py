@@ -258,6 +258,9 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.few_drawn
         or record.by_class
         or record.rewritten
+        or record.aliased
+        or record.constant
+        or record.not_loaded
         or record.same_draws
         or record.same_noise
         or record.same_epochs

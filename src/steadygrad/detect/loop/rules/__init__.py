@@ -9,7 +9,14 @@ from types import ModuleType
 
 from ....records import Finding
 from ..loop_record import LoopRecord
-from .data import repeated_batch, samples_rewritten, sorted_by_class, worker_same_seed
+from .data import (
+    aliased_samples,
+    constant_inputs,
+    repeated_batch,
+    samples_rewritten,
+    sorted_by_class,
+    worker_same_seed,
+)
 from .gradients import (
     accumulation_cleared,
     accumulation_tail_dropped,
@@ -24,6 +31,7 @@ from .state import (
     lora_inactive,
     loss_never_changes,
     momentum_not_restored,
+    nothing_loaded,
     update_lost_in_copy,
 )
 
@@ -48,6 +56,9 @@ ALL: tuple[ModuleType, ...] = (
     repeated_batch,
     sorted_by_class,
     samples_rewritten,
+    aliased_samples,
+    constant_inputs,
+    nothing_loaded,
     worker_same_seed,
     accumulation_weighting,
 )

@@ -132,6 +132,11 @@ class LoopRecorder:
         """The first step after this one at which `before_forward` may have something to do."""
         return step + 1 if self._undo else (step // _THEN_EVERY + 1) * _THEN_EVERY
 
+    def ended(self) -> None:
+        """The program ends: what was loaded after the last update counts, too."""
+        for loop in self._loops:
+            loop.ended()
+
     def close(self) -> None:
         """Leave no hook."""
         self._closed = True

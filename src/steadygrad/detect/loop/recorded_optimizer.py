@@ -193,6 +193,11 @@ class RecordedOptimizer:
             self.record.idle_schedule = of_an_idle_optimizer(optimizer)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
+    def ended(self) -> None:
+        """No more updates come: what was loaded since the last one is judged."""
+        if self.record.count and self.record.not_loaded:
+            self._judge()
+
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
         given = [*self.state.given_zero, *([False] * len(optimizer.param_groups))]
         groups = zip(optimizer.param_groups, given, strict=False)

@@ -111,7 +111,7 @@ class SampledChecks:
 
     def around(self, loop: OptimizerLoop, optimizer: Optimizer, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""
-        self.loads.before_update()
+        self.loads.before_update(loop.parameters)
         checker = self._checkers.get(optimizer) or self._checker(loop)
         if checker is None or getattr(optimizer, "grad_scale", None) is not None:
             return make

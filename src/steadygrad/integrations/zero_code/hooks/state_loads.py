@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class _Taken:
 @dataclass(slots=True, eq=False)
 class _Failed:
     """A load without effect: into what, the sentence about it, and one of the weights with the numbers it should have;
-    none where no other state would do."""
+    none where that is decided."""
 
     module: Callable[[], nn.Module | None]
     sentence: str
@@ -69,10 +69,18 @@ class StateLoads:
         if value is not None:
             self._taken.append(_Taken(weakref.ref(value), value._version))
 
-    def before_update(self) -> None:
-        """What the program writes through a state has its effect, and is left alone."""
+    def before_update(self, parameters: Sequence[Tensor]) -> None:
+        """What the program writes through a state has its effect, and is left alone. A weight that is about to be
+        trained is compared now: afterwards it is another one in any case."""
         for each in [each for each in self._taken if (value := each.value()) is None or value._version != each.version]:
             self._taken.remove(each)
+        for failed in [each for each in self._failed if each.weight is not None]:
+            weight = failed.weight() if failed.weight is not None else None
+            if any(weight is one for one in parameters):
+                if failed.stands:
+                    failed.weight = None
+                else:
+                    self._failed.remove(failed)
 
     def after_update(self) -> None:
         for each in self._taken:

@@ -25,8 +25,8 @@ _NEAR = 24
 LEAF = "AccumulateGrad"
 VIEWS = frozenset(
     {
-        "Alias", "AsStrided", "Clone", "Contiguous", "Copy", "Expand", "Flatten", "Index", "IndexSelect",
-        "MaskedSelect", "Movedim", "Narrow", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice", "Split",
+        "Alias", "AsStrided", "Clone", "Contiguous", "Copy", "Expand", "Flatten", "Gather", "Index",
+        "IndexSelect", "MaskedSelect", "Movedim", "Narrow", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice", "Split",
         "SplitWithSizes", "Squeeze", "Swapaxes", "T", "ToCopy", "Transpose", "Unbind", "Unflatten", "UnsafeView",
         "Unsqueeze", "View", "ViewAs",
     }

@@ -256,7 +256,7 @@ class LoopRecorder:
         content.called(arguments)
         for loop in self._loops:
             loop.record.same_rows, loop.record.same_noise = content.rows.found, content.noise.found
-            loop.record.same_epochs = content.draws.found
+            loop.record.same_epochs, loop.record.same_memory = content.draws.found, content.memory.found
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""

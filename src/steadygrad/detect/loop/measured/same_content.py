@@ -1,4 +1,5 @@
-"""What the first batches have in common: rows that are drawn again although others come, noise that is always the same.
+"""What the first batches have in common: rows that are drawn again although others come, rows of a batch that are all
+one memory, noise that is always the same.
 
 Looks at what the model is given and at the variables of the functions that call it, in host memory, at the first
 updates. Copies of a few tensors are kept from one update to the next, as long as there is a suspicion.
@@ -38,6 +39,7 @@ class SameContent:
 
     def __init__(self) -> None:
         self.rows, self.noise, self.draws = SameRows(), SameNoise(), RepeatedDraws()
+        self.memory = SameMemory()
         self._updates = 0
 
     @property
@@ -52,6 +54,7 @@ class SameContent:
             return
         if self._updates <= UPDATES:
             self.rows.called(given.detach())
+            self.memory.called(given.detach(), arguments)
         if not self.noise.done:
             self.noise.called(given.detach())
         if not self.draws.done:
@@ -84,6 +87,44 @@ class SameRows:
                 f"the same {len(given)} samples were drawn at {self._times} updates in a row from {name}, "
                 f"which grows all the time and has {size} by now"
             )
+
+
+class SameMemory:
+    """Whether all rows of each batch are one array, to which all entries of a list of the program refer."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        self.found = ""
+        """How, as a sentence; or nothing."""
+
+    def called(self, given: Tensor, arguments: Any) -> None:
+        alike = len(given) >= _MIN_ROWS and given[0].numel() > 1 and _one_row(given)
+        others = [t for t in tensors_in(arguments) if t.dim() > 1 and describable(t)] if alike else []
+        self._times = self._times + 1 if alike and all(map(_one_row, others)) else 0
+        if self._times < _SAME or self.found:
+            return
+        for (name, _), entries in _growing_lists():
+            if len(given) < len(entries) <= _MAX_ENTRIES and (shared := _shared_by(list(entries))) is not None:
+                if shared.shape == given.shape[1:] and torch.equal(shared.to(given), given[0]):
+                    self.found = (
+                        f"all rows of {self._times} batches in a row are the same: the {len(entries)} entries of "
+                        f"{name} refer to one array, and not each to its own"
+                    )
+                    return
+
+
+def _one_row(rows: Tensor) -> bool:
+    return bool((rows[:2] == rows[:1]).all()) and bool((rows == rows[:1]).all())
+
+
+def _shared_by(entries: list[Any]) -> Tensor | None:
+    """An array or tensor that is the same object in every entry, where the entries are not."""
+    if len({id(entry) for entry in entries}) < len(entries):
+        return None
+    for part in _parts(entries[0]):
+        if all(any(part is other for other in _parts(entry)) for entry in entries):
+            return torch.as_tensor(part).detach()
+    return None
 
 
 class SameNoise:
@@ -225,13 +266,18 @@ def _only(places: Tensor) -> int | None:
     return int(found[0]) if len(found) == 1 else None
 
 
-def _tensor_at(entry: Any, place: int) -> Tensor | None:
-    """One of the tensors or arrays of an entry."""
+def _parts(entry: Any) -> list[Any]:
+    """The tensors and arrays of an entry."""
     if not isinstance(entry, Tensor | Mapping | list | tuple) and isinstance(getattr(entry, "__dict__", None), dict):
         entry = vars(entry)
     values = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, list | tuple) else [entry]
     numpy = sys.modules.get("numpy")
-    arrays = [v for v in values if isinstance(v, Tensor) or (numpy is not None and isinstance(v, numpy.ndarray))]
+    return [v for v in values if isinstance(v, Tensor) or (numpy is not None and isinstance(v, numpy.ndarray))]
+
+
+def _tensor_at(entry: Any, place: int) -> Tensor | None:
+    """One of the tensors or arrays of an entry."""
+    arrays = _parts(entry)
     if place >= len(arrays):
         return None
     found = arrays[place]

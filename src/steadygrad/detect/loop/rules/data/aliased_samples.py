@@ -3,7 +3,8 @@
 What it sees
     In four batches, all rows of an input are the same, bit for bit, though different samples were asked for and their
     labels differ. A copy of the data set gives different samples one by one, and the first of them changes when the
-    second is asked for.
+    second is asked for. Or all rows of several batches in a row are one array, to which each entry of a list of the
+    program refers, such as a replay memory.
 
 Why it hurts
     A batch has one input with the labels of all of its samples, so the model learns next to nothing of each.
@@ -14,12 +15,13 @@ Smallest example
     def __getitem__(self, i): return self.read(i), self.labels[i]
 
 What to do
-    Return a tensor of its own for each sample: `self.buffer.clone()`.
+    Return and keep a tensor of its own for each sample: `self.buffer.clone()`, `observation.copy()`.
 
 Safety
-    It changes nothing, and the program's own data set is not asked for anything. It is seen under `steady run`, where
-    torch stacks single samples and the data set is small enough to be copied (16 MiB). Batches in which a program
-    repeats one prompt, and data sets that hold equal samples, are not reported.
+    It changes nothing, and the program's own data set is not asked for anything. A data set is looked at under
+    `steady run`, where torch stacks single samples and it is small enough to be copied (16 MiB). Batches in which a program
+    repeats one prompt, data sets that hold equal samples, and one batch that is trained on again and again are not
+    reported.
 
 References
     https://docs.pytorch.org/docs/stable/data.html
@@ -41,10 +43,11 @@ RULE = Rule(
 
 def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
-    if not record.aliased:
+    how = record.aliased or record.same_memory
+    if not how:
         return None
-    fix = "return a tensor of its own for each sample: clone what is returned"
-    return loop_finding(RULE, record, record.aliased, fix=fix, phase="data")
+    fix = "keep and return a tensor of its own for each sample: a copy of what is written into again"
+    return loop_finding(RULE, record, how, fix=fix, phase="data")
 
 
 def _record(aliased: str) -> LoopRecord:

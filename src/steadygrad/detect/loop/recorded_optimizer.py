@@ -201,8 +201,8 @@ class RecordedOptimizer:
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
     def ended(self) -> None:
-        """No more updates come: what was loaded since the last one is judged."""
-        if self.record.count and self.record.not_loaded:
+        """No more updates come: what was loaded since the last one is judged, and what never took place."""
+        if self.record.count and (self.record.not_loaded or self.record.idle_average):
             self._judge()
 
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:

@@ -24,6 +24,7 @@ from ...engine.step.trained_parameters import parameters_of
 from ...records import Reading
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.call_log import Call
+from .hooks.schedulers_and_averages import UsedAverages
 from .hooks.state_loads import StateLoads
 from .look_budget import LookBudget
 from .rerun.loop_step import LoopStep
@@ -52,7 +53,7 @@ class SampledChecks:
         self._sampled: int | None = None
         self._asked = self._tried = 0
         self._budget = LookBudget(_ALWAYS, _SHARE)
-        self.loads = StateLoads()
+        self.loads, self.averages = StateLoads(), UsedAverages()
 
     def optimizer_made(self, made: Optimizer) -> None:
         """Another optimizer: a model that it trains too is not sampled any more."""
@@ -184,6 +185,8 @@ class SampledChecks:
                 checker.decide_provisional()
                 if checker.recorder is not None:
                     self._tell_of_loads(loop, checker)
+                    if (model := checker.model()) is not None:
+                        checker.recorder.loaded(idle_average=self.averages.idle(model))
                     checker.recorder.ended()
                 checker.close()
                 if checker.suspects:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from steadygrad.integrations.zero_code.hooks.state_loads import fitting_names
 
@@ -137,3 +138,19 @@ def test_names_fit_with_a_prefix_only_where_half_of_all_and_two_weights_do() -> 
     assert fitting_names({"net.0.weight": square}, own) is None
     assert fitting_names({"net.a": square, "net.b": square}, own) is None
     assert fitting_names({"net.bias": row}, own) is None
+
+
+@pytest.mark.parametrize(
+    ("uses", "updates", "told"), [(2, 0, ["ema_never_updated"]), (2, 1, []), (1, 0, []), (0, 0, [])]
+)
+def test_an_average_that_is_used_and_never_updated_is_reported_at_the_end(
+    watching: Any, uses: int, updates: int, told: list[str]
+) -> None:
+    watch, model = watching(), Net()
+    average, optimizer = AveragedModel(model), train(model)
+    for _ in range(uses):
+        average(torch.randn(2, 4))
+        train(model, optimizer)
+    for _ in range(updates):
+        average.update_parameters(model)
+    assert said(watch) == told

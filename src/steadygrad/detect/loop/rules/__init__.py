@@ -28,6 +28,7 @@ from .modes import eval_mode_in_training, statistics_never_move, train_mode_in_e
 from .rates import clip_throttles, clipped_before_backward, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
 from .state import (
     dtype_downcast_of_moments,
+    ema_never_updated,
     lora_inactive,
     loss_never_changes,
     momentum_not_restored,
@@ -59,6 +60,7 @@ ALL: tuple[ModuleType, ...] = (
     aliased_samples,
     constant_inputs,
     nothing_loaded,
+    ema_never_updated,
     worker_same_seed,
     accumulation_weighting,
 )

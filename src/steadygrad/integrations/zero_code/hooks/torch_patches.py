@@ -215,7 +215,13 @@ def _schedules(watch: ProcessLoop, patches: Patches) -> None:
         call = functools.partial(original, self, model, *args, **kwargs)
         return follow(self, watch.optimizers.that_stepped(model), call)
 
+    def used(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and not watch.away:
+            watch.sampled.averages.used(self, watch.step)
+        return original(self, *args, **kwargs)
+
     patches.around(AveragedModel, "update_parameters", average)
+    patches.around(AveragedModel, "forward", used)
 
 
 def _all_kinds(kind: type) -> set[type]:

@@ -231,7 +231,7 @@ class RecordedOptimizer:
         return unmoved and self._judge()
 
     def _idle(self, window: _Window) -> tuple[str, ...]:
-        """The adapters of layers that ran, if none of all adapters got a gradient other than zero and something else did."""
+        """The adapters of layers that ran, if none of all got a gradient other than zero and something else did."""
         if not window.fed or (window.fed & self._adapters.keys() and not window.adapters_at_zero):
             return ()
         return tuple(name for name in self._adapters.values() if name in window.ran)

@@ -52,7 +52,7 @@ class _AddedNumbers(TorchFunctionMode):
     def of(self, loss: Tensor) -> list[float]:
         """The numbers that enter this loss linearly, in the order in which they were added."""
         with walked(loss) as graph:
-            linear = {node.handle for node in linear_nodes(graph)}
+            linear: set[Any] = {node.handle for node in linear_nodes(graph)}
         return [float(number) for total, number in self._sums if total.grad_fn in linear]
 
 
@@ -79,7 +79,8 @@ def _numbers(replayable: Replayable, change: ReplayChange | None) -> list[float]
         change.prepared(replayable)
     with torch.enable_grad(), _AddedNumbers() as added:
         loss = replayable.forward(pristine(replayable.batches[0], clone=True))["loss"]
-    return added.of(loss)
+    numbers: list[float] = added.of(loss)
+    return numbers
 
 
 def trained_by(replayable: Replayable) -> Collection[str]:

@@ -68,11 +68,11 @@ def _is_stacked(iterator: Any, dataset: Any) -> bool:
 def _inputs(batch: Any) -> list[Tensor]:
     """What is no label: rows of several numbers."""
     found = [t for t in tensors_in(batch) if t.dim() > 1 and t.device.type == "cpu" and t.layout is torch.strided]
-    return [t for t in found if 1 < t[0].numel() and t.numel() <= _MAX_NUMEL]
+    return [t for t in found if t[0].numel() > 1 and t.numel() <= _MAX_NUMEL]
 
 
 def _alike(batch: Any) -> list[Tensor]:
-    """The first rows of inputs whose rows are all the same, where something else in the batch differs from row to row."""
+    """The first rows of inputs whose rows are all the same, where something else differs from row to row."""
     inputs = _inputs(batch)
     alike = [t[0].clone() for t in inputs if bool((t == t[:1]).all())]
     others = [t for t in tensors_in(batch) if t.dim() == 1 and t.device.type == "cpu"]

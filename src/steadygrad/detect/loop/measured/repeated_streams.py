@@ -87,4 +87,6 @@ class RepeatedStreams:
         rounds = [prints[place : place + workers] for place in range(0, len(prints), workers)]
         alike = all(len(each) == workers and each[0] and len(set(each)) == 1 for each in rounds)
         if not self.found and len(rounds) == ROUNDS and alike and len({each[0] for each in rounds}) == ROUNDS:
-            self.found = f"each of {workers} workers reads all of the stream, so each batch is delivered {workers} times"
+            self.found = (
+                f"each of {workers} workers reads all of the stream, so each batch is delivered {workers} times"
+            )

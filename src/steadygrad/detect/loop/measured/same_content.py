@@ -104,13 +104,13 @@ class SameMemory:
         if self._times < _SAME or self.found:
             return
         for (name, _), entries in _growing_lists():
-            if len(given) < len(entries) <= _MAX_ENTRIES and (shared := _shared_by(list(entries))) is not None:
-                if shared.shape == given.shape[1:] and torch.equal(shared.to(given), given[0]):
-                    self.found = (
-                        f"all rows of {self._times} batches in a row are the same: the {len(entries)} entries of "
-                        f"{name} refer to one array, and not each to its own"
-                    )
-                    return
+            shared = _shared_by(list(entries)) if len(given) < len(entries) <= _MAX_ENTRIES else None
+            if shared is not None and shared.shape == given.shape[1:] and torch.equal(shared.to(given), given[0]):
+                self.found = (
+                    f"all rows of {self._times} batches in a row are the same: the {len(entries)} entries of "
+                    f"{name} refer to one array, and not each to its own"
+                )
+                return
 
 
 def _one_row(rows: Tensor) -> bool:

@@ -94,7 +94,9 @@ class StateLoads:
             return
         for each in self._taken:
             value = each.value()
-            if each.updates and any(value is one for one in given.values()) and value._version == each.version:
+            if value is None or not each.updates or value._version != each.version:
+                continue
+            if any(value is one for one in given.values()):
                 self._failed.append(
                     _Failed(
                         weakref.ref(module),
@@ -132,9 +134,7 @@ class StateLoads:
         )
 
 
-def fitting_names(
-    given: Mapping[str, torch.Size], own: Mapping[str, torch.Size]
-) -> tuple[str, str, list[str]] | None:
+def fitting_names(given: Mapping[str, torch.Size], own: Mapping[str, torch.Size]) -> tuple[str, str, list[str]] | None:
     """The prefixes with which the names and shapes of a state are those of a model, as given and as they should be, and
     the names that fit; None where at least half of them fit with none."""
     first = next((name for name, shape in given.items() if len(shape) > 1), "")

@@ -19,9 +19,9 @@ What to do
 
 Safety
     It changes nothing, and the program's own data set is not asked for anything. A data set is looked at under
-    `steady run`, where torch stacks single samples and it is small enough to be copied (16 MiB). Batches in which a program
-    repeats one prompt, data sets that hold equal samples, and one batch that is trained on again and again are not
-    reported.
+    `steady run`, where torch stacks single samples and it is small enough to be copied (16 MiB). Batches in which a
+    program repeats one prompt, data sets that hold equal samples, and one batch that is trained on again and again are
+    not reported.
 
 References
     https://docs.pytorch.org/docs/stable/data.html

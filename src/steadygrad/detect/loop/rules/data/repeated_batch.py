@@ -4,9 +4,10 @@ What it sees
     Three iterators in a row of a loader with more than one batch were asked for one batch only, and all three gave
     the same samples. Or an epoch was cut at the same place four times, the loader was begun anew with the same first
     batches each time, and there are four times as many samples. Or each of several workers reads all of a stream, so
-    that all of them give the same batch in turn. Or the model was given the same rows at eight updates in a row, and the list that they are drawn
-    from grew all the time. Or a weighted sampler has weights for a tenth of the samples at most and draws each of them
-    ten times or more in an epoch: weights of classes were given in the place of weights of samples.
+    that all of them give the same batch in turn. Or the model was given the same rows at eight updates in a row, and
+    the list that they are drawn from grew all the time. Or a weighted sampler has weights for a tenth of the samples at
+    most and draws each of them ten times or more in an epoch: weights of classes were given in the place of weights of
+    samples.
 
 Why it hurts
     The model sees one batch for ever: the training loss falls and nothing else is learnt.

@@ -1,8 +1,8 @@
 """The averaged weights that are evaluated and kept are still the initial ones.
 
 What it sees
-    A model of averaged weights (`torch.optim.swa_utils.AveragedModel`) was called at two or more points of the training,
-    the training has ended, and `update_parameters` was never called.
+    A model of averaged weights (`torch.optim.swa_utils.AveragedModel`) was called at two or more points of the
+    training, the training has ended, and `update_parameters` was never called.
 
 Why it hurts
     What is evaluated and saved is the network as it was before training.

@@ -43,7 +43,7 @@ def judge(record: LoopRecord) -> Finding | None:
     return loop_finding(
         RULE,
         record,
-        f"the low-rank adapters get no gradient: they are merged, switched off or scaled by 0, as the one in {names[0]}",
+        f"the low-rank adapters get no gradient: they are merged, switched off or scaled by 0, as in {names[0]}",
         fix="unmerge or enable the adapters before training goes on, and look at their scale",
         subject=names[0],
         phase="state",

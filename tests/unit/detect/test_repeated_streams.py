@@ -139,7 +139,7 @@ def test_samples_that_are_written_into_one_buffer_are_seen(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "one label", "places", "task", "zeros"])
-def test_samples_of_their_own_are_left_alone(how: str) -> None:
+def test_samples_that_are_separate_are_left_alone(how: str) -> None:
     assert looked_at(Samples(how)).aliased == ""
 
 

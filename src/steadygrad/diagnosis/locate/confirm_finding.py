@@ -18,7 +18,7 @@ from ...detect.observations.observed_run import PATIENCE, NotAsked, ObservedRun,
 from ...detect.patterns.loss_jumps_and_stays import RISEN, strides_too_long
 from ...detect.sampled.rules.parameter_never_changes import standing_apart, standing_still
 from ...records import Diagnosis, Finding
-from ...records.silent_diagnosis import silent_diagnosis
+from ...records.diagnosis import silent_diagnosis
 from ..diagnose import diagnose
 from ..replay.replay_observation import ReplayObservation, complete
 from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay

@@ -17,7 +17,7 @@ from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
 from ...records import Finding, Reading, Severity
-from ...records.silent_diagnosis import silent_diagnosis
+from ...records.diagnosis import silent_diagnosis
 from ..early_checks.collapse import CollapseWatch
 from ..early_checks.first_batch import FirstBatch
 from ..fault_barrier import FaultBarrier

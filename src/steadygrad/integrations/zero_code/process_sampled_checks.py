@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.graph.live_graph import LiveGraph
+from ...detect.loop.measured.state_loads import StateLoads
 from ...detect.loop.optimizer_state import watch_loads
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import num_rows_in
@@ -25,7 +26,6 @@ from ...records import Reading
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.call_log import Call
 from .hooks.schedulers_and_averages import UsedAverages
-from .hooks.state_loads import StateLoads
 from .look_budget import LookBudget
 from .rerun.loop_step import LoopStep
 from .rerun.rerunnable_parts import RerunnableParts

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from steadygrad.integrations.zero_code.hooks.state_loads import fitting_names
+from steadygrad.detect.loop.measured.state_loads import fitting_names
 
 
 def body() -> nn.Sequential:

@@ -15,7 +15,7 @@ Smallest example
     def __getitem__(self, i): return self.read(i), self.labels[i]
 
 What to do
-    Return and keep a tensor of its own for each sample: `self.buffer.clone()`, `observation.copy()`.
+    Return and keep a separate tensor for each sample: `self.buffer.clone()`, `observation.copy()`.
 
 Safety
     It changes nothing, and the program's own data set is not asked for anything. A data set is looked at under
@@ -46,7 +46,7 @@ def judge(record: LoopRecord) -> Finding | None:
     how = record.aliased or record.same_memory
     if not how:
         return None
-    fix = "keep and return a tensor of its own for each sample: a copy of what is written into again"
+    fix = "keep and return a separate tensor for each sample: a copy of what is written into again"
     return loop_finding(RULE, record, how, fix=fix, phase="data")
 
 

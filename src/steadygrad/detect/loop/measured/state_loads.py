@@ -168,7 +168,7 @@ def _first(state: Mapping[str, Any]) -> Tensor | None:
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     try:
         return one.data_ptr() == other.data_ptr() and one.shape == other.shape
-    except RuntimeError:  # a tensor without memory of its own
+    except RuntimeError:  # a tensor without memory
         return False
 
 

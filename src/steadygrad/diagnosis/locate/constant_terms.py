@@ -63,7 +63,12 @@ def _is_number(value: Any) -> bool:
 
 
 def constant_term(replayable: Replayable, move: ReplayChange) -> Finding | None:
-    """A number in the loss that is another one when the weights are moved. Only inside an examination."""
+    """A number in the loss that is another one when the weights are moved. Only inside an examination.
+
+    Not of several optimizers: what one of them does not train may be a number in the loss of the other.
+    """
+    if len(replayable.optimizers) != 1:
+        return None
     try:
         plain, again, moved = (_numbers(replayable, change) for change in (None, None, move))
     except CANNOT_RUN:

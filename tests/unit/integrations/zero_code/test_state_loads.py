@@ -39,6 +39,7 @@ def train(model: nn.Module, optimizer: Any = None) -> Any:
 def said(watch: Any) -> list[str]:
     log = watch.ledger.first
     watch.finish()
+    assert watch.barrier.faults == {}
     return [incident.diagnosis.cause.slug for incident in log.incidents]
 
 
@@ -72,11 +73,27 @@ def a_part(model: Net) -> None:
     model.load_state_dict({**under("body.", body()), "queue": torch.zeros(3)}, strict=False)
 
 
+def in_half_precision(model: Net) -> None:
+    given = body()
+    model.half()
+    model.load_state_dict(under("encoder.", given), strict=False)
+    model.body.load_state_dict(given.state_dict())
+    model.float()
+
+
+def of_inference(model: Net) -> None:
+    with torch.inference_mode():
+        state = model.state_dict()
+    model.load_state_dict(state)
+
+
 def of_other_shapes(model: Net) -> None:
     model.load_state_dict(under("encoder.", nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 9))), strict=False)
 
 
-@pytest.mark.parametrize("load", [renamed_then_loaded, copied_by_hand, a_part, of_other_shapes])
+@pytest.mark.parametrize(
+    "load", [renamed_then_loaded, copied_by_hand, in_half_precision, of_inference, a_part, of_other_shapes]
+)
 def test_loads_that_come_to_something_or_could_not_are_left_alone(watching: Any, load: Any) -> None:
     watch, model = watching(), Net()
     load(model)

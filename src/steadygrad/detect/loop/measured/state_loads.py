@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _KEPT = 8
 _HALF = 0.5
@@ -37,7 +38,7 @@ class _Failed:
     module: Callable[[], nn.Module | None]
     sentence: str
     weight: Callable[[], Tensor | None] | None = None
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[Any, ...] = ()
 
     @property
     def stands(self) -> bool:
@@ -45,7 +46,7 @@ class _Failed:
         if self.weight is None:
             return True
         weight = self.weight()
-        return weight is not None and _some_numbers(weight) != self.numbers
+        return weight is not None and _some_numbers(weight, weight.dtype) != self.numbers
 
 
 class StateLoads:
@@ -66,7 +67,7 @@ class StateLoads:
     def taken(self, state: Any) -> None:
         """A state was taken of a model."""
         value = _first(state) if isinstance(state, Mapping) else None
-        if value is not None:
+        if value is not None and not value.is_inference():  # one of inference counts no versions
             self._taken.append(_Taken(weakref.ref(value), value._version))
 
     def before_update(self, parameters: Sequence[Tensor]) -> None:
@@ -129,7 +130,7 @@ class StateLoads:
                 f"none of {len(given)} tensors was loaded with strict=False, because their names begin with "
                 f"{old or 'nothing'!r} and those of the model with {new or 'nothing'!r}: {len(names)} fit with that",
                 weakref.ref(weight),
-                _some_numbers(given[name]),
+                _some_numbers(given[name], weight.dtype),
             )
         )
 
@@ -154,11 +155,11 @@ def fitting_names(given: Mapping[str, torch.Size], own: Mapping[str, torch.Size]
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters())
+    return {name: each for name, each in module.named_parameters() if not is_lazy(each) and not each.is_meta}
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: each for name, each in state.items() if isinstance(each, Tensor) and not each.is_meta}
 
 
 def _first(state: Mapping[str, Any]) -> Tensor | None:
@@ -172,7 +173,7 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
         return False
 
 
-def _some_numbers(tensor: Tensor) -> tuple[float, ...]:
-    """Numbers from all over a tensor. Reads the device."""
+def _some_numbers(tensor: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Numbers from all over a tensor, as they are in this dtype. Reads the device."""
     flat = tensor.detach().flatten()
-    return tuple(flat[:: max(1, flat.numel() // _NUMBERS)][:_NUMBERS].double().tolist())
+    return tuple(flat[:: max(1, flat.numel() // _NUMBERS)][:_NUMBERS].to(dtype).tolist())

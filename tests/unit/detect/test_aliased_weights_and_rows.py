@@ -102,14 +102,17 @@ class World:
         return self.shown
 
 
+@pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize(("copies", "seen"), [(False, True), (True, False)])
-def test_a_replay_memory_of_one_array_is_named(copies: bool, seen: bool) -> None:
+def test_a_replay_memory_of_one_array_is_named(copies: bool, seen: bool, asks: bool) -> None:
     torch.manual_seed(0)
     world, memory, model = World(), [], nn.Linear(8, 2)
 
     def loss() -> Tensor:
         for number in range(20):
             state = world.look()
+            if asks:
+                model(torch.from_numpy(state))  # an answer for the world, with gradients that are not used
             memory.append((state.copy() if copies else state, number % 2))
         rows = memory[-16:]
         x, y = torch.from_numpy(numpy.stack([s for s, _ in rows])), torch.tensor([each for _, each in rows])

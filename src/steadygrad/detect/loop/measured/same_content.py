@@ -23,6 +23,8 @@ from ..program_frames import frames_of_program, variables_of
 from .repeated_draws import RepeatedDraws
 
 UPDATES, _UNTIL = 24, 200
+_MAX_OTHERS = 256
+"""Calls in a row without a batch of numbers after which there will be none."""
 _MAX_NUMEL, _MAX_ENTRIES, _MAX_OBJECTS = 1 << 18, 4096, 256
 _SAME = 4
 """Updates with the same rows after which the program's lists are looked at."""
@@ -35,23 +37,28 @@ _CHANCE, _NO_CHANCE = 4.0, 8.0
 
 
 class SameContent:
-    """Called once for each of the first updates, with what the model is given."""
+    """Called with what the model is given, at each of the first updates until that is a batch."""
 
     def __init__(self) -> None:
         self.rows, self.noise, self.draws = SameRows(), SameNoise(), RepeatedDraws()
         self.memory = SameMemory()
-        self._updates = 0
+        self._updates = self._others = 0
 
     @property
     def done(self) -> bool:
         return self._updates >= (UPDATES if self.draws.done else _UNTIL)
 
-    def called(self, arguments: Any) -> None:
-        self._updates += 1
+    def called(self, arguments: Any) -> bool:
+        """Whether it was a batch: a program may ask its model for one answer before."""
         given = next((t for t in tensors_in(arguments) if t.dim() > 1 and t.is_floating_point()), None)
-        if given is None or not describable(given) or given.device.type != "cpu" or not 0 < given.numel() <= _MAX_NUMEL:
+        if given is None:
+            self._others += 1
+            self._updates = self._updates if self._others < _MAX_OTHERS else _UNTIL
+            return False
+        self._updates, self._others = self._updates + 1, 0
+        if not describable(given) or given.device.type != "cpu" or not 0 < given.numel() <= _MAX_NUMEL:
             self._updates = _UNTIL
-            return
+            return True
         if self._updates <= UPDATES:
             self.rows.called(given.detach())
             self.memory.called(given.detach(), arguments)
@@ -59,6 +66,7 @@ class SameContent:
             self.noise.called(given.detach())
         if not self.draws.done:
             self.draws.called(given.detach())
+        return True
 
 
 class SameRows:

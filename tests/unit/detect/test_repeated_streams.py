@@ -152,6 +152,12 @@ def test_inputs_with_several_values_are_left_alone(how: str) -> None:
     assert looked_at(Samples(how)).constant == ""
 
 
+def test_data_sets_that_compare_by_their_numbers_or_cannot_be_referred_to_are_judged_without_a_fault() -> None:
+    for dataset in (torch.rand(40, 3), [torch.rand(3)] * 40):
+        assert looked_at(dataset).aliased == ""
+        assert after_epochs(dataset, CUT, shuffle=True).found == ""
+
+
 def test_token_ids_beside_a_mask_of_ones_are_left_alone() -> None:
     tokens, ones = torch.randint(0, 9, (64, 5)), torch.ones(64, 5)
     assert looked_at(TensorDataset(tokens, ones, torch.arange(64) % 2)).constant == ""

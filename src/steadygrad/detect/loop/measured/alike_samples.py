@@ -7,13 +7,13 @@ The first batches of a data set are looked at, on the host, one of them where th
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...tensors.nested_tensors import tensors_in
 from .asked_copies import ask_copy
@@ -30,8 +30,8 @@ class AlikeSamples:
         """How all rows of a batch are one sample."""
         self.constant = ""
         """How all inputs are one number."""
-        self._seen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
-        """A row of each of the batches so far; none where there is nothing to be seen."""
+        self._seen: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """By data set, by identity: a row of each of the batches so far; none where there is nothing to be seen."""
 
     def delivered(self, iterator: Any, indices: Sequence[Any], batch: Any) -> None:
         """A batch of these samples leaves a loader."""

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .asked_copies import ask_copy
 
@@ -35,9 +36,9 @@ class RepeatedStreams:
         """How the same batches are delivered again and again: a sentence, or nothing."""
         self._now: Callable[[], Any] = lambda: None
         """The data set of the epoch under way."""
-        self._same: weakref.WeakKeyDictionary[Any, tuple[list[Prints], int]] = weakref.WeakKeyDictionary()
-        """The batches of the last epoch of a data set, and how many epochs in a row had these."""
-        self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._same: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """By data set, by identity: the batches of its last epoch, and how many epochs in a row had these."""
+        self._asked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def begins(self, loader: Any, epoch: Sequence[Prints], *, trained: bool) -> None:
         """An epoch begins. `epoch` has all batches since the one before began, nothing where not all are known."""
@@ -48,7 +49,7 @@ class RepeatedStreams:
                 self._ended(before, list(epoch), trained)
             batches, times = self._same.get(dataset, ([], 0))
             if times >= _EPOCHS and not self.found and dataset not in self._asked:
-                self._asked.add(dataset)
+                self._asked[dataset] = True
                 self._judge(loader, len(batches), times)
         except TypeError:  # a data set of a kind that cannot be referred to, such as a list
             self._now = lambda: None

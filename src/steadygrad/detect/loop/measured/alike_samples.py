@@ -7,7 +7,7 @@ The first batches of a data set are looked at, on the host, one of them where th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class AlikeSamples:
         """How all rows of a batch are one sample."""
         self.constant = ""
         """How all inputs are one number."""
-        self._seen: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._seen: MutableMapping[Any, list[Tensor]] = WeakIdKeyDictionary()
         """By data set, by identity: a row of each of the batches so far; none where there is nothing to be seen."""
 
     def delivered(self, iterator: Any, indices: Sequence[Any], batch: Any) -> None:

@@ -8,7 +8,7 @@ several workers. What they show is looked into with a copy of the data set.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -36,9 +36,9 @@ class RepeatedStreams:
         """How the same batches are delivered again and again: a sentence, or nothing."""
         self._now: Callable[[], Any] = lambda: None
         """The data set of the epoch under way."""
-        self._same: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._same: MutableMapping[Any, tuple[list[Prints], int]] = WeakIdKeyDictionary()
         """By data set, by identity: the batches of its last epoch, and how many epochs in a row had these."""
-        self._asked: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._asked: MutableMapping[Any, bool] = WeakIdKeyDictionary()
 
     def begins(self, loader: Any, epoch: Sequence[Prints], *, trained: bool) -> None:
         """An epoch begins. `epoch` has all batches since the one before began, nothing where not all are known."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .finding_and_decision import Finding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDigest:
@@ -117,3 +119,17 @@ class Diagnosis:
     def remedies(self) -> tuple[Trial, ...]:
         """The trials that made the step finite, least change first."""
         return tuple(trial for trial in self.trials if trial.verified)
+
+
+def silent_diagnosis(found: Finding) -> Diagnosis:
+    """What the rule says, as a diagnosis: it names the cause, the place and what to change."""
+    phase, source = str(found.evidence.get("phase", "loop")), found.evidence.get("source")
+    return Diagnosis(
+        symptom="silent",
+        phase=phase,
+        cause=Cause(**found.evidence.get("cause", {"code": found.code, "slug": found.slug})),
+        origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
+        confidence=0.8 if found.evidence.get("candidate") else 1.0,
+        because=found.detail,
+        notes=(f"what to do: {found.evidence['fix']}",) if "fix" in found.evidence else (),
+    )

@@ -25,10 +25,10 @@ _NEAR = 24
 LEAF = "AccumulateGrad"
 VIEWS = frozenset(
     {
-        "Alias", "AsStrided", "Clone", "Contiguous", "Copy", "Expand", "Flatten", "Index", "IndexSelect",
-        "MaskedSelect", "Movedim", "Narrow", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice", "Split",
-        "SplitWithSizes", "Squeeze", "Swapaxes", "T", "ToCopy", "Transpose", "Unbind", "Unflatten", "UnsafeView",
-        "Unsqueeze", "View", "ViewAs",
+        "Alias", "AsStrided", "Clone", "Contiguous", "Copy", "Expand", "Flatten", "Gather", "Index",
+        "IndexSelect", "MaskedSelect", "Movedim", "Narrow", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice",
+        "Split", "SplitWithSizes", "Squeeze", "Swapaxes", "T", "ToCopy", "Transpose", "Unbind", "Unflatten",
+        "UnsafeView", "Unsqueeze", "View", "ViewAs",
     }
 )  # fmt: skip
 """Ops that hand on the values they are given, in another shape, order or dtype, or some of them."""

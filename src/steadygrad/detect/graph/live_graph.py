@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...records import Finding
+from ...records import Finding, Severity
 from ..tensors.living_objects import living
+from .autograd_graph import walked
 from .graph_findings import num_ranks
 from .rules import vanishing_gradient
+from .rules.losses.loss_inputs import adds_a_number
 from .rules.vanishing_gradient import GradientSize
 from .run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
 
 NOT_HELD = "SY405"
+_DETACHED = "SY438"
 LOOKS = 4
 """Losses that are looked at: what one batch shows by chance, several do not."""
 
@@ -67,8 +70,25 @@ class LiveGraph:
         # What belongs to the model is reported, and looked into, by the sampled checks.
         findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
         self.found += self._confirmed.new(findings, updated=update > 0)
+        if self.looks == 2:  # at the first one a term may still be without effect
+            self._suspect(loss, update)
         self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
         self.last_layer = id(named[self._layers[0]]) if self._layers else None
+
+    def _suspect(self, loss: Tensor, update: int) -> None:
+        """What a graph cannot show, and a replay can: a number that is added to the loss."""
+        with walked(loss) as graph:
+            if adds_a_number(graph):
+                self.found.append(
+                    Finding(
+                        code=_DETACHED,
+                        slug="detached_graph",
+                        severity=Severity.NOTE,
+                        step=update,
+                        detail="a number is added to the loss",
+                        evidence={"suspected": True},
+                    )
+                )
 
     def before_update(self, update: int) -> None:
         """The gradients of an update that was looked at. Reads the device once."""

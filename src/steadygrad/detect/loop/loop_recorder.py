@@ -70,6 +70,7 @@ class LoopRecorder:
         self._loops = [RecordedOptimizer(model, optimizer) for optimizer in optimizers]
         self._graph = graph or LiveGraph(model, optimizers, failed)
         self._content: SameContent | None = SameContent() if values else None
+        self._content_due = True
         self._decay: HandDecay | None = HandDecay() if values else None
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
@@ -131,6 +132,11 @@ class LoopRecorder:
     def next_look(self, step: int) -> int:
         """The first step after this one at which `before_forward` may have something to do."""
         return step + 1 if self._undo else (step // _THEN_EVERY + 1) * _THEN_EVERY
+
+    def ended(self) -> None:
+        """The program ends: what was loaded after the last update counts, too."""
+        for loop in self._loops:
+            loop.ended()
 
     def close(self) -> None:
         """Leave no hook."""
@@ -221,7 +227,7 @@ class LoopRecorder:
         note_call(self.calls, self._modes, model, (args, kwargs))
         if self._decay is not None:
             self._compare_weights(model)
-        if self._content is not None and torch.is_grad_enabled() and len(self.calls.trained) == 1:
+        if self._content is not None and self._content_due and torch.is_grad_enabled():
             self._compare_content((args, kwargs))
         if not self._graph.done and torch.is_grad_enabled():
             self._rows = num_rows_in((args, kwargs))
@@ -243,15 +249,15 @@ class LoopRecorder:
                 self._on_news()
 
     def _compare_content(self, arguments: Any) -> None:
-        """What the first calls with gradients of the first updates are given, once for each."""
+        """What the first batches with gradients of the first updates are, once for each."""
         content = self._content
         if content is None or content.done:
             self._content = None
             return
-        content.called(arguments)
+        self._content_due = not content.called(arguments)
         for loop in self._loops:
             loop.record.same_rows, loop.record.same_noise = content.rows.found, content.noise.found
-            loop.record.same_epochs = content.draws.found
+            loop.record.same_epochs, loop.record.same_memory = content.draws.found, content.memory.found
 
     def _returned(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Hear of the backward pass that reaches what the model returned."""
@@ -330,7 +336,7 @@ class LoopRecorder:
             if self._decay is not None:
                 self._decay.updated([p for group in optimizer.param_groups for p in group["params"]])
             if loop is self._loops[-1]:
-                self.calls, self._loss = CallsSeen(), None
+                self.calls, self._loss, self._content_due = CallsSeen(), None, True
                 self._updates += 1
                 self._left -= 1
 

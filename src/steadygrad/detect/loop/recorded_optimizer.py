@@ -26,6 +26,8 @@ from .rules.rates import lr_zero
 from .schedules import Schedules, of_an_idle_optimizer
 
 _MAX_ADAPTERS = 4
+_ADAPTERS_AT = range(2, 8)
+"""Updates at which the gradients of adapters are read: before, a layer above them may be zero by its initialisation."""
 _SHARE = 0.02
 """Less than this of a gradient is rounding, and not from an earlier update."""
 _MAX_SHARES = 8
@@ -54,6 +56,8 @@ class _Window:
     old: Tensor | None = None
     old_share: float = 0.0
     no_gradient: bool = False
+    adapters_at_zero: bool = False
+    """The gradients of all adapters are there, and zero."""
     replaced: bool = False
     closure: bool = False
 
@@ -65,6 +69,7 @@ class RecordedOptimizer:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         probes, adapters = spread(parameters), _few(find_adapters(model))
         self._adapters = {len(probes) + place: adapter.name for place, adapter in enumerate(adapters)}
+        self._outer = GradientMarks([adapter.outer for adapter in adapters])
         self.adapted_layers = [(adapter.name, weakref.ref(adapter.module)) for adapter in adapters]
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
@@ -136,6 +141,8 @@ class RecordedOptimizer:
         if closure or not window.passes:
             return
         window.no_gradient = bool(window.open) and marks.cleared(window.at_end)
+        if self._adapters and self.record.count in _ADAPTERS_AT:
+            window.adapters_at_zero = self._outer.all_zero()
         window.replaced = marks.replaced(window.at_end)
         self.sizes.before_update(changed=not marks.unchanged(window.at_end))
         if window.kept and window.old is not None:
@@ -193,6 +200,11 @@ class RecordedOptimizer:
             self.record.idle_schedule = of_an_idle_optimizer(optimizer)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
+    def ended(self) -> None:
+        """No more updates come: what was loaded since the last one is judged, and what never took place."""
+        if self.record.count and (self.record.not_loaded or self.record.idle_average):
+            self._judge()
+
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
         given = [*self.state.given_zero, *([False] * len(optimizer.param_groups))]
         groups = zip(optimizer.param_groups, given, strict=False)
@@ -219,8 +231,8 @@ class RecordedOptimizer:
         return unmoved and self._judge()
 
     def _idle(self, window: _Window) -> tuple[str, ...]:
-        """The adapters of layers that ran, if none of all adapters got a gradient and something else did."""
-        if not window.fed or window.fed & self._adapters.keys():
+        """The adapters of layers that ran, if none of all got a gradient other than zero and something else did."""
+        if not window.fed or (window.fed & self._adapters.keys() and not window.adapters_at_zero):
             return ()
         return tuple(name for name in self._adapters.values() if name in window.ran)
 
@@ -258,6 +270,10 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.few_drawn
         or record.by_class
         or record.rewritten
+        or record.aliased
+        or record.same_memory
+        or record.constant
+        or record.not_loaded
         or record.same_draws
         or record.same_noise
         or record.same_epochs

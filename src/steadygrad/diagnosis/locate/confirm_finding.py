@@ -18,11 +18,13 @@ from ...detect.observations.observed_run import PATIENCE, NotAsked, ObservedRun,
 from ...detect.patterns.loss_jumps_and_stays import RISEN, strides_too_long
 from ...detect.sampled.rules.parameter_never_changes import standing_apart, standing_still
 from ...records import Diagnosis, Finding
+from ...records.diagnosis import silent_diagnosis
 from ..diagnose import diagnose
 from ..replay.replay_observation import ReplayObservation, complete
 from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
 from ..replay.replayable import FollowedReplayable, Replayable
 from ..trace.parameters_used import parameters_read
+from .constant_terms import constant_term, trained_by
 from .lost_gradient import lost_moments
 
 EXPLAINS = {
@@ -47,6 +49,11 @@ def look_into(replayable: FollowedReplayable, findings: Sequence[Finding], *, de
     Syncs with the host.
     """
     codes = {found.code for found in findings}
+    if detached_graph.RULE.code in codes:
+        with replayable.examining():
+            found = constant_term(replayable, _Moved(trained_by(replayable)))
+        if found is not None:
+            return silent_diagnosis(found), (replace(found, step=replayable.facts.step),)
     if not any(codes & explained for explained in EXPLAINS.values()):
         return None
     with replayable.examining():

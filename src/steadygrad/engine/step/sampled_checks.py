@@ -16,7 +16,8 @@ from ...detect.graph.graph_findings import num_ranks
 from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
-from ...records import Cause, Diagnosis, Finding, Origin, Reading, Severity
+from ...records import Finding, Reading, Severity
+from ...records.diagnosis import silent_diagnosis
 from ..early_checks.collapse import CollapseWatch
 from ..early_checks.first_batch import FirstBatch
 from ..fault_barrier import FaultBarrier
@@ -175,12 +176,15 @@ class SampledChecker:
             if (each.code, each.subject) in self._entered:  # two checks may see the same
                 continue
             self._entered.add((each.code, each.subject))
+            if each.evidence.get("suspected"):  # for a replay to confirm
+                self.suspects.append(each)
+                continue
             found = replace(each, step=step)
             self._log.tell_vital(found)
             self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
             # Of several ranks one would count an incident that the others do not have.
             if num_ranks() == 1 and found.evidence.get("certain", True):
-                self._log.enter_silent(step, (found,), _diagnosis_of(found))
+                self._log.enter_silent(step, (found,), silent_diagnosis(found))
         if findings:
             self._log.announce()
 
@@ -251,20 +255,6 @@ class SampledChecker:
             if found.severity is not Severity.NOTE:
                 self.suspects.append(found)
                 self._log.show(f"{found.code} {found.slug}: {found.detail}", kind=found.code)
-
-
-def _diagnosis_of(found: Finding) -> Diagnosis:
-    """What a rule over the loop says, as a diagnosis: it names the cause, the place and what to change."""
-    phase, source = str(found.evidence.get("phase", "loop")), found.evidence.get("source")
-    return Diagnosis(
-        symptom="silent",
-        phase=phase,
-        cause=Cause(**found.evidence.get("cause", {"code": found.code, "slug": found.slug})),
-        origin=Origin(phase=phase, source=source, module=found.subject or None) if source or found.subject else None,
-        confidence=0.8 if found.evidence.get("candidate") else 1.0,
-        because=found.detail,
-        notes=(f"what to do: {found.evidence['fix']}",) if "fix" in found.evidence else (),
-    )
 
 
 class _SwitchingOff:

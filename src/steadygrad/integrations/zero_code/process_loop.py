@@ -225,7 +225,7 @@ class ProcessLoop:
         with self._in_backward:
             self.backwards.begin(loss)
             self.batches.describe()
-            self.batches.data.classes.trained(loss)
+            self.batches.data.trained(loss)
             self.events.backward_begins(loss)
             note_loss(self.models.calls, loss)
             self.slices.backward_begins(loss)

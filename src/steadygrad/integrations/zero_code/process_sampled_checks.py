@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.graph.live_graph import LiveGraph
+from ...detect.loop.measured.state_loads import StateLoads
 from ...detect.loop.optimizer_state import watch_loads
 from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import num_rows_in
@@ -24,6 +25,7 @@ from ...engine.step.trained_parameters import parameters_of
 from ...records import Reading
 from ..optimizer.optimizer_loop import OptimizerLoop
 from .hooks.call_log import Call
+from .hooks.schedulers_and_averages import UsedAverages
 from .look_budget import LookBudget
 from .rerun.loop_step import LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
@@ -51,6 +53,7 @@ class SampledChecks:
         self._sampled: int | None = None
         self._asked = self._tried = 0
         self._budget = LookBudget(_ALWAYS, _SHARE)
+        self.loads, self.averages = StateLoads(), UsedAverages()
 
     def optimizer_made(self, made: Optimizer) -> None:
         """Another optimizer: a model that it trains too is not sampled any more."""
@@ -109,12 +112,12 @@ class SampledChecks:
 
     def around(self, loop: OptimizerLoop, optimizer: Optimizer, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""
+        self.loads.before_update(loop.parameters)
         checker = self._checkers.get(optimizer) or self._checker(loop)
         if checker is None or getattr(optimizer, "grad_scale", None) is not None:
             return make
         if checker.recorder is not None:
-            batches = self._watch.batches
-            checker.recorder.loaded(**batches.wrong, empty_clips=self._watch.clipping.found_nothing(loop.parameters))
+            self._tell_of_loads(loop, checker)
         step = loop.log.ledger.steps
         if step not in checker.idle:
             with self._budget:
@@ -133,8 +136,19 @@ class SampledChecks:
 
         return sampled
 
+    def _tell_of_loads(self, loop: OptimizerLoop, checker: SampledChecker) -> None:
+        """What is wrong with what the program loads: batches, and states."""
+        model, watch = checker.model(), self._watch
+        assert checker.recorder is not None
+        checker.recorder.loaded(
+            **watch.batches.wrong,
+            empty_clips=watch.clipping.found_nothing(loop.parameters),
+            not_loaded=self.loads.wrong(model) if model is not None else "",
+        )
+
     def updated(self, loop: OptimizerLoop) -> None:
         """An update was made or withheld."""
+        self.loads.after_update()
         sampled, self._sampled = self._sampled, None
         checker = self._checkers.get(loop.optimizer)
         if checker is None:
@@ -169,6 +183,11 @@ class SampledChecks:
             loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and loop.log.recent:
                 checker.decide_provisional()
+                if checker.recorder is not None:
+                    self._tell_of_loads(loop, checker)
+                    if (model := checker.model()) is not None:
+                        checker.recorder.loaded(idle_average=self.averages.idle(model))
+                    checker.recorder.ended()
                 checker.close()
                 if checker.suspects:
                     last = loop.log.recent[-1]

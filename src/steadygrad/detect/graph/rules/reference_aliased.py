@@ -4,6 +4,7 @@ What it sees
     In one step a module is called with gradients and another one without, neither contains the other, and all their
     parameters are the same memory. Or one module is called both ways under two names of the model. Or the difference
     between the trained model's values and the reference's is exactly zero for every row that enters a log-sigmoid.
+    Or a distance of the weights from earlier ones is one from themselves.
 
 Why it hurts
     A comparison with a reference that moves along says nothing: a preference loss stays at log 2, a penalty for moving
@@ -13,6 +14,7 @@ Smallest example
     reference = model
     # fixed
     reference = copy.deepcopy(model).requires_grad_(False)
+    anchor = [parameter.detach().clone() for parameter in model.parameters()]
 
 What to do
     Make the reference a deep copy, once, before training.

@@ -1,5 +1,6 @@
 """What the loaders of a program deliver, as facts about live objects: how few samples a sampler can draw, whether the
-classes come one after another, and whether a data set rewrites the samples that it keeps.
+classes come one after another, and whether a data set rewrites the samples that it keeps. What batches have in common
+is looked at in the modules beside this one.
 
 Everything is on the host. A loader that mixes its classes is looked at for a few batches, one that rewrites nothing for
 a few batches of each epoch.
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.utils.data import SequentialSampler, Subset, WeightedRandomSampler
 
 from ...graph.autograd_graph import saved_tensor
 from ...tensors.nested_tensors import tensors_in
+from .alike_samples import AlikeSamples
+from .repeated_streams import Prints, RepeatedStreams
 
 _NEAR = 24
 """So many nodes from the loss its targets are looked for."""
@@ -34,19 +37,29 @@ _MAX_BYTES = 1 << 30
 
 
 class DeliveredData:
-    """The loaders of one program. Each of the three sentences is empty while nothing is wrong."""
+    """The loaders of one program. Each of the sentences is empty while nothing is wrong."""
 
     def __init__(self) -> None:
         self.few_drawn = ""
         """How a sampler can draw a few of the samples only."""
         self.classes = ClassesInOrder()
         self.kept = KeptSamples()
+        self.streams = RepeatedStreams()
+        self.samples = AlikeSamples()
+        self._losses = 0
 
-    def begins(self, loader: Any) -> None:
-        """A new iterator of a loader."""
+    def begins(self, loader: Any, epoch: Sequence[Prints] = ()) -> None:
+        """A new iterator of a loader. `epoch` has the fingerprints of all batches since the one before began."""
         self.few_drawn = self.few_drawn or _few_drawn(loader)
         self.classes.begins(loader)
         self.kept.begins(loader)
+        self.streams.begins(loader, epoch, trained=self._losses > 0)
+        self._losses = 0
+
+    def trained(self, loss: Tensor) -> None:
+        """A loss, before its backward."""
+        self._losses += 1
+        self.classes.trained(loss)
 
 
 def _few_drawn(loader: Any) -> str:

@@ -96,6 +96,11 @@ class GradientMarks:
                 return True
         return False
 
+    def all_zero(self) -> bool:
+        """Whether every gradient is there and in host memory, and none has a value other than zero."""
+        there = self.gradients()
+        return bool(there) and not any(g is None or g.device.type != "cpu" or _has_values(g) for g in there)
+
     def smallest(self) -> Tensor | None:
         """The gradient with the fewest elements, to be compared with itself later."""
         there = [gradient for gradient in self.gradients() if gradient is not None and not gradient.is_sparse]

@@ -1,4 +1,5 @@
-"""What the first batches have in common: rows that are drawn again although others come, noise that is always the same.
+"""What the first batches have in common: rows that are drawn again although others come, rows of a batch that are all
+one memory, noise that is always the same.
 
 Looks at what the model is given and at the variables of the functions that call it, in host memory, at the first
 updates. Copies of a few tensors are kept from one update to the next, as long as there is a suspicion.
@@ -22,6 +23,8 @@ from ..program_frames import frames_of_program, variables_of
 from .repeated_draws import RepeatedDraws
 
 UPDATES, _UNTIL = 24, 200
+_MAX_OTHERS = 256
+"""Calls in a row without a batch of numbers after which there will be none."""
 _MAX_NUMEL, _MAX_ENTRIES, _MAX_OBJECTS = 1 << 18, 4096, 256
 _SAME = 4
 """Updates with the same rows after which the program's lists are looked at."""
@@ -34,28 +37,36 @@ _CHANCE, _NO_CHANCE = 4.0, 8.0
 
 
 class SameContent:
-    """Called once for each of the first updates, with what the model is given."""
+    """Called with what the model is given, at each of the first updates until that is a batch."""
 
     def __init__(self) -> None:
         self.rows, self.noise, self.draws = SameRows(), SameNoise(), RepeatedDraws()
-        self._updates = 0
+        self.memory = SameMemory()
+        self._updates = self._others = 0
 
     @property
     def done(self) -> bool:
         return self._updates >= (UPDATES if self.draws.done else _UNTIL)
 
-    def called(self, arguments: Any) -> None:
-        self._updates += 1
+    def called(self, arguments: Any) -> bool:
+        """Whether it was a batch: a program may ask its model for one answer before."""
         given = next((t for t in tensors_in(arguments) if t.dim() > 1 and t.is_floating_point()), None)
-        if given is None or not describable(given) or given.device.type != "cpu" or not 0 < given.numel() <= _MAX_NUMEL:
+        if given is None:
+            self._others += 1
+            self._updates = self._updates if self._others < _MAX_OTHERS else _UNTIL
+            return False
+        self._updates, self._others = self._updates + 1, 0
+        if not describable(given) or given.device.type != "cpu" or not 0 < given.numel() <= _MAX_NUMEL:
             self._updates = _UNTIL
-            return
+            return True
         if self._updates <= UPDATES:
             self.rows.called(given.detach())
+            self.memory.called(given.detach(), arguments)
         if not self.noise.done:
             self.noise.called(given.detach())
         if not self.draws.done:
             self.draws.called(given.detach())
+        return True
 
 
 class SameRows:
@@ -84,6 +95,44 @@ class SameRows:
                 f"the same {len(given)} samples were drawn at {self._times} updates in a row from {name}, "
                 f"which grows all the time and has {size} by now"
             )
+
+
+class SameMemory:
+    """Whether all rows of each batch are one array, to which all entries of a list of the program refer."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        self.found = ""
+        """How, as a sentence; or nothing."""
+
+    def called(self, given: Tensor, arguments: Any) -> None:
+        alike = len(given) >= _MIN_ROWS and given[0].numel() > 1 and _one_row(given)
+        others = [t for t in tensors_in(arguments) if t.dim() > 1 and describable(t)] if alike else []
+        self._times = self._times + 1 if alike and all(map(_one_row, others)) else 0
+        if self._times < _SAME or self.found:
+            return
+        for (name, _), entries in _growing_lists():
+            shared = _shared_by(list(entries)) if len(given) < len(entries) <= _MAX_ENTRIES else None
+            if shared is not None and shared.shape == given.shape[1:] and torch.equal(shared.to(given), given[0]):
+                self.found = (
+                    f"all rows of {self._times} batches in a row are the same: the {len(entries)} entries of "
+                    f"{name} refer to one array, and not each to its own"
+                )
+                return
+
+
+def _one_row(rows: Tensor) -> bool:
+    return bool((rows[:2] == rows[:1]).all()) and bool((rows == rows[:1]).all())
+
+
+def _shared_by(entries: list[Any]) -> Tensor | None:
+    """An array or tensor that is the same object in every entry, where the entries are not."""
+    if len({id(entry) for entry in entries}) < len(entries):
+        return None
+    for part in _parts(entries[0]):
+        if all(any(part is other for other in _parts(entry)) for entry in entries):
+            return torch.as_tensor(part).detach()
+    return None
 
 
 class SameNoise:
@@ -225,13 +274,18 @@ def _only(places: Tensor) -> int | None:
     return int(found[0]) if len(found) == 1 else None
 
 
-def _tensor_at(entry: Any, place: int) -> Tensor | None:
-    """One of the tensors or arrays of an entry."""
+def _parts(entry: Any) -> list[Any]:
+    """The tensors and arrays of an entry."""
     if not isinstance(entry, Tensor | Mapping | list | tuple) and isinstance(getattr(entry, "__dict__", None), dict):
         entry = vars(entry)
     values = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, list | tuple) else [entry]
     numpy = sys.modules.get("numpy")
-    arrays = [v for v in values if isinstance(v, Tensor) or (numpy is not None and isinstance(v, numpy.ndarray))]
+    return [v for v in values if isinstance(v, Tensor) or (numpy is not None and isinstance(v, numpy.ndarray))]
+
+
+def _tensor_at(entry: Any, place: int) -> Tensor | None:
+    """One of the tensors or arrays of an entry."""
+    arrays = _parts(entry)
     if place >= len(arrays):
         return None
     found = arrays[place]

@@ -6,18 +6,15 @@ transform of it, made for itself is copied with it, in the same state, into each
 
 from __future__ import annotations
 
-import pickle
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...tensors.nested_tensors import tensors_in
-
-_MAX_BYTES = 1 << 24
-_DEPTH = 3
+from .asked_copies import ask_copy, attributes
 
 
 def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
@@ -26,76 +23,35 @@ def same_draws(dataset: Any, num_workers: int, has_worker_init: bool) -> str:
     Two copies of the data set, made as for workers, are asked for the same sample, and one of them twice: if the copies
     agree and the second answer differs, the sample depends on a generator that every worker has in the same state.
     """
-    if num_workers < 2 or has_worker_init:
+    if num_workers < 2 or has_worker_init or not (names := _own_generators(dataset)):
         return ""
-    names = _own_generators(dataset)
-    if not names:
-        return ""
-    state = random.getstate(), torch.get_rng_state(), _numpy_state()
-    try:
-        copied = pickle.dumps(dataset)
-        if len(copied) > _MAX_BYTES:
-            return ""
-        one, other = pickle.loads(copied), pickle.loads(copied)
+
+    def drawn_alike(copy: Callable[[], Any]) -> bool:
+        one, other = copy(), copy()
         first, again, elsewhere = one[0], one[0], other[0]
-        drawn_alike = _same(first, elsewhere) and not _same(first, again)
-    except Exception:  # a data set that cannot be copied or asked here
-        return ""
-    finally:
-        _restore(state)
-    if drawn_alike:
+        return _same(first, elsewhere) and not _same(first, again)
+
+    if ask_copy(dataset, drawn_alike):
         return f"each of {num_workers} workers has a copy of the generator {names[0]} in the same state"
     return ""
 
 
 def draws_at_random(dataset: Any, shape: Sequence[int]) -> str:
     """The generator it keeps, with which this data set changes samples of such a shape; nothing where it has none."""
-    names = _own_generators(dataset)
-    if not names:
+    if not (names := _own_generators(dataset)):
         return ""
-    state = random.getstate(), torch.get_rng_state(), _numpy_state()
-    try:
-        copied = pickle.dumps(dataset)
-        if len(copied) > _MAX_BYTES:
-            return ""
-        copy = pickle.loads(copied)
+
+    def changes(make: Callable[[], Any]) -> bool:
+        copy = make()
         first, again = copy[0], copy[0]
-        alike = any(tuple(tensor.shape) == tuple(shape) for tensor in tensors_in(first))
-        return names[0] if alike and not _same(first, again) else ""
-    except Exception:  # a data set that cannot be copied or asked here
-        return ""
-    finally:
-        _restore(state)
+        return any(tuple(tensor.shape) == tuple(shape) for tensor in tensors_in(first)) and not _same(first, again)
+
+    return names[0] if ask_copy(dataset, changes) else ""
 
 
 def _own_generators(dataset: Any) -> list[str]:
-    """The names of the generators that a data set keeps; none of one that is too large to be copied."""
-    names, size = [], 0
-    for name, value in _attributes(dataset, _DEPTH):
-        if _is_generator(value):
-            names.append(name)
-        size += getattr(value, "nbytes", 0) if not isinstance(value, list | tuple | dict | str | bytes) else len(value)
-    return names if size <= _MAX_BYTES else []
-
-
-def _restore(state: tuple[Any, Any, Any]) -> None:
-    random.setstate(state[0])
-    torch.set_rng_state(state[1])
-    if state[2] is not None:
-        sys.modules["numpy"].random.set_state(state[2])
-
-
-def _attributes(thing: Any, depth: int, path: str = "dataset") -> Iterator[tuple[str, Any]]:
-    """The attributes of the data set, of what it wraps and of its transforms."""
-    if depth == 0:
-        return
-    items: Any = vars(thing).items() if hasattr(thing, "__dict__") else ()
-    if isinstance(thing, list | tuple):
-        items = ((str(place), item) for place, item in enumerate(thing[:16]))
-    for name, value in items:
-        yield f"{path}.{name}", value
-        if hasattr(value, "__dict__") or isinstance(value, list | tuple):
-            yield from _attributes(value, depth - 1, f"{path}.{name}")
+    """The names of the generators that a data set keeps."""
+    return [name for name, value in attributes(dataset) if _is_generator(value)]
 
 
 def _is_generator(value: Any) -> bool:
@@ -104,11 +60,6 @@ def _is_generator(value: Any) -> bool:
     if numpy is not None:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
     return isinstance(value, kinds)
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    return numpy.random.get_state() if numpy is not None else None
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -9,7 +9,14 @@ from types import ModuleType
 
 from ....records import Finding
 from ..loop_record import LoopRecord
-from .data import repeated_batch, samples_rewritten, sorted_by_class, worker_same_seed
+from .data import (
+    aliased_samples,
+    constant_inputs,
+    repeated_batch,
+    samples_rewritten,
+    sorted_by_class,
+    worker_same_seed,
+)
 from .gradients import (
     accumulation_cleared,
     accumulation_tail_dropped,
@@ -21,9 +28,11 @@ from .modes import eval_mode_in_training, statistics_never_move, train_mode_in_e
 from .rates import clip_throttles, clipped_before_backward, lr_zero, schedule_of_another_optimizer, wrong_param_group_lr
 from .state import (
     dtype_downcast_of_moments,
+    ema_never_updated,
     lora_inactive,
     loss_never_changes,
     momentum_not_restored,
+    nothing_loaded,
     update_lost_in_copy,
 )
 
@@ -48,6 +57,10 @@ ALL: tuple[ModuleType, ...] = (
     repeated_batch,
     sorted_by_class,
     samples_rewritten,
+    aliased_samples,
+    constant_inputs,
+    nothing_loaded,
+    ema_never_updated,
     worker_same_seed,
     accumulation_weighting,
 )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.measured.delivered_data import DeliveredData
+from ....detect.loop.measured.repeated_streams import ROUNDS
 from ....detect.loop.measured.worker_seeds import same_draws
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
@@ -78,6 +79,8 @@ class LoaderBatches:
     """How the workers of a loader draw the same numbers: a sentence, or nothing."""
     data: DeliveredData = field(default_factory=DeliveredData)
     _asked: set[int] = field(default_factory=set)
+    _epoch_from: int = 0
+    """The number of the first batch since a loader was begun."""
     _begun: tuple[int, tuple[Any, ...], int] = (0, (), 0)
     """The loader that was begun last, the first samples it gave, and how often in a row it gave these alone."""
     _undescribed: tuple[LoaderBatch, list[Tensor]] | None = None
@@ -89,11 +92,13 @@ class LoaderBatches:
         """What is wrong with the batches, as sentences by their names in the record of a loop."""
         data = self.data
         return {
-            "repeated": self.repeated,
+            "repeated": self.repeated or data.streams.found,
             "same_draws": self.same_draws,
             "few_drawn": data.few_drawn,
             "by_class": data.classes.found,
             "rewritten": data.kept.found,
+            "aliased": data.samples.aliased,
+            "constant": data.samples.constant,
         }
 
     def drawn(self, iterator: Any, index: Any) -> None:
@@ -114,7 +119,9 @@ class LoaderBatches:
 
     def begins(self, loader: Any) -> None:
         """A new iterator of a loader. Do its workers draw the same numbers? Looked into once for each loader."""
-        self.data.begins(loader)
+        self.describe()
+        epoch, self._epoch_from = self.handed - self._epoch_from, self.handed
+        self.data.begins(loader, [each.prints for each in self.ring][-epoch:] if 0 < epoch < _RING else ())
         if not self.same_draws and loader.num_workers > 1 and id(loader) not in self._asked:
             self._asked.add(id(loader))
             self.same_draws = same_draws(loader.dataset, loader.num_workers, loader.worker_init_fn is not None)
@@ -141,6 +148,8 @@ class LoaderBatches:
         if any(map(operator.is_, indices, repeat(None))) or getattr(iterator, "_in_order", True) is False:
             indices = ()  # an iterable dataset, or workers that hand out in the order in which they finish
         self._note_repeats(iterator, indices)
+        if indices:
+            self.data.samples.delivered(iterator, indices, batch)
         if self.data.kept.watching and indices:
             self.data.kept.delivered(indices[0], batch)
         every = tensors_in(batch)
@@ -152,6 +161,9 @@ class LoaderBatches:
             if not fit(self._pieces):
                 self.let_go()
         self.describe()
+        workers = getattr(iterator, "_num_workers", 0)
+        if workers > 1 and vars(iterator)[_GIVEN] == ROUNDS * workers + 1 and not indices:
+            self.data.streams.of_workers([each.prints for each in self.ring][-ROUNDS * workers :], workers)
         source = LoaderSource(weakref.ref(iterator), indices)
         self.ring.append(LoaderBatch(indices, number, [weakref.ref(tensor) for tensor in tensors], source))
         self._undescribed = (self.ring[-1], on_host)

@@ -16,6 +16,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+_USES = 2
 
 
 class _Depth(threading.local):
@@ -89,6 +92,29 @@ class SchedulersAndAverages:
             return call()
         finally:
             self._inside.calls -= 1
+
+
+class UsedAverages:
+    """Averaged models of torch, and after how many updates they were called."""
+
+    def __init__(self) -> None:
+        self._used: weakref.WeakKeyDictionary[AveragedModel, list[int]] = weakref.WeakKeyDictionary()
+
+    def used(self, average: AveragedModel, updates: int) -> None:
+        known = self._used.setdefault(average, [])
+        if updates and updates not in known[-1:] and len(known) < _USES:
+            known.append(updates)
+
+    def idle(self, model: nn.Module) -> str:
+        """How one of this model is used and was never updated: a sentence, or nothing. Reads the device."""
+        shapes = [parameter.shape for parameter in model.parameters()]
+        for average, known in self._used.items():
+            if len(known) < _USES or shapes != [parameter.shape for parameter in average.module.parameters()]:
+                continue
+            if int(average.n_averaged) == 0:
+                after = " and ".join(map(str, known))
+                return f"averaged weights were used after {after} updates and never updated: they are the initial ones"
+        return ""
 
 
 def weakly_called(call: Callable[[], Any]) -> Callable[[], Any]:

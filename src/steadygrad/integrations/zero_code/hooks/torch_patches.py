@@ -42,6 +42,7 @@ def listen(watch: ProcessLoop) -> Patches:
     _schedules(watch, patches)
     _loaders(watch, patches)
     _copies(watch, patches)
+    _states(watch, patches)
     watch.events.listen(patches)
     _tracebacks(patches)
     return patches
@@ -111,6 +112,32 @@ def _copies(watch: ProcessLoop, patches: Patches) -> None:
 
     patches.around(_recursive, "create_script_module", script)
     patches.around(nn.Module, "__getstate__", state)
+
+
+def _states(watch: ProcessLoop, patches: Patches) -> None:
+    """What a program takes of its models and loads into them."""
+    loads = watch.sampled.loads
+
+    def taken(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        state = original(self, *args, **kwargs)
+        if not (args or "destination" in kwargs or watch.away):  # else it is that of a part
+            with watch.barrier("states", None):
+                loads.taken(state)
+        return state
+
+    def loaded(original: Any, self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        looks = not watch.away
+        with watch.barrier("states", None):
+            if looks:
+                loads.loading(self, state_dict)
+        result = original(self, state_dict, *args, **kwargs)
+        with watch.barrier("states", None):
+            if looks:
+                loads.loaded(self, state_dict, result)
+        return result
+
+    patches.around(nn.Module, "state_dict", taken)
+    patches.around(nn.Module, "load_state_dict", loaded)
 
 
 def _backward_and_clipping(watch: ProcessLoop, patches: Patches) -> None:
@@ -188,7 +215,13 @@ def _schedules(watch: ProcessLoop, patches: Patches) -> None:
         call = functools.partial(original, self, model, *args, **kwargs)
         return follow(self, watch.optimizers.that_stepped(model), call)
 
+    def used(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and not watch.away:
+            watch.sampled.averages.used(self, watch.step)
+        return original(self, *args, **kwargs)
+
     patches.around(AveragedModel, "update_parameters", average)
+    patches.around(AveragedModel, "forward", used)
 
 
 def _all_kinds(kind: type) -> set[type]:

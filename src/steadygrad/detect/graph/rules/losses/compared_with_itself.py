@@ -16,6 +16,8 @@ Smallest example
 What to do
     Keep the other side from before, without gradient: `old_log_prob = policy.log_prob(a).detach()` when acting.
 
+    Weights that are compared with themselves are reported as SY448: copy those that the weights are to stay near.
+
 Safety
     It changes nothing and is seen under `steady run`. A side without gradient, as in the first pass over fresh samples,
     is not reported, nor are two networks that begin alike, or a difference that is zero in the first steps only.
@@ -33,6 +35,7 @@ from .....records import Finding
 from .....records.rules import Rule
 from ...autograd_graph import GraphNode, LossGraph, walk
 from ...graph_findings import read, seen
+from .. import reference_aliased
 
 RULE = Rule(
     "SY458", "compared_with_itself", "The loss compares predictions with themselves, and their gradients cancel."
@@ -54,12 +57,20 @@ def judge(graph: LossGraph) -> Finding | None:
             continue
         named = [graph.nodes[index].leaf for index in sorted(leaves)]
         name = next((graph.called(leaf) for leaf in named if leaf is not None), "")
+        if name and _are_weights(graph, *both):
+            what = f"a term of the loss compares {name} with itself: what it is to stay near is no copy of the weights"
+            return seen(reference_aliased.RULE, name, what, op=node.name)
         if name:
             what = "a ratio" if node.name == "Exp" else "an error"
             return seen(
                 RULE, name, f"{what} in the loss compares the same values, and both sides have a gradient", op=node.name
             )
     return None
+
+
+def _are_weights(graph: LossGraph, one: GraphNode, other: GraphNode) -> bool:
+    """Whether both sides are parameters, as in a distance from earlier weights."""
+    return graph.through_views(one).leaf is not None and graph.through_views(other).leaf is not None
 
 
 def _both_sides(graph: LossGraph, node: GraphNode) -> tuple[GraphNode, GraphNode] | None:

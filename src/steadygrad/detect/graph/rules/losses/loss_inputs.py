@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ...autograd_graph import GraphNode, LossGraph
+from ...autograd_graph import VIEWS, GraphNode, LossGraph
 from ...graph_findings import read
 
+_LINEAR = VIEWS | {"Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Mul", "Div"}
 _REDUCTIONS = frozenset({"Mean", "Sum"})
 _SOME = 4096
 
@@ -38,6 +39,28 @@ def divergences(graph: LossGraph) -> Iterator[Divergence]:
             continue
         if target.shape == graph.shape(product) == graph.shape(node) and _is_distribution(target):
             yield Divergence(node, factors[0])
+
+
+def linear_nodes(graph: LossGraph) -> list[GraphNode]:
+    """The nodes near the loss on which it depends linearly: sums, means, and products with constants."""
+    found, waiting = dict[int, GraphNode](), graph.nodes[-1:]
+    while waiting:
+        node = waiting.pop()
+        product = node.name in ("Mul", "Div")
+        if node.index in found or node.name not in _LINEAR or (product and len(graph.inputs(node)) > 1):
+            continue
+        if product and node.name == "Div" and node.next[0] is None:
+            continue  # one divided by it
+        found[node.index] = node
+        waiting += graph.inputs(node)
+    return list(found.values())
+
+
+def adds_a_number(graph: LossGraph) -> bool:
+    """Whether something without gradient is added to single numbers on the way to the loss: a constant, or a term that
+    was turned into one."""
+    single = [node for node in linear_nodes(graph) if graph.shape(node) in ((), (1,))]
+    return any(n.name == "Rsub" or (n.name in ("Add", "Sub") and None in n.next) for n in single)
 
 
 def is_reduced(graph: LossGraph, node: GraphNode) -> bool:

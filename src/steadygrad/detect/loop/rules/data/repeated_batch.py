@@ -2,9 +2,12 @@
 
 What it sees
     Three iterators in a row of a loader with more than one batch were asked for one batch only, and all three gave
-    the same samples. Or the model was given the same rows at eight updates in a row, and the list that they are drawn
-    from grew all the time. Or a weighted sampler has weights for a tenth of the samples at most and draws each of them
-    ten times or more in an epoch: weights of classes were given in the place of weights of samples.
+    the same samples. Or an epoch was cut at the same place four times, the loader was begun anew with the same first
+    batches each time, and there are four times as many samples. Or each of several workers reads all of a stream, so
+    that all of them give the same batch in turn. Or the model was given the same rows at eight updates in a row, and
+    the list that they are drawn from grew all the time. Or a weighted sampler has weights for a tenth of the samples at
+    most and draws each of them ten times or more in an epoch: weights of classes were given in the place of weights of
+    samples.
 
 Why it hurts
     The model sees one batch for ever: the training loss falls and nothing else is learnt.
@@ -15,7 +18,8 @@ Smallest example
     for batch in loader: ...
 
 What to do
-    Make one iterator for each epoch. Draw from a replay memory at random, or renew its priorities.
+    Make one iterator for each epoch, and go on with one that was cut. Let each worker of a stream take its own part
+    (`torch.utils.data.get_worker_info`). Draw from a replay memory at random, or renew its priorities.
 
 Safety
     It changes nothing. It is reported once in a run. Several updates on one batch, full-batch training and shuffled
@@ -42,7 +46,8 @@ def judge(record: LoopRecord) -> Finding | None:
     elif record.few_drawn:
         how, fix = record.few_drawn, "give the sampler one weight for each sample: class_weights[targets]"
     elif record.repeated and record.count >= 3:  # an iterator of the usual kind has given more by then
-        how, fix = record.repeated, "make one iterator for each epoch: for batch in loader"
+        how = record.repeated
+        fix = "make one iterator for each epoch and use all of it; let each worker of a stream take a part of it"
     else:
         return None
     return loop_finding(RULE, record, f"the same samples are delivered again and again: {how}", fix=fix, phase="data")

@@ -1,11 +1,12 @@
 """No low-rank adapter takes part in the forward pass any more.
 
 What it sees
-    In two updates in a row none of the adapters got a gradient, while other parameters did. An adapter is known by
-    its shapes: two small trained matrices beside a frozen large one.
+    In two updates in a row none of the adapters got a gradient, or one of zero, while other parameters did. An adapter
+    is known by its shapes: two small trained matrices beside a frozen large one.
 
 Why it hurts
-    The adapters are merged into the base weights or switched off, so what they were to learn is not learnt.
+    The adapters are merged into the base weights, switched off, or scaled by zero (`alpha // rank`), so what they were
+    to learn is not learnt.
 
 Smallest example
     model.merge_adapter(); sample(model)
@@ -13,7 +14,7 @@ Smallest example
     model.merge_adapter(); sample(model); model.unmerge_adapter()
 
 What to do
-    Unmerge or enable the adapters before training goes on.
+    Unmerge or enable the adapters before training goes on, and look at their scale.
 
 Safety
     It changes nothing. It is reported once in a run. One adapter of several without a gradient, as in a mixture, is
@@ -42,8 +43,8 @@ def judge(record: LoopRecord) -> Finding | None:
     return loop_finding(
         RULE,
         record,
-        f"the low-rank adapters get no gradient: they are merged or switched off, such as the one in {names[0]}",
-        fix="unmerge or enable the adapters before training goes on",
+        f"the low-rank adapters get no gradient: they are merged, switched off or scaled by 0, as in {names[0]}",
+        fix="unmerge or enable the adapters before training goes on, and look at their scale",
         subject=names[0],
         phase="state",
         names=list(names),

@@ -40,7 +40,9 @@ def _training(loss: Any) -> Training:
     return single(model, optimizer, loss, iter([torch.ones(1, 3)] * 4))
 
 
-@pytest.mark.parametrize("loss", [Scaled(), partial(_weighted, torch.ones(2)), _closure()], ids=repr)
+@pytest.mark.parametrize(
+    "loss", [Scaled(), partial(_weighted, torch.ones(2)), _closure()], ids=["object", "partial", "closure"]
+)
 def test_a_training_and_what_its_loss_holds_are_moved_together(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "meta")
     was = torch.are_deterministic_algorithms_enabled()

@@ -52,6 +52,8 @@ class Scenario:
     model: str = "net"  # or half (float16 weights), or linear
     augment: bool = False
     skips_itself: bool = False
+    keeps: bool = False
+    """Whether the model counts, collects and draws for itself at each forward."""
     hostile_names: bool = False
     give_model: bool = True
     diagnose: str = "off"
@@ -86,6 +88,7 @@ class Result:
     state: dict[str, str] = field(default_factory=dict)
     non_finite: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     log: str = ""
@@ -126,11 +129,32 @@ def differing(one: Result, other: Result, *, leaving_out: tuple[str, ...] = ()) 
 # -- the model
 
 
+class Keeper:
+    """What a program keeps beside its weights."""
+
+    def __init__(self) -> None:
+        self.number, self.collected = 0, []  # type: ignore[var-annotated]
+        self.table, self.queue = np.zeros(4), torch.zeros(4)
+        self.torchs, self.pythons = torch.Generator().manual_seed(5), random.Random(5)
+
+    def note(self) -> None:
+        self.number += 1
+        self.collected.append(self.number)
+        self.table[self.number % 4] = self.queue[self.number % 4] = self.number
+        torch.rand(1, generator=self.torchs)
+        self.pythons.random()
+
+    def state(self) -> list[Any]:
+        drawn = [torch.rand(1, generator=self.torchs).item(), self.pythons.random()]
+        return [self.number, len(self.collected), self.table.tolist(), self.queue.tolist(), drawn]
+
+
 class Net(nn.Module):
     """Moves all that a forward can move: running statistics, dropout, random numbers of three generators."""
 
-    def __init__(self, *, norm: str = "batch", hostile: bool = False) -> None:
+    def __init__(self, *, norm: str = "batch", hostile: bool = False, keeps: bool = False) -> None:
         super().__init__()
+        self.keeper = Keeper() if keeps else None
         self.first = nn.Linear(WIDTH, 16)
         self.norm = nn.BatchNorm1d(16) if norm == "batch" else nn.LayerNorm(16)
         self.drop = nn.Dropout(0.25)
@@ -140,6 +164,8 @@ class Net(nn.Module):
             self.add_module(HOSTILE.replace(".", ""), nn.Linear(1, 1))
 
     def forward(self, x: Tensor, y: Tensor, trap: Tensor) -> dict[str, Tensor]:
+        if self.keeper is not None:
+            self.keeper.note()
         x = x * (1 + 0.01 * random.random()) + 0.01 * float(np.random.rand())
         out = self.last(self.drop(torch.relu(self.norm(self.first(x)))))
         if self.hostile:
@@ -313,7 +339,7 @@ class Made:
 
 def make(scenario: Scenario, *, rank: int = 0, leave_out: bool = True, wrap: Any = None, norm: str = "batch") -> Made:
     seed_all(0)
-    model: nn.Module = Net(norm=norm, hostile=scenario.hostile_names)
+    model: nn.Module = Net(norm=norm, hostile=scenario.hostile_names, keeps=scenario.keeps)
     if scenario.model != "net":
         model = Linear({"half": torch.float16, "linear": torch.float32}[scenario.model])
     if wrap is not None:
@@ -440,6 +466,8 @@ def collect(it: Made, result: Result) -> Result:
     numpy_state = np.random.get_state(legacy=False)["state"]
     result.state["rng.numpy"] = hash_of((numpy_state["key"].tolist(), numpy_state["pos"]))
     result.drawn = list(it.data.drawn)
+    keeper = getattr(getattr(it.model, "module", it.model), "keeper", None)
+    result.kept = keeper.state() if keeper is not None else []
     result.hooks = hooks_of(it)
     return result
 

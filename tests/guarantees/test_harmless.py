@@ -20,6 +20,7 @@ ONE_BAD = Scenario(faults={5: "nan_input"}, diagnose="auto")
 HALTS = Scenario(steps=20, faults=dict.fromkeys(range(4, 20), "nan_input"))
 HEALTHY = Scenario(steps=44, optimizer="sgd", faults={30: "spike"})
 SKIPS_ONE = Scenario(faults={5: "nan_input"})
+KEEPS = Scenario(keeps=True, faults={3: "nan_input", 7: "nan_gradient"}, diagnose="auto")
 
 FOOTPRINT = """
 import json, logging, os, signal, sys, warnings
@@ -97,3 +98,14 @@ def test_a_training_after_one_that_halted_starts_afresh(entry: str) -> None:
     for one, other in zip(found[1:], wanted, strict=True):
         assert one.error is None, one.message
         assert differing(one, other) == []
+
+
+@guarantee("H")
+def test_what_the_model_counts_collects_and_draws_is_that_of_its_own_calls(entry: str) -> None:
+    """A refused step is run again many times; each batch was given to the model once."""
+    found = train(entry, KEEPS)
+    wanted = plain(entry, KEEPS.but(faults={}))
+    assert found.summary["skipped"] == 2
+    assert wanted.kept[0] == KEEPS.steps
+    for one, other in zip([found, *found.others], [wanted, *wanted.others], strict=True):
+        assert one.kept == other.kept

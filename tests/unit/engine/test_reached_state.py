@@ -289,3 +289,16 @@ def test_an_object_that_refuses_to_be_restored_does_not_keep_the_others_from_it(
     numbers.append(2)
     reached.restore()
     assert numbers == [1]
+
+
+def test_a_large_array_is_restored_and_one_that_is_too_large_is_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities = np.zeros(300_000)
+    reached = _reached(lambda: priorities)
+    priorities[7] = 1.0
+    reached.restore()
+    assert reached.exact
+    assert priorities[7] == 0.0
+    monkeypatch.setattr("steadygrad.engine.recovery.reruns.reached_state._ALL", 1 << 20)
+    assert not _reached(lambda: priorities).exact
+    priorities.flags.writeable = False
+    assert _reached(lambda: priorities).exact

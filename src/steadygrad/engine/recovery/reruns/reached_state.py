@@ -21,6 +21,7 @@ from ....detect.tensors.readable_tensors import why_not_read
 from ...early_checks.held_state import restore_values
 from ...state.training_state import TrainingState
 from ...step.user_step import UserStep
+from ..preserved_attributes import content_of_array, is_array
 from .user_state import UserState, is_users
 
 logger = logging.getLogger("steadygrad")
@@ -43,6 +44,7 @@ class ReachedState(UserState):
         self._reached: dict[int, Tensor] = {}
         self._names: dict[int, dict[str, Any]] = {}
         self._of_modules: list[Callable[[], Any]] = []
+        self._in_arrays = 0
         super().__init__(roots)
         beside = [tensor for key, tensor in self._reached.items() if key not in own]
         readable = sorted((t for t in beside if why_not_read(t) is None and not t.is_inference()), key=num_bytes)
@@ -56,6 +58,7 @@ class ReachedState(UserState):
         self.exact = (
             self.complete
             and not self.has_iterators
+            and self._in_arrays <= _ALL
             and len(readable) == len(beside)
             and len({id(t) for t in written} - {id(t) for t, *_ in self._tensors}) == 0
         )
@@ -97,6 +100,14 @@ class ReachedState(UserState):
             return
         elif callable(value) or not type(value).__module__.startswith(_FRAMEWORKS):
             super()._note_other(value, waiting)
+
+    def _note_numpy(self, value: Any) -> None:
+        if not is_array(value):
+            super()._note_numpy(value)
+        elif value.flags.writeable:
+            self._in_arrays += value.nbytes
+            if self._in_arrays <= _ALL:
+                self._undo.append(content_of_array(value))
 
     def _note_module(self, value: nn.Module, waiting: deque[Any]) -> None:
         super()._note_module(value, waiting)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import steadygrad as sg
 from steadygrad.engine.recovery.reruns.reached_state import ReachedState
+from steadygrad.journal import read_events
 
 BAD, STEPS = 10, 20
 CALLS = {"of the file": 0}
@@ -302,3 +303,42 @@ def test_a_large_array_is_restored_and_one_that_is_too_large_is_said_not_to_be(m
     assert not _reached(lambda: priorities).exact
     priorities.flags.writeable = False
     assert _reached(lambda: priorities).exact
+
+
+def writes_to(table: Any) -> Callable[..., Tensor]:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        table.write("a line\n")
+        table.flush()
+        return model(batch).square().mean()
+
+    return loss
+
+
+def opens(path: Path) -> Callable[..., Tensor]:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        with path.open("a") as table:
+            table.write("a line\n")
+        return model(batch).square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_loss_that_leaves_a_line_in_a_file_is_not_evaluated_to_look_at_a_loss(tmp_path: Path, opened: bool) -> None:
+    model, path = nn.Linear(4, 1), tmp_path / "losses.csv"
+    with path.open("a") as table:
+        loss = writes_to(table) if opened else opens(path)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with sg.Guard(model, optimizer, loss, run_dir=tmp_path / "run") as guard:
+            for _ in range(8):
+                guard.step(torch.randn(6, 4))
+            recovery = guard._loop.recovery
+            snapshots, batches = recovery._snapshots_for_divergence(), recovery._batch_buffer.unchanged()
+            assert len(snapshots) > 0
+            assert len(batches) == 8
+            assert not recovery.rate_trial.objective(snapshots, batches)
+            assert not recovery.rate_trial.objective(snapshots, batches)
+    assert len(path.read_text().splitlines()) == 8
+    told = [event.data["detail"] for event in read_events(tmp_path / "run") if event.kind == "steps_not_run_again"]
+    assert opened or "for writing" in told[0]
+    assert len(told) == (0 if opened else 1)  # what is open can only be walked once, so it is not looked at at all

@@ -24,7 +24,7 @@ from ..replay.replay_observation import ReplayObservation, complete
 from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
 from ..replay.replayable import FollowedReplayable, Replayable
 from ..trace.parameters_used import parameters_read
-from .constant_terms import constant_term, trained_by
+from .constant_terms import constant_term, trained_by, without_gradient
 from .lost_gradient import lost_moments
 
 EXPLAINS = {
@@ -52,13 +52,19 @@ def look_into(replayable: FollowedReplayable, findings: Sequence[Finding], *, de
     if detached_graph.RULE.code in codes:
         with replayable.examining():
             found = constant_term(replayable, _Moved(trained_by(replayable)))
+            if found is not None:  # better with the names of those that get no gradient at all
+                found = _cut_off(replayable, without_gradient(replayable)) or found
         if found is not None:
             return silent_diagnosis(found), (replace(found, step=replayable.facts.step),)
     if not any(codes & explained for explained in EXPLAINS.values()):
         return None
     with replayable.examining():
         suspicion = confirm(replayable, codes)
-        cut = _cut_off(replayable, suspicion) if suspicion is not None and suspicion.kind == "zero_gradient" else None
+        cut = (
+            _cut_off(replayable, suspicion.names)
+            if suspicion is not None and suspicion.kind == "zero_gradient"
+            else None
+        )
     explained = EXPLAINS.get(suspicion.kind, frozenset()) if suspicion is not None else frozenset()
     told = tuple(found for found in findings if found.code in explained)
     if suspicion is None or not told:
@@ -85,9 +91,8 @@ class _Moved(ReplayChange):
                     parameter.add_(noise * (0.1 * parameter.abs().mean() + 0.01))
 
 
-def _cut_off(replayable: Replayable, suspicion: Suspicion) -> Finding | None:
+def _cut_off(replayable: Replayable, names: Sequence[str]) -> Finding | None:
     """Whether the loss depends on parameters that get no gradient. Only inside an examination."""
-    names = suspicion.names
     try:
         plain, again = (replay(replayable, until="forward").loss for _ in range(2))
         moved = replay(replayable, change=_Moved(names), until="forward").loss

@@ -92,3 +92,19 @@ def trained_by(replayable: Replayable) -> Collection[str]:
     """The names of the parameters that the step trains."""
     held = {id(p) for optimizer in replayable.optimizers for group in optimizer.param_groups for p in group["params"]}
     return frozenset(name for name, parameter in replayable.model.named_parameters() if id(parameter) in held)
+
+
+def without_gradient(replayable: Replayable) -> list[str]:
+    """The names of the parameters that the step trains and that its loss gives no gradient."""
+    trained = trained_by(replayable)
+    named = {name: p for name, p in replayable.model.named_parameters() if name in trained and p.requires_grad}
+    replayable.restore()
+    try:
+        with torch.enable_grad():
+            loss = replayable.forward(pristine(replayable.batches[0], clone=True))["loss"]
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    except CANNOT_RUN:
+        return []
+    finally:
+        replayable.restore()
+    return [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]

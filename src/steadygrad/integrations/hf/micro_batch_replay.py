@@ -83,6 +83,8 @@ class MicroBatchReplay:
         patches.set(trainer, "_prepare_inputs", lambda _given: inputs)
         patches.set(accelerator, "backward", keep)
         patches.set(trainer, "current_gradient_accumulation_steps", batch[WINDOW])
+        for owner in (trainer, accelerator):
+            patches.set(owner, "log", _not_logged)
         synced = accelerator.gradient_state.sync_gradients
         accelerator.gradient_state._set_sync_gradients(batch[SYNC])
         self.active = True
@@ -93,6 +95,10 @@ class MicroBatchReplay:
             accelerator.gradient_state._set_sync_gradients(synced)
             patches.undo()
             soft.put_back(trainer)
+
+
+def _not_logged(*_: Any, **__: Any) -> None:
+    """In place of `log` while a step is run again: its numbers were logged the first time."""
 
 
 @functools.cache

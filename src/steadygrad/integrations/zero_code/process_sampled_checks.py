@@ -20,6 +20,7 @@ from ...detect.sampled.activation_probe import is_compiled
 from ...detect.tensors.nested_tensors import num_rows_in
 from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
 from ...engine.recovery.diagnosis_requests import MOST
+from ...engine.recovery.reruns.side_effects import HasEffect
 from ...engine.step.sampled_checks import SampledChecker
 from ...engine.step.trained_parameters import parameters_of
 from ...records import Reading
@@ -29,7 +30,6 @@ from .hooks.schedulers_and_averages import UsedAverages
 from .look_budget import LookBudget
 from .rerun.loop_step import LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
-from .rerun.side_effects import HasEffect
 
 if TYPE_CHECKING:
     from .process_loop import ProcessLoop

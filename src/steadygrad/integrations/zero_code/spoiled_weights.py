@@ -18,13 +18,13 @@ from torch import Tensor
 from ...detect.loop.program_frames import frames_of_program, living
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import has_values
+from ...engine.recovery.reruns.side_effects import HasEffect
 from ...engine.state.rng import take_rng
 from ..loops.after_backward import LinesAfter, lines_after, lines_behind, no_loss
 from ..loops.loop_slice import loops_around
 from .rerun.loop_lines import LoopPass
 from .rerun.loop_step import LoopPassBatch, LoopStep
 from .rerun.rerunnable_parts import RerunnableParts
-from .rerun.side_effects import HasEffect
 
 if TYPE_CHECKING:
     from ..optimizer.optimizer_loop import OptimizerLoop

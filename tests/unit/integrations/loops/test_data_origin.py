@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from steadygrad.engine.recovery.reruns import user_state
+from steadygrad.engine.recovery.reruns.side_effects import HasEffect
 from steadygrad.integrations.loops.data_origin import LoaderSource, MadeBad, origin_in_loader
 from steadygrad.integrations.zero_code.rerun.examine_refusal import _without_effect
-from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect
 
 
 @pytest.fixture(autouse=True)

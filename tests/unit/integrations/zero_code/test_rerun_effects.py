@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from steadygrad.engine.recovery.reruns.side_effects import HasEffect, supervised
 from steadygrad.engine.recovery.reruns.user_state import UserState
-from steadygrad.integrations.zero_code.rerun.side_effects import HasEffect, supervised
 
 
 class Trainer:

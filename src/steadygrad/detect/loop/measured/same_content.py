@@ -107,7 +107,7 @@ class SameMemory:
 
     def called(self, given: Tensor, arguments: Any) -> None:
         alike = len(given) >= _MIN_ROWS and given[0].numel() > 1 and _one_row(given)
-        others = [t for t in tensors_in(arguments) if t.dim() > 1 and describable(t)] if alike else []
+        others = [t for t in tensors_in(arguments) if t.dim() > 1 and len(t) > 1 and describable(t)] if alike else []
         self._times = self._times + 1 if alike and all(map(_one_row, others)) else 0
         if self._times < _SAME or self.found:
             return
@@ -122,7 +122,7 @@ class SameMemory:
 
 
 def _one_row(rows: Tensor) -> bool:
-    return bool((rows[:2] == rows[:1]).all()) and bool((rows == rows[:1]).all())
+    return torch.equal(rows[0], rows[1]) and torch.equal(rows, rows[:1].expand_as(rows))
 
 
 def _shared_by(entries: list[Any]) -> Tensor | None:

@@ -18,7 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from ...step.window import out_of_memory
 from ..preserved_attributes import preserved_attributes
 from ..reruns.quiet import quiet
 from ..reruns.reached_state import ReachedState, reached_by
+from ..reruns.side_effects import HasEffect, calls_supervised
 from .descent_check import descends
 
 FEWEST = 6
@@ -163,6 +164,8 @@ class RateTrial:
         self._parts = parts
         self._program, self._forward, self._state = parts.program, parts.forward, parts.state
         self._reached: ReachedState | None = None
+        self._has_effect = False
+        """Whether the program's step leaves traces outside of its own objects: a line in a file, a number logged."""
 
     def run(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],
@@ -175,7 +178,7 @@ class RateTrial:
             what = "trying smaller learning rates on the batches since a snapshot; the state is restored afterwards"
             self._parts.log.show(what, kind="rate_trial")
         found: Trial | None = None
-        with suppress(UserCodeError, NotRestorable), self.aside(), self._without_step_hooks():
+        with suppress(UserCodeError, NotRestorable), self.aside(supervised=False), self._without_step_hooks():
             try:
                 found = self._try(snapshots, buffered, recorded, full, factors, ledger, began)
             except Exception as error:
@@ -199,9 +202,12 @@ class RateTrial:
         return descend
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self, *, supervised: bool = True) -> Iterator[None]:
         """Within the block steps can be run again: everything is afterwards as it was, and what the program prints or
-        counts on the way is neither heard nor kept. Raises NotRestorable where that cannot be promised."""
+        counts on the way is neither heard nor kept. Raises NotRestorable where that cannot be promised: also where a
+        step that is `supervised` is about to write to a file, say; then none is run again in this training."""
+        if self._has_effect:
+            raise NotRestorable
         try:
             reached = reached_by(self._program, self._state.live())
         except Exception as error:
@@ -214,7 +220,12 @@ class RateTrial:
         grads = [(p, p.grad) for p in self._program.parameters if p.grad is not None]
         with rerun(), muted(), quiet(), preserved_attributes(objects), torch.inference_mode(False):
             try:
-                yield
+                with calls_supervised(reached) if supervised else nullcontext():
+                    yield
+            except HasEffect as effect:
+                self._has_effect = True
+                self._parts.log.journal.event("steps_not_run_again", detail=str(effect))
+                raise NotRestorable from effect
             finally:
                 self._go_to(here)
                 self._forward.restore(entry)

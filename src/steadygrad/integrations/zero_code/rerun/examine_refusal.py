@@ -27,6 +27,7 @@ from ....diagnosis.replay.batch_tree import walk_batch
 from ....diagnosis.replay.replayable import StepFacts
 from ....engine.record.diagnosis_time import DiagnosisTime
 from ....engine.recovery.reruns.quiet import quiet
+from ....engine.recovery.reruns.side_effects import HasEffect, supervised
 from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
@@ -43,7 +44,6 @@ from .loop_step import MADE_BEFORE, LoopStep, bad_pass
 from .model_call_step import ModelCallStep, own_loss, rows_of_call
 from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
-from .side_effects import HasEffect, supervised
 from .step_tracing import TRACED_STEPS, StepTracing, outside
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.locate.crash_origin import explain_crash, has_no_solution, near_a_nan
+from ....engine.recovery.reruns.side_effects import HasEffect
 from ....engine.recovery.reruns.user_state import is_users
 from ....records import Diagnosis, Reading
 from ....records.errors import SteadyError
@@ -21,7 +22,6 @@ from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import with_samples
 from .loop_step import LoopStep
 from .rerunnable_parts import RerunnableParts
-from .side_effects import HasEffect
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop

@@ -25,6 +25,7 @@ from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.rewound_generator import drawn_between, state_before
 from ....engine.recovery.reruns.quiet import quiet
+from ....engine.recovery.reruns.side_effects import HasEffect, supervised
 from ....engine.recovery.reruns.user_state import LargeTables, UserState
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState
@@ -33,7 +34,6 @@ from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import gradients_kept, inner
 from .loop_lines import LoopPass
 from .model_call_step import ModelCallStep
-from .side_effects import HasEffect, supervised
 
 MADE_BEFORE = "the gradient flows through calls that were made before these lines"
 _MAX_NODES = 200_000

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ....detect.tensors.torch_private import TorchDispatchMode
-from ....engine.recovery.reruns.user_state import UserState, is_users
+from .user_state import UserState, is_users
 
 _WRITING = frozenset({
     "write", "writelines", "writerow", "writerows", "truncate", "send", "sendall", "sendto", "sendmsg", "send_bytes",
@@ -68,28 +68,36 @@ def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
 
     A handler of the program that takes the exception does not hide it: it is raised again at the next operation of
     torch and in the end. Garbage is not collected meanwhile: finalizers of other objects are no part of these lines."""
+    state.freeze()
+    try:
+        with calls_supervised(state) as watch, _NoForeignWrites(restored, watch):
+            yield
+    finally:
+        state.thaw()
+        state.restore()  # where a line with an effect ended the run, restoring it inside was ended too
+
+
+@contextlib.contextmanager
+def calls_supervised(state: UserState) -> Iterator[EffectSupervisor]:
+    """Inside, a call with an effect raises HasEffect before it is made. What is written to tensors is not looked at."""
     if sys.getprofile() is not None:
         raise HasEffect("a profiler is running, so the calls cannot be supervised")
-    watch = _EffectSupervisor(state)
+    watch = EffectSupervisor(state)
     opened, collects = builtins.open, gc.isenabled()
     gc.disable()
     builtins.open = io.open = watch.open(opened)
-    state.freeze()
     sys.setprofile(watch.called)
     try:
-        with _NoForeignWrites(restored, watch):
-            yield
+        yield watch
         watch.check()
     finally:
         sys.setprofile(None)
         builtins.open = io.open = opened
-        state.thaw()
-        state.restore()  # where a line with an effect ended the run, restoring it inside was ended too
         if collects:
             gc.enable()
 
 
-class _EffectSupervisor:
+class EffectSupervisor:
     """Looks at each call of this thread before it is made."""
 
     def __init__(self, state: UserState) -> None:
@@ -192,7 +200,7 @@ def _verdict(code: types.CodeType) -> str | None:
 class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writing into a tensor is allowed where the tensor was made inside, or is restored by its owner."""
 
-    def __init__(self, restored: Iterable[Tensor], supervisor: _EffectSupervisor) -> None:
+    def __init__(self, restored: Iterable[Tensor], supervisor: EffectSupervisor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._supervisor = supervisor
         self._made: set[int] = set()

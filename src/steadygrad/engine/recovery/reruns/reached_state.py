@@ -67,19 +67,21 @@ class ReachedState(UserState):
 
     def restore(self) -> None:
         """The same objects hold the same things again. What cannot be put back is left, the rest is restored."""
-        self._restore([*self._undo, *self._of_modules])
+        self._restore([*self._undo, *self._of_modules], self._tensors)
 
     def restore_between(self) -> None:
-        """Between two runs: all but the attributes of modules, which whoever runs the step again may have set."""
-        self._restore(self._undo)
+        """Between two runs: all but the attributes of modules, which whoever runs the step again may have set. A large
+        tensor is compared in the end only, unless its version tells that it was written to."""
+        seen = [each for each in self._tensors if num_bytes(each[0]) <= _SMALL or each[0]._version != each[1]]
+        self._restore(self._undo, seen)
 
-    def _restore(self, undos: Iterable[Callable[[], Any]]) -> None:
+    def _restore(self, undos: Iterable[Callable[[], Any]], tensors: Iterable[tuple[Tensor, int, Tensor]]) -> None:
         for undo in undos:
             try:
                 undo()
             except Exception as error:
                 logger.debug(_NOT_KEPT, exc_info=error)
-        for tensor, version, values in self._tensors:
+        for tensor, version, values in tensors:
             with _logged():
                 restore_values(tensor, version, values.to(tensor.device))
 

@@ -22,6 +22,7 @@ from ...records.rerun_flag import rerunning
 from ..config import GuardConfig
 from ..fault_barrier import UserCodeError
 from ..recovery.loss_modules import buffers_beside, preserved
+from ..recovery.reruns.quiet import quiet
 from ..state.batch_buffer import pristine
 
 Terms = dict[str, Tensor]
@@ -96,9 +97,9 @@ class UserStep:
             raise UserCodeError(error) from error
 
     def _call_again(self, given: Any) -> Any:
-        """For a look at a step, not for training: modules of others that the loss uses are left as they are."""
+        """Unheard, for it was heard the first time; modules of others that the loss uses are left as they are."""
         try:
-            with preserved(buffers_beside(self.loss_fn, self.model)), self.autocast():
+            with quiet(), preserved(buffers_beside(self.loss_fn, self.model)), self.autocast():
                 return self.loss_fn(self.model, given)
         except Exception as error:
             raise UserCodeError(error) from error

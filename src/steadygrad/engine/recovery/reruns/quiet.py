@@ -1,4 +1,4 @@
-"""The program's own code is run again without being heard: nothing is printed, logged or warned of."""
+"""The program's own code is run again without being heard: nothing is printed, logged, tracked or warned of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from .muted_trackers import muted_trackers
 
 _IGNORE = ("ignore", None, Warning, None, 0)
 
@@ -27,6 +29,7 @@ def quiet() -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stdout(_Nowhere(sys.stdout, thread)))
         stack.enter_context(contextlib.redirect_stderr(_Nowhere(sys.stderr, thread)))
         stack.enter_context(no_warnings())
+        stack.enter_context(muted_trackers())
         logging.Logger.handle = handled  # type: ignore[method-assign]
         try:
             yield

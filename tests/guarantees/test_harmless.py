@@ -101,7 +101,7 @@ def test_a_training_after_one_that_halted_starts_afresh(entry: str) -> None:
 
 
 @guarantee("H")
-def test_what_the_model_counts_collects_and_draws_is_that_of_its_own_calls(entry: str) -> None:
+def test_what_the_model_counts_collects_and_draws_is_that_of_the_programs_calls(entry: str) -> None:
     """A refused step is run again many times; each batch was given to the model once."""
     found = train(entry, KEEPS)
     wanted = plain(entry, KEEPS.but(faults={}))

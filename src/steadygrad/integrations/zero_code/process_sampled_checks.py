@@ -112,7 +112,8 @@ class SampledChecks:
 
     def around(self, loop: OptimizerLoop, optimizer: Optimizer, make: Callable[[], Any]) -> Callable[[], Any]:
         """An update, and around it what a sampled step notes of the gradients and weights."""
-        self.loads.before_update(loop.parameters)
+        if self.loads.any:
+            self.loads.before_update(loop.parameters)
         checker = self._checkers.get(optimizer) or self._checker(loop)
         if checker is None or getattr(optimizer, "grad_scale", None) is not None:
             return make
@@ -138,7 +139,8 @@ class SampledChecks:
 
     def _tell_of_loads(self, loop: OptimizerLoop, checker: SampledChecker) -> None:
         """What is wrong with what the program loads: batches, and states."""
-        model, watch = checker.model(), self._watch
+        watch = self._watch
+        model = checker.model() if self.loads.any else None
         assert checker.recorder is not None
         checker.recorder.loaded(
             **watch.batches.wrong,
@@ -148,7 +150,8 @@ class SampledChecks:
 
     def updated(self, loop: OptimizerLoop) -> None:
         """An update was made or withheld."""
-        self.loads.after_update()
+        if self.loads.any:
+            self.loads.after_update()
         sampled, self._sampled = self._sampled, None
         checker = self._checkers.get(loop.optimizer)
         if checker is None:

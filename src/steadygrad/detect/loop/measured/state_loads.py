@@ -55,6 +55,8 @@ class StateLoads:
     def __init__(self) -> None:
         self._taken: deque[_Taken] = deque(maxlen=_KEPT)
         self._failed: deque[_Failed] = deque(maxlen=_KEPT)
+        self.any = False
+        """Whether a state was ever taken, or loaded without effect: else there is nothing to ask."""
 
     def wrong(self, model: nn.Module) -> str:
         """How nothing was loaded into this model or a part of it: a sentence, or nothing."""
@@ -69,6 +71,7 @@ class StateLoads:
         value = _first(state) if isinstance(state, Mapping) else None
         if value is not None and not value.is_inference():  # one of inference counts no versions
             self._taken.append(_Taken(weakref.ref(value), value._version))
+            self.any = True
 
     def before_update(self, parameters: Sequence[Tensor]) -> None:
         """What the program writes through a state has its effect, and is left alone. A weight that is about to be
@@ -105,6 +108,7 @@ class StateLoads:
                         f"it was taken {each.updates} updates before, and the weights stay those of the last update",
                     )
                 )
+                self.any = True
                 return
 
     def loaded(self, module: nn.Module, state: Any, result: Any) -> None:
@@ -133,6 +137,7 @@ class StateLoads:
                 _some_numbers(given[name], weight.dtype),
             )
         )
+        self.any = True
 
 
 def fitting_names(given: Mapping[str, torch.Size], own: Mapping[str, torch.Size]) -> tuple[str, str, list[str]] | None:

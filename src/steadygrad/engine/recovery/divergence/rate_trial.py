@@ -165,7 +165,7 @@ class RateTrial:
         self._program, self._forward, self._state = parts.program, parts.forward, parts.state
         self._reached: ReachedState | None = None
         self._has_effect = False
-        """Whether the program's step leaves traces outside of its own objects: a line in a file, a number logged."""
+        """Whether the program's step leaves traces that cannot be undone, such as a line in a file."""
 
     def run(
         self, snapshots: Sequence[Snapshot], buffered: Sequence[BufferedBatch], recorded: Mapping[int, float],

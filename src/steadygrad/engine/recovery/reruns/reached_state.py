@@ -66,7 +66,7 @@ class ReachedState(UserState):
         teacher's, is taken for one that is not."""
 
     def restore(self) -> None:
-        """The same objects hold the same things again. What cannot be put back is left, the rest is restored."""
+        """The same objects hold the same things again. What cannot be restored is left, the rest is."""
         self._restore([*self._undo, *self._of_modules], self._tensors)
 
     def restore_between(self) -> None:

@@ -19,6 +19,15 @@ _DEPTH = 3
 _Answer = TypeVar("_Answer")
 
 
+class _Bounded(io.BytesIO):
+    """Takes no more than that: what attributes hold further down is not seen before it is copied."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(memoryview(data).cast("B")) > MAX_BYTES:
+            raise ValueError("too large to be copied")
+        return super().write(data)
+
+
 def ask_copy(dataset: Any, question: Callable[[Callable[[], Any]], _Answer]) -> _Answer | None:
     """What a question gives that is put to copies of a data set; None where it cannot be copied or asked here. The
     question gets a function that makes a new copy. Random states are as before afterwards, and nothing is printed."""
@@ -27,8 +36,10 @@ def ask_copy(dataset: Any, question: Callable[[Callable[[], Any]], _Answer]) -> 
     state = random.getstate(), torch.get_rng_state(), _numpy_state()
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            copied = pickle.dumps(dataset)
-            return question(lambda: pickle.loads(copied)) if len(copied) <= MAX_BYTES else None
+            held = _Bounded()
+            pickle.dump(dataset, held)
+            copied = held.getvalue()
+            return question(lambda: pickle.loads(copied))
     except Exception:  # a data set that cannot be copied or asked here
         return None
     finally:

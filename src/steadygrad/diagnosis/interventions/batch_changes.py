@@ -107,12 +107,16 @@ class TrueSkip(SkipBatch):
 class Clip(ReplayChange):
     """Clip the total gradient norm to 1 before the update."""
 
+    alters_values = False
+
     def after_backward(self, replayable: Replayable) -> None:
         torch.nn.utils.clip_grad_norm_(list(replayable.model.parameters()), 1.0)
 
 
 class ZeroBadGradients(ReplayChange):
     """What is often done first: bad gradients become zeros and the step is taken."""
+
+    alters_values = False
 
     def commit(self, replayable: Replayable, seen: ReplayObservation) -> None:
         for parameter in replayable.model.parameters():

@@ -151,18 +151,18 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
         if proposal.from_start and step and not start:
             return False, 0, "cannot be tried here: the first steps are no longer kept"
     judge = _TrialJudge(context, change, peak, back=start)
-    seen = replay(replayable, change=change)
+    skips, following = isinstance(change, SkipBatch), getattr(replayable, "following", None)
+    seen = replay(replayable, change=change, stop_if_bad=not skips)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
-    following = getattr(replayable, "following", None)
     steps, others = 0, False
-    longer = context.evidence.kind == "spike" or isinstance(change, SkipBatch)
+    longer = context.evidence.kind == "spike" or skips
     # A step that does not feel its update says nothing of a remedy later on; but a batch left out makes none.
-    felt = getattr(replayable, "feels_update", True) or isinstance(change, SkipBatch)
+    felt = skips or getattr(replayable, "feels_update", True)
     follow = (FOLLOW_LONGER if longer else FOLLOW_STEPS) if felt else 0
     for ahead in range(1, start + follow + 1):
         batches = following(ahead) if following is not None else None
-        if batches is None and (others or ahead > SAME_BATCH or isinstance(change, SkipBatch)):
+        if batches is None and (others or ahead > SAME_BATCH or skips):
             break
         others = batches is not None
         seen = replay(
@@ -171,6 +171,7 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
             batches=batches,  # none is kept: the failing one again, from the weights that the remedy led to
             prepare=_preparing(replayable, ahead) if batches is not None else None,
             change=change if proposal.lasting else None,
+            stop_if_bad=not skips,
         )
         steps += 1
         if not judge.accepts(seen, at_failure=ahead == start):

@@ -84,18 +84,21 @@ def replay(
     prepare: Callable[[], None] | None = None,
     thorough: bool = True,
     altered: bool = False,
+    stop_if_bad: bool = False,
 ) -> ReplayObservation:
     """Run the step again. `until` is "forward", "backward" or "commit". Raises what the user's code raises.
 
     `altered` says that `batches` have other rows than any batch of the run had: then, and under a change, index bounds
     are checked before a kernel is launched. Unless `thorough`, the tracer stops listening as soon as something bad is
-    there to be explained.
+    there to be explained. With `stop_if_bad` a step whose loss is not finite ends with its forward pass.
     """
     limits().check()
+    stop_if_bad = stop_if_bad or limits().least
     with rerun():
         return _replay(
-            replayable, tracer, change or ReplayChange(), until, batches, restore, prepare, thorough, altered
-        )
+            replayable, tracer, change or ReplayChange(), until, batches, restore, prepare, thorough, altered,
+            stop_if_bad,
+        )  # fmt: skip
 
 
 def _replay(
@@ -108,6 +111,7 @@ def _replay(
     prepare: Callable[[], None] | None,
     thorough: bool,
     altered: bool,
+    stop_if_bad: bool,
 ) -> ReplayObservation:
     seen = ReplayObservation()
     if restore:
@@ -143,7 +147,7 @@ def _replay(
                 terms = replayable.forward(batch)
             _see_terms(terms, seen, tracer)
             seen.see_batch(index)
-            if until == "forward" or (limits().least and not seen.loss_finite):
+            if until == "forward" or (stop_if_bad and not seen.loss_finite):
                 seen.backward_ran = seen.backward_ran and until == "forward"
                 continue
             if not any(term.requires_grad for term in terms.values()):
@@ -156,7 +160,7 @@ def _replay(
                 replayable.backward(change.terms(terms))
             del terms
             seen.see_batch(index, replayable)
-        if until == "forward" or (limits().least and not seen.loss_finite):
+        if until == "forward" or (stop_if_bad and not seen.loss_finite):
             return seen
         # Read now: a home-made scale may have been changed while the loop prepared this step.
         seen.loss_scale = getattr(replayable, "loss_scale", replayable.facts.loss_scale)

@@ -22,6 +22,7 @@ PACKAGE = ROOT / "src" / "steadygrad"
 
 # From the top floor down. A package may import from its own floor and from those below.
 FLOORS = (
+    ("__main__",),
     ("commands",),
     ("reporters", "integrations"),
     ("integrations/guard", "integrations/build", "integrations/handle", "diagnosis"),
@@ -308,7 +309,7 @@ MAX_NAMES_TWICE = 10
 
 def crowded(package: Path) -> list[str]:
     """The folders with more modules, files and folders than a person takes in at a glance."""
-    left_out = ("__init__.py", "__pycache__", "py.typed")
+    left_out = ("__init__.py", "__main__.py", "__pycache__", "py.typed")
     counted = {
         folder: len([entry for entry in folder.iterdir() if entry.name not in left_out])
         for folder in (package, *(path for path in package.rglob("*") if path.is_dir() and path.name != "__pycache__"))

@@ -193,7 +193,8 @@ def _counted(policy: Policy, ledger: Ledger, reading: Reading, live: tuple[Findi
     """The ledger with this step entered as a bad one."""
     step = reading.step
     spikes = tuple(spike for spike in ledger.spikes if step - spike < policy.recovery_steps)
-    if any(found.code in _SPIKES for found in live):
+    broken = any(found.severity is Severity.FATAL and found.code not in _SPIKES for found in live)
+    if not broken and any(found.code in _SPIKES for found in live):
         spikes = (*spikes, step)
     terms = tuple(str(term) for found in live if found.code == _TERM for term in found.evidence.get("terms", ()))
     same = bool(terms) and terms == ledger.failing_terms

@@ -238,7 +238,7 @@ class Capabilities:
     rollback: bool = False
     """There is a good snapshot to go back to."""
     rerun: bool = True
-    """Batches can be run again: a rollback loses nothing."""
+    """A rollback loses nothing: batches can be run again, or the weights are of no use."""
     terms: tuple[str, ...] = ()
     """Loss terms that can be left out while others remain."""
     widen: bool = False

@@ -130,3 +130,74 @@ def test_an_infinite_distance_that_is_turned_over_is_a_mask(run_case: Any, make_
 
     found = diagnosed(model, nearest, batches, run_case, make_case)
     assert (found.origin.op, found.cause.slug, found.rows) == ("softmax", "masked_softmax_row", (1,))
+
+
+# -- infinities that the program writes itself
+
+
+def filled(x: Tensor) -> Tensor:
+    return torch.full_like(x, float("inf"))
+
+
+def entry_written(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[2, 1] = float("inf")
+    return x
+
+
+def chosen(x: Tensor) -> Tensor:
+    one = torch.arange(x.numel()).view(x.shape) == 3
+    return torch.where(one, torch.tensor(-float("inf")), x)
+
+
+@pytest.mark.parametrize("spoil", [filled, entry_written, chosen])
+def test_an_infinity_that_is_written_into_what_weights_are_multiplied_with_is_the_origin_where_it_is_written(
+    spoil: Any, run_case: Any, make_case: Any
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
+    batches = [{"x": torch.rand(5, 4), "wrong": torch.tensor(number == 3)} for number in range(8)]
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        x = spoil(batch["x"]) if bool(batch["wrong"]) else batch["x"]
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
+    found = diagnosed(model, loss, batches, run_case, make_case)
+    assert found.cause.slug == "poisoned_state"
+    assert 'float("inf")' in found.origin.code_line
+
+
+def test_a_mask_of_infinities_that_the_softmax_takes_is_still_no_origin(run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    batches = [{"x": torch.rand(5, 4), "masked": torch.zeros(5, 4, dtype=torch.bool)} for _ in range(8)]
+    batches[3]["masked"][2] = True
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        scores = torch.where(batch["masked"], torch.tensor(-float("inf")), model(batch["x"]))
+        return model(torch.softmax(scores, -1)).square().mean()  # type: ignore[no-any-return]
+
+    found = diagnosed(model, loss, batches, run_case, make_case)
+    assert (found.origin.op, found.cause.slug, found.rows) == ("softmax", "masked_softmax_row", (2,))
+
+
+# -- moments that no optimizer makes
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_negative_second_moments_are_named_and_reset(optimizer: Any, run_case: Any, make_case: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(6, 4)
+    batches = [{"ids": torch.tensor([0, 1, 2])} for _ in range(8)]
+    made = optimizer(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        model(batches[0]["ids"]).square().mean().backward()
+        made.step()
+        made.zero_grad()
+    (state,) = made.state.values()
+    key = next(key for key in ("exp_avg_sq", "square_avg", "sum") if key in state)
+    state[key][4:] = -1e-4
+    loss = lambda m, b: m(b["ids"]).square().mean()  # noqa: E731
+    found = run_case(make_case(model, loss, batches, made)).diagnosis
+    assert (found.cause.slug, found.origin.tensor) == ("poisoned_state", "weight")
+    assert "reset_bad_state" in helped(found)

@@ -97,3 +97,18 @@ def test_a_teacher_that_no_optimizer_trains_is_named_when_it_went_bad(watch: Any
     (log,) = watch.ledger.log
     found = log.incidents[0].diagnosis
     assert (found.cause.slug, found.origin.tensor) == ("poisoned_state", "average.model.bias")
+
+
+def test_weights_that_are_huge_since_the_learning_rate_jumped_are_named_after_the_rate() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(14)]
+    with sg.Guard(model, optimizer, lambda m, b: (m(b[0]) - b[1]).square().mean()) as guard:
+        for number, batch in enumerate(batches):
+            optimizer.param_groups[0]["lr"] = 1e30 if number == 8 else 0.01
+            guard.step(batch)
+        found = guard.incidents[0].diagnosis
+    assert found is not None and found.cause is not None
+    assert (found.cause.slug, found.origin.phase) == ("lr_divergence", "optimizer")
+    assert "jumped from 0.01 to 1e+30" in found.because

@@ -179,6 +179,12 @@ def test_a_remedy_taken_off_too_early_is_kept_twice_as_long_the_next_time() -> N
     assert ledger.relapses == 0
 
 
+def test_a_second_streak_of_nans_with_large_norms_climbs_the_ladder_like_the_first() -> None:
+    both = (*NAN, *(found(spike.code, Severity.NOTE) for spike in SPIKE))
+    streaks, _ = loop_pass([*[both] * 7, *[GOOD] * 5, *[both] * 7], policy=DEFAULT)
+    assert [d.step for d in streaks if Action.ROLLBACK in d.actions] == [6, 18]
+
+
 def test_scattered_spikes_climb_the_ladder_and_scattered_nans_do_not() -> None:
     spiking, _ = loop_pass([SPIKE, GOOD, GOOD] * 5)
     assert [d.actions for d in spiking[::3]] == [

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...detect.tensors.readable_tensors import write_values
+from ...detect.tensors.readable_tensors import can_be_copied, write_values
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ..replay.replay_observation import named_state
 from ..replay.replay_step import ReplayChange
@@ -43,6 +43,19 @@ class AsEarlier(Reverted):
         replayable.restore()
 
 
+def is_second_moment(kind: str, name: str) -> bool:
+    """Whether this is the optimizer's average or sum of squares, which is never negative."""
+    return kind == "optimizer" and name.endswith(("_sq", "/square_avg", "/sum"))
+
+
+def negative_second_moments(replayable: Replayable) -> list[str]:
+    """Averages of squares that are negative somewhere before the step: rounded or mixed up when they were loaded."""
+    replayable.restore()
+    replayable.prepare()
+    squares = [(n, t) for kind, n, t in named_state(replayable) if is_second_moment(kind, n) and t.is_floating_point()]
+    return [name for name, tensor in squares if can_be_copied(tensor) and bool((tensor < 0).any())]
+
+
 class ResetBadState(ReplayChange):
     """Bad entries of moments and buffers get the mean of the finite ones (one for a variance without any)."""
 
@@ -58,7 +71,7 @@ class ResetBadState(ReplayChange):
             if kind not in self.kinds or not tensor.is_floating_point():
                 continue
             bad = ~torch.isfinite(tensor)
-            variance = "var" in name.rpartition(".")[2] or name.endswith("_sq")
+            variance = "var" in name.rpartition(".")[2] or is_second_moment(kind, name)
             if variance:
                 bad |= tensor < 0
             if not bool(bad.any()):

@@ -141,11 +141,13 @@ def _fails_with_memory_filled(replayable: Replayable, seen: ReplayObservation) -
 
 
 def number_given(exam: Examination) -> float | None:
-    """A NaN or +inf that the program gave the origin as a number, or in a tensor without a name. -inf is for masks."""
+    """A NaN or an infinity that the program gave the origin as a number, or in a tensor without a name. Minus infinity
+    is for masks, except in features."""
     record, born = exam.record, exam.bad_origin
     if record is None or born is None:
         return None
-    plain = next((value for value in record.scalars if math.isnan(value) or value == math.inf), None)
+    wrong = (math.inf, -math.inf) if born.into_features else (math.inf,)
+    plain = next((value for value in record.scalars if math.isnan(value) or value in wrong), None)
     if plain is not None or (born.leaf is not None and born.leaf[0] != "constant"):
         return plain
     if born.leaf is not None and born.is_nan:
@@ -156,7 +158,10 @@ def number_given(exam: Examination) -> float | None:
         if born.leaf is not None or (exam.trace.label(touch)[0] == "constant" and producer(exam.trace, touch) is None)
     ]
     signs = [(bool(torch.isposinf(t).any()), bool(torch.isneginf(t).any())) for t in given if t.is_floating_point()]
-    return math.inf if any(up for up, _ in signs) and not any(down for _, down in signs) else None
+    up, down = any(up for up, _ in signs), any(down for _, down in signs)
+    if born.into_features and down and not up:
+        return -math.inf
+    return math.inf if up and not down else None
 
 
 def not_followed(trace: Trace, bad_origin: BadOrigin | None) -> str:

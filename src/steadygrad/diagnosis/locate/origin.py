@@ -96,6 +96,8 @@ class BadOrigin:
     intended: bool = False
     bits: bool = False
     """Written through an integer view: no one computed this number."""
+    into_features: bool = False
+    """A constant infinity, written right where it meets weights."""
     unseen: bool = False
     """Written by a kernel that torch does not see (Triton, a CUDA extension, numpy), after this op."""
 
@@ -201,7 +203,11 @@ class _OriginSearch:
         if made_nan:
             return [], [BadOrigin(record=record)]
         if infs:
-            return infs, []
+            writers = [self._written_into_features(touch, record) for touch in infs]
+            written = [
+                BadOrigin(record=writer, is_nan=False, into_features=True) for writer in writers if writer is not None
+            ]
+            return ([], written) if written else (infs, [])
         intended = record.op in WRITES_CONSTANTS
         return [], [BadOrigin(record=record, is_nan=False, intended=intended)]
 
@@ -214,9 +220,24 @@ class _OriginSearch:
     def _nan_from_infinities(self, record: OpRecord, infs: list[Touch]) -> list[BadOrigin]:
         sources: list[BadOrigin] = []
         for touch in infs:
+            if (writer := self._written_into_features(touch, record)) is not None:
+                sources.append(BadOrigin(record=writer, is_nan=False, into_features=True))
+                continue
             bad_origins = _OriginSearch(self.trace, self.forward_is_clean).from_touch(touch)
             sources += [bad_origin for bad_origin in bad_origins if not self._innocent_here(bad_origin, record, touch)]
         return sources or [BadOrigin(record=record)]
+
+    def _written_into_features(self, touch: Touch, consumer: OpRecord) -> OpRecord | None:
+        """The op that wrote a constant infinity right where it meets weights: no one multiplies a mask with them."""
+        writer = producer(self.trace, touch)
+        if writer is None or writer.op not in WRITES_CONSTANTS or writer.backward or consumer.backward:
+            return None
+        if consumer.op not in _PRODUCTS or not any(self.trace.label(t)[0] == "parameter" for t in consumer.reads):
+            return None
+        given = [read for read in writer.reads if math.isinf(self.trace.value(read))]
+        makers = [(producer(self.trace, read), self.trace.label(read)[0]) for read in given]
+        constant = (kind == "constant" if maker is None else maker.op in WRITES_CONSTANTS for maker, kind in makers)
+        return writer if all(constant) else None
 
     def _innocent_here(self, bad_origin: BadOrigin, consumer: OpRecord, touch: Touch) -> bool:
         if bad_origin.intended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from ...records import Origin
 from ..causes.evidence import FLOAT32_MAX, FP16_MAX, Evidence
-from ..interventions.state_changes import Reverted
+from ..interventions.state_changes import Reverted, negative_second_moments
 from ..replay.batch_tree import walk_batch
 from ..replay.replay_observation import absmax
 from ..replay.replay_step import CANNOT_RUN, ReplayChange, replay
@@ -20,6 +21,8 @@ from .external_changes import huge_state
 
 OUTLIER = 1e6
 """A batch entry this many times the usual size of its tensor is an outlier."""
+JUMP = 100.0
+"""A learning rate this many times the usual has jumped."""
 ODD = 20.0
 """Where a batch alone is out of line, an entry this many times as large as any in other batches is why."""
 OVERFLOWING = frozenset(
@@ -72,14 +75,28 @@ def reattribute_to_state(
         change = suspects[0]
         leaf = (change.kind, change.name)
         return as_state(evidence, origin, leaf)
+    if evidence.stage == "commit" and evidence.facts.argument_negative:
+        negative = [("optimizer", name) for name in negative_second_moments(replayable)]
+        if negative:
+            return as_state(replace(evidence, bad_before=(*negative, *evidence.bad_before)), origin, negative[0])
     if exam.record is not None and exam.record.op in OVERFLOWING:
         replayable.restore()
         replayable.prepare()
         huge = huge_state(replayable)
         if huge is not None and not (huge[2] > 4 and evidence.blew_up):
             evidence = replace(evidence, huge_state=huge)
+            if (before := rate_before_a_jump(replayable)) is not None:
+                evidence = replace(evidence, phase="optimizer", op=None, earlier_rate=before[0], rate=before[1])
+                return evidence, Origin(phase="optimizer", ordinal=origin.ordinal, inputs=origin.inputs)
             return as_state(evidence, origin, ("parameter", huge[0]))
     return evidence, origin
+
+
+def rate_before_a_jump(replayable: Replayable) -> tuple[float, float] | None:
+    """The usual learning rate and that of the last update, where that one was far above it."""
+    *before, last = [0.0, *(r.lr for r in replayable.facts.history if r.step < replayable.facts.step and r.applied)]
+    usual = statistics.median(before[1:]) if len(before) > 1 else 0.0
+    return (usual, last) if last >= JUMP * usual > 0 else None
 
 
 def as_state(evidence: Evidence, origin: Origin, leaf: tuple[str, str]) -> tuple[Evidence, Origin]:

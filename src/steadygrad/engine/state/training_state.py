@@ -124,6 +124,20 @@ class TrainingState:
         rng = tree["rng"]
         put_rng(rng if isinstance(rng, RngState) else rng_from_plain(rng))
 
+    @torch.no_grad()
+    def moved_since(self, tree: Tree) -> float:
+        """How far the weights are from those of a copied tree, as a share of their size. Reads each device once."""
+        sums = dict[torch.device, list[Tensor]]()
+        for name, now in self.live()["parameters"].items():
+            then = tree["parameters"].get(name)
+            if then is not None and now.is_floating_point():
+                here, then = now.detach().float(), then.to(now.device, torch.float32)
+                pair = torch.stack([(here - then).square().sum(), then.square().sum()])
+                sums.setdefault(here.device, []).append(pair)
+        totals = [torch.stack(pairs).sum(0).tolist() for pairs in sums.values()]
+        far, size = sum(pair[0] for pair in totals), sum(pair[1] for pair in totals)
+        return math.sqrt(far / size) if size else 0.0
+
     def mismatch(self, tree: Tree) -> str | None:
         """How a tree of another program differs from this one, as a clause; None if it can be restored."""
         saved = tree["parameters"]

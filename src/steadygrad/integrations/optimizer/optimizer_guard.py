@@ -1,8 +1,7 @@
 """A loop that stays as it is, guarded at `optimizer.step()`: `sg.attach(optimizer, model=model)`.
 
-A withheld update is not made at all: the optimizer's own `step` is not called, whatever optimizer it is. With the
-model given, what its forward passes moved since the last update (running statistics, random numbers, counters) is
-restored too. One host read a step.
+A withheld update is not made at all: the optimizer's own `step` is not called. With the model given, what its forward
+passes moved since the last update (running statistics, random numbers, counters) is restored too. One read a step.
 """
 
 from __future__ import annotations
@@ -48,16 +47,11 @@ from .held_scale import HeldScales, dropped_loss
 from .optimizer_loop import OptimizerLoop
 from .skipped_rounds import SkippedRounds
 from .snapshot_schedule import SnapshotSchedule
+from .stated_limits import NO_SELF_CHECK, limits
 
-_LIMITS = (
-    "sg.attach(optimizer): incidents are not diagnosed, a divergence with finite values is not reported, and a moving "
-    "average that the loop updates is not held back; a batch that the loop skips itself is seen by {skips} only"
-)
-_SKIPS = "its loss in a variable, or by optimizer.zero_grad(),"
-_SKIPS_WITHOUT_MODEL = "optimizer.zero_grad()"
 _MAX_LOSSES = 64
-_NO_SELF_CHECK = "self_check: not possible here: sg.attach(optimizer) cannot run a step again"
-_NO_MODEL = "without model= running statistics and random numbers are not restored"
+_OF_NO_USE = 1000.0
+"""Weights that give no finite gradient and have moved so many times their size since the last copy are of no use."""
 
 
 class OptimizerGuard:
@@ -106,9 +100,8 @@ class OptimizerGuard:
         device = parameters_of(self._optimizers[0])[0].device
         ring = validate.make_ring("auto", self._state, device, self.policy) if model is not None else None
         self._ring = ring if self.ranks.all("ring", ring is not None) else None
-        self._snapshot_schedule = (
-            SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
-        )
+        every = self.policy.snapshot_every
+        self._snapshot_schedule = SnapshotSchedule(self._ring, every) if self._ring is not None else None
         self._loops = [
             OptimizerLoop(o, names, self.policy, self._journal, self._barrier, self) for o in self._optimizers
         ]
@@ -142,9 +135,8 @@ class OptimizerGuard:
         if self._checker is not None:
             self._checker.inspect_setup()
         if GuardConfig(self_check=self_check).steps_between_self_checks:
-            self._loops[0].log.show_once(_NO_SELF_CHECK)
-        limits = _LIMITS.format(skips=_SKIPS if model is not None else _SKIPS_WITHOUT_MODEL)
-        self._loops[0].log.show_once(limits if model is not None else f"{limits}; {_NO_MODEL}")
+            self._loops[0].log.show_once(NO_SELF_CHECK)
+        self._loops[0].log.show_once(limits(with_model=model is not None))
 
     # -- what a user calls
 
@@ -159,7 +151,7 @@ class OptimizerGuard:
         return [found for loop in self._loops for found in loop.log.vitals]
 
     def settle(self) -> None:
-        """Every step was judged before it was applied, so there is nothing to wait for."""
+        """Nothing to wait for: every step was judged before it was applied."""
 
     def summary(self) -> dict[str, Any]:
         """Steps, skipped, success rate, first and last bad step, over all attached optimizers."""
@@ -203,8 +195,8 @@ class OptimizerGuard:
     def _let_go(self) -> None:
         """Keep the counts and nothing of the training: its memory is free when the program drops it, as without us."""
         self._optimizers, self._model, self._scheduler, self._scaler = (), None, None, None
-        self._undo, self._entry, self._loss, self._losses = [], None, None, []
-        self._ring = self._snapshot_schedule = self._checker = None
+        self._undo, self._losses = [], []
+        self._entry = self._loss = self._ring = self._snapshot_schedule = self._checker = None
         self._forward, self._members = ForwardState([]), GroupMembers(())
         self._state = self._whole_state()
         self._skips = SkippedRounds(self._skipped_by_program)
@@ -305,9 +297,8 @@ class OptimizerGuard:
         self._state = self._whole_state()
         if self._ring is not None:
             self._ring = validate.make_ring("auto", self._state, self._loops[0].parameters[0].device, self.policy)
-            self._snapshot_schedule = (
-                SnapshotSchedule(self._ring, self.policy.snapshot_every) if self._ring is not None else None
-            )
+            every = self.policy.snapshot_every
+            self._snapshot_schedule = SnapshotSchedule(self._ring, every) if self._ring is not None else None
 
     def _around_step(self, loop: OptimizerLoop, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._closed:  # a schedule that was made meanwhile still calls through here
@@ -400,7 +391,14 @@ class OptimizerGuard:
         return reading
 
     def capabilities(self, loop: OptimizerLoop, reading: Reading) -> Capabilities:
-        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps), rerun=False)
+        useless = not reading.bad_inputs and self._of_no_use(loop)
+        return Capabilities(rollback=self._ring is not None and bool(self._ring.steps), rerun=useless)
+
+    def _of_no_use(self, loop: OptimizerLoop) -> bool:
+        """Whether a streak of bad steps is due for a rollback, which loses updates, and there is nothing to lose."""
+        due = (loop.log.ledger.streak + 1, Action.ROLLBACK) in self.policy.escalation
+        newest = self._ring.good()[-1:] if due and self.alone and self._ring is not None else ()
+        return any(self._state.moved_since(snapshot.tree) > _OF_NO_USE for snapshot in newest)
 
     def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:
         if reading.scale_to_blame:
@@ -408,10 +406,9 @@ class OptimizerGuard:
         if self._checker is not None:
             self._checker.after_refusal()
         self._undo_forward(loop)
-        if reading.undone:
-            return self.ranks.name_rank(reading)
-        looked = self.ranks.looked({**bad_state(self._state), "bad_inputs": ()}, reading)
-        return self.ranks.name_rank(replace(reading, **looked))
+        if not reading.undone:
+            reading = replace(reading, **self.ranks.looked({**bad_state(self._state), "bad_inputs": ()}, reading))
+        return self.ranks.name_rank(reading)
 
     def _undo_forward(self, loop: OptimizerLoop) -> None:
         """No trace of what the forward passes since the last update moved, but for numbers drawn by the loop itself."""
@@ -428,6 +425,9 @@ class OptimizerGuard:
 
     def diagnose(self, loop: OptimizerLoop, reading: Reading, decision: Decision) -> None:
         """Only the loop itself could run its batch again."""
+
+    def halting(self, loop: OptimizerLoop, step: int) -> None:
+        """The weights stay as they are: no batch can be run again here."""
 
     def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The guard was given the optimizers, and is closed by whoever made it."""

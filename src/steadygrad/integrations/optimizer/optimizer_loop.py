@@ -462,7 +462,7 @@ class OptimizerLoop:
         self.last = verdict.reading
 
     def halting(self, step: Step) -> None:
-        """`update` raises."""
+        self.around.halting(self, step.number)
 
     # -- around an update
 

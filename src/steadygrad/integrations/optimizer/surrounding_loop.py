@@ -50,5 +50,8 @@ class SurroundingLoop(Protocol):
     def roll_back(self, loop: OptimizerLoop, decision: Decision) -> Decision:
         """Restore a good state."""
 
+    def halting(self, loop: OptimizerLoop, step: int) -> None:
+        """Its training ends: leave weights that are of use."""
+
     def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The program has dropped the optimizer of these weights. Called wherever it did so."""

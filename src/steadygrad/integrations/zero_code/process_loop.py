@@ -416,7 +416,7 @@ class ProcessLoop:
             )  # fmt: skip
             words = self.examiner.words = self._words_of(loop) if self._together and not self.alone else None
             reading = words.agree(reading) if words is not None else reading
-            self._good = self._good_states(reading, words)
+            self._good = self.past.states_for(loop, reading, words)
         finally:
             self.busy = False
         return reading
@@ -439,6 +439,14 @@ class ProcessLoop:
         loop.log.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
         return loop.log.amend(decision, str(went))
 
+    def halting(self, loop: OptimizerLoop, step: int) -> None:
+        """Weights that are of no use are not what a program should save."""
+        with self._working("snapshots"):
+            steps = self.past.steps_before_ruin() if self.alone else []
+            went = self.past.go_back(step, steps)
+            if went is not None:
+                loop.log.journal.event("rolled_back", to=went.step, batches_run_again=went.again, lost=went.lost)
+
     @contextmanager
     def _working(self, part: str) -> Iterator[None]:
         """Around what we run of the program's code, or do to its state: nothing of it is the program's."""
@@ -452,14 +460,6 @@ class ProcessLoop:
     def refused_since(self, step: int) -> int:
         """How many updates were refused from this step on, before the one at hand, or were of other trainings."""
         return sum(each >= step for each in (*self._refused_steps, *self.separate.steps))
-
-    def _good_states(self, reading: Reading, words: RankMessages | None) -> list[int]:
-        """The steps to which all ranks can go back, if the weights, moments or buffers are bad: else nothing helps."""
-        if reading.undone or not (reading.bad_parameters or reading.bad_state or reading.bad_buffers):
-            return []
-        with self.barrier("snapshots", list[int]()) as answer:
-            answer.value = self.past.steps
-        return words.in_common(answer.value) if words is not None else answer.value
 
     def _words_of(self, loop: OptimizerLoop) -> RankMessages | None:
         """What the ranks of this optimizer tell each other, made at its first refused step."""

@@ -278,6 +278,9 @@ class SeparateTraining:
         decision = replace(decision, actions=(*decision.actions, Action.HALT))
         return loop.log.amend(decision, "no good state could be restored")
 
+    def halting(self, loop: OptimizerLoop, step: int) -> None:
+        """The weights stay as they are: no batch can be run again here."""
+
     def ended(self, log: RunLog, weights: dict[str, Tensor]) -> None:
         """The program has dropped the optimizer."""
         self._watch.ledger.dropped(log, weights)

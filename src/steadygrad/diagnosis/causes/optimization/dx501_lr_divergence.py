@@ -45,6 +45,9 @@ def match(e: Evidence) -> Match | None:
         return Match(0.9, f"the loss rose with no bad batch and no changed state{grew}")
     if e.kind == "non_finite" and e.phase == "optimizer" and not math.isfinite(e.rate):
         return Match(0.97, f"the learning rate itself is {e.rate}")
+    if e.kind == "non_finite" and e.phase == "optimizer" and e.huge_state is not None and e.earlier_rate is not None:
+        far = f"{e.huge_state[0]} is {e.huge_state[1]:.3g} since"
+        return Match(0.95, f"the learning rate had jumped from {e.earlier_rate:.3g} to {e.rate:.3g}, and {far}")
     if e.kind != "non_finite" or e.phase in ("data", "state") or len(e.losses) < 2 or e.facts.num_reduced in (0, 1):
         return None
     # So large a loss leaves no doubt: products of such numbers overflow inside of an op, which then gives a NaN.

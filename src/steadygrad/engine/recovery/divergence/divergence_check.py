@@ -28,7 +28,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ....detect.detectors.progress import divergence
 from ....detect.history import History
@@ -202,7 +201,7 @@ class DivergenceCheck:
         healing = level <= began and _falls(step, level, losses)
         if fell or step > _EARLY or snapshots[0].step > 0 or healing:
             return None
-        suspicion, moved = divergence.stands(step, level, began), self._moved(snapshots[0])
+        suspicion, moved = divergence.stands(step, level, began), self._state.moved_since(snapshots[0].tree)
         if moved >= _MOVED:
             return suspicion, True
         late = moved >= _HARDLY_MOVED and step >= _SHORTLY  # else it is not for too high a rate, or too early to say
@@ -212,18 +211,6 @@ class DivergenceCheck:
         """How long not to look again after one more trial in vain."""
         self._in_vain += 1
         return steps << min(self._in_vain, _MAX_BACKOFF)
-
-    def _moved(self, snapshot: Snapshot) -> float:
-        """How far the weights are from those of a snapshot, as a share of their size. One read of the device."""
-        sums: list[Tensor] = []
-        for name, now in self._state.live()["parameters"].items():
-            then = snapshot.tree["parameters"].get(name)
-            if then is not None and now.is_floating_point():
-                then = then.to(now.device, torch.float32)
-                far = (now.detach().float() - then).square().sum()
-                sums.append(torch.stack([far, then.square().sum()]).to(self._program.device))
-        far_and_size = torch.stack(sums).sum(0).tolist() if sums else [0.0, 0.0]
-        return math.sqrt(far_and_size[0] / far_and_size[1]) if far_and_size[1] else 0.0
 
     def _try(self, snapshots: Sequence[Snapshot], buffer: BatchBuffer, ledger: Ledger) -> Trial | None:
         if not self._policy.trial_rates:

@@ -5,7 +5,8 @@ applied is remembered: the loop's own lines with the batch they read, how it cli
 stepped. Going back puts the newest good copy in place and makes those updates again, as long as each of them gives
 the loss and the gradient norm that it gave the first time, to the bit. Where one does not, or cannot be made again,
 the run goes on from the copy and the updates since are lost; that is said. The update whose own forward makes a buffer
-bad, with a finite loss, is left out: with it the run would be where it was.
+bad, with a finite loss, is left out: with it the run would be where it was. So is one after which no batch has a finite
+loss any more, see `ruined_weights`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
 from ....engine.state.training_state import TrainingState, Tree, non_finite
 from ....engine.step.trained_parameters import WeakSequence
-from ....records import Reading
+from ....records import Action, Reading
 from ....records.rerun_flag import rerun
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ...optimizer.snapshot_schedule import SnapshotSchedule
 from .loop_lines import LoopPass
+from .ruined_weights import all_lost, usual_updates
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
+    from .rank_messages import RankMessages
 
 _NOT_KEPT = torch.zeros(())
 _PLAIN_OPTIONS = (bool, int, float, tuple)
@@ -75,13 +78,15 @@ class RollbackResult:
     why: str
     left_out: int | None = None
     """The step whose update made the state bad, where it was found on the way."""
+    harm: str = ""
+    """What that update did, as a clause."""
 
     def __str__(self) -> str:
         place = f"the state before step {self.step} was restored"
         if self.left_out is not None:
             made = f", {self.again} of the updates since made again to the same losses to the bit" if self.again else ""
             lost = f"; the {self.lost} after it are lost: {self.why}" if self.lost else ""
-            return f"{place}{made}, and step {self.left_out}, which left state non-finite, was left out{lost}"
+            return f"{place}{made}, and step {self.left_out}, {self.harm}, was left out{lost}"
         if not self.lost:
             since = "the update since was" if self.again == 1 else f"the {self.again} updates since were"
             return f"{place} and {since} made again, to the same losses to the bit"
@@ -101,6 +106,8 @@ class GoodStates:
         self._ring: SnapshotRing | None = None
         self._snapshot_schedule: SnapshotSchedule | None = None
         self._updates: deque[AppliedUpdate] = deque()
+        self._usual: list[AppliedUpdate] = []
+        """Updates whose batches show that the weights of now are of no use."""
         self._kept = KeptBytes()
         self._why_not = ""
         self._due = True
@@ -254,7 +261,7 @@ class GoodStates:
         self._forget_updates()
 
     def _forget_updates(self) -> None:
-        self._prepared = None
+        self._prepared, self._usual = None, []
         self._updates.clear()
         self._kept.clear()
 
@@ -275,10 +282,46 @@ class GoodStates:
         names = snapshot.tree["parameters"].items()
         return {**tree, "parameters": {name.partition(".")[2]: value for name, value in names}}, updates
 
+    def states_for(self, loop: OptimizerLoop, reading: Reading, words: RankMessages | None) -> list[int]:
+        """The steps to which all ranks can go back if the weights, moments or buffers are bad, or where a streak of bad
+        steps is due for it and shows them to be of no use: else nothing helps."""
+        bad = reading.bad_parameters or reading.bad_state or reading.bad_buffers
+        due = (loop.log.ledger.streak + 1, Action.ROLLBACK) in self._watch.policy.escalation and not reading.bad_inputs
+        if reading.undone or not (bad or (due and self._watch.alone)):
+            return []
+        with self._watch.barrier("snapshots", list[int]()) as answer:
+            answer.value = self.steps if bad else self.steps_before_ruin()
+        return words.in_common(answer.value) if words is not None else answer.value
+
     @property
     def steps(self) -> list[int]:
         """The steps before which a good state was copied, newest last. Waits for copies on a GPU."""
         return [snapshot.step for snapshot in self._ring.good()] if self._ring is not None else []
+
+    def steps_before_ruin(self) -> list[int]:
+        """The same where the weights are finite and of no use any more, without copies of them; else none. Runs the
+        program's own lines."""
+        if len(self._loops) != 1 or self._state is None:
+            return []
+        self._usual = usual_updates(self._updates)
+        overwritten = any(loop_pass.overwritten for update in self._usual for loop_pass in update.loop_passes)
+        if not self._usual or overwritten or not self._ruined():
+            self._usual = []
+        return [step for step in self.steps if self._usual and step <= self._usual[-1].step]
+
+    def _ruined(self, *, finite: bool = False) -> bool:
+        """Whether batches that had a usual loss have none with the weights of now. Leaves the state as it is."""
+        assert self._state is not None
+        forward, now = self._state.forward, take_rng()
+        entry = forward.take()
+        try:
+            with rerun():
+                return all_lost(self._usual, finite=finite)
+        except Exception:  # their lines, out of their place, may raise anything
+            return False
+        finally:
+            forward.restore(entry)
+            put_rng(now)
 
     def go_back(self, before: int, allowed: Sequence[int]) -> RollbackResult | None:
         """Put the newest good state of those allowed in place and make the updates since again. None if there is none.
@@ -309,13 +352,14 @@ class GoodStates:
             if culprit is None or not culprit.followed:  # else the rate is that of a schedule which went on too far
                 for optimizer, kept in rates:
                     put_groups(optimizer, kept)  # with what the loop set by hand since the last update
+        harm = "after which no batch had a usual loss" if self._usual else "which left state non-finite"
         self._forget_updates()
         ring.discard_after(snapshot.step)
         self._due = True
         if culprit is not None and not why:
             place = updates.index(culprit)
             lost = len(updates) - place - 1
-            return RollbackResult(snapshot.step, place, lost, "they were computed from it", culprit.step)
+            return RollbackResult(snapshot.step, place, lost, "they were computed from it", culprit.step, harm)
         lost = num_since if why else 0
         return RollbackResult(step=snapshot.step, again=num_since - lost, lost=lost, why=str(why))
 
@@ -329,7 +373,7 @@ class GoodStates:
 
     def _make_again(self, state: TrainingState, updates: list[AppliedUpdate]) -> str | AppliedUpdate:
         """The updates since the snapshot once more. Empty if all of them came out the same; else why not, as a clause,
-        or the update that made the state non-finite."""
+        or the update that made the state non-finite, or of no use."""
         at_first = set(non_finite(state.floating_tensors()))
         try:
             for landed in updates:
@@ -338,6 +382,8 @@ class GoodStates:
                 if not same:
                     return "made again they do not come out the same"
                 if not at_first.issuperset(non_finite(state.floating_tensors())):
+                    return landed
+                if self._usual and landed.step >= self._usual[-1].step and self._ruined(finite=True):
                     return landed
         except Exception as error:  # their lines, out of their place, may raise anything
             return f"their lines raised {type(error).__name__} when they were run again"

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from ....detect.gradient_norms import GradientProbe
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import why_not_read
+from ....diagnosis.isolation.device_memory import forget
 from ....engine import validate
 from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
@@ -317,7 +318,8 @@ class GoodStates:
         try:
             with rerun():
                 return all_lost(self._usual, finite=finite)
-        except Exception:  # their lines, out of their place, may raise anything
+        except Exception as error:  # their lines, out of their place, may raise anything; or memory ran out
+            forget(error)
             return False
         finally:
             forward.restore(entry)

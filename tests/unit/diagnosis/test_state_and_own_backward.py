@@ -109,6 +109,7 @@ def test_weights_that_are_huge_since_the_learning_rate_jumped_are_named_after_th
             optimizer.param_groups[0]["lr"] = 1e30 if number == 8 else 0.01
             guard.step(batch)
         found = guard.incidents[0].diagnosis
-    assert found is not None and found.cause is not None
+    assert found is not None
+    assert found.cause is not None
     assert (found.cause.slug, found.origin.phase) == ("lr_divergence", "optimizer")
     assert "jumped from 0.01 to 1e+30" in found.because

@@ -258,3 +258,22 @@ def test_of_a_small_shared_memory_most_is_left_to_the_workers_of_loaders(monkeyp
     assert 1 < len(batches) <= 4
     own = [torch.zeros(64, 1024) for _ in range(40)]
     assert fit([pieces_of(each) for each in own])
+
+
+def test_a_device_is_asked_anew_each_time_until_the_program_has_shown_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = [1 << 33]
+    now = [100.0]
+    monkeypatch.setattr(kept_bytes, "_allowed", {})
+    monkeypatch.setattr(kept_bytes, "_first_look", 0.0)
+    monkeypatch.setattr(kept_bytes, "free_device_bytes", lambda: free[0])
+    monkeypatch.setattr(kept_bytes.time, "monotonic", lambda: now[0])
+    before = kept_bytes.allowed_bytes(kept_bytes.DEVICE)
+    free[0] = 1 << 20  # the optimizer has made its moments
+    assert kept_bytes.allowed_bytes(kept_bytes.DEVICE) < before
+    now[0] += 60.0
+    small = kept_bytes.allowed_bytes(kept_bytes.DEVICE)
+    free[0] = 1 << 33
+    now[0] += 1.0
+    assert kept_bytes.allowed_bytes(kept_bytes.DEVICE) == small, "later it is asked every few seconds"

@@ -19,6 +19,8 @@ from ..trace.tracer import Watcher
 MAX_ELEMENTS = 1 << 24
 MAX_ELEMENTS_NEARBY = 1 << 20
 """Past this a tensor of the specimen is digested and not copied: the diagnosis must fit beside the training step."""
+ROWS = 64
+"""Of larger tensors so many rows with bad entries are copied, and as many others, where an op keeps rows apart."""
 PIECE = 1 << 22
 """Entries that are digested at a time: what the digest needs beside the tensor itself."""
 
@@ -134,8 +136,36 @@ class CapturedOp:
                     return
                 self.outputs = tuple(digest(tensor) for tensor in outputs)
                 self.bad_leading = _bad_leading(outputs)
+                if any(tensor.numel() > limit for tensor in (*outputs, *_described((args, kwargs)))):
+                    self._keep_rows(record.op, func, args, kwargs, outputs, copy)
 
         return watch
+
+    def _keep_rows(self, op: str, func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor], copy: Any) -> None:
+        """Of tensors too large to copy, the rows that came out bad and a few others, in arguments and outputs alike."""
+        given = _described((args, kwargs))
+        out = outputs[0] if outputs else None
+        if out is None or not out.dim() or not self.bad_leading:
+            return
+        if {_memory(tensor) for tensor in outputs} & {_memory(tensor) for tensor in given}:
+            return  # written over what it read
+        flat = (torch.Tag.pointwise in getattr(func, "tags", ())) or (op in _SOFTMAX and _last(args, out))
+        lead = out.shape[:-1] if flat and out.dim() > 1 else out.shape[:1]
+        num = min(ROWS, self.most * math.prod(lead) // (2 * out.numel()))
+        if not num or not (flat or op in _BY_ROWS or op in _BY_BATCH):
+            return
+        rows = _some_rows(out, lead, num)
+        taken = {id(args[_BY_ROWS[op]])} if op in _BY_ROWS else {id(tensor) for tensor in given}
+
+        def few(item: Any) -> Any:
+            if isinstance(item, torch.Tensor) and describable(item) and (id(item) in taken or item is out):
+                item = _at_rows(item.detach(), rows, out.dim()) if flat else item.detach()[rows[0]]
+            return copy(item)
+
+        self.args, self.kwargs = tree_map(few, tuple(args)), tree_map(few, dict(kwargs))
+        if flat and op in _SOFTMAX:
+            self.args = (self.args[0], -1, *self.args[2:])
+        self.output_tensors = (few(out),)
 
     def digest_copies(self) -> None:
         """What a light specimen left for later: its copies in lines. Syncs with the host."""
@@ -167,6 +197,41 @@ class CapturedOp:
         self.inputs = tuple(digest(item) for item in self.args if isinstance(item, torch.Tensor))
         self.outputs, self.output_tensors = (digest(made[at]),), (widened(made[at].detach().clone()),)
         self._before = None
+
+
+_SOFTMAX = frozenset({"softmax", "log_softmax", "safe_softmax"})
+_BY_ROWS = {"mm": 0, "addmm": 1, "convolution": 0, "native_layer_norm": 0}
+"""Ops that give a row for each row of the argument at this place."""
+_BY_BATCH = frozenset({"bmm"})
+"""Ops that give an entry of dimension 0 for those of all their arguments."""
+
+
+def _last(args: Sequence[Any], out: torch.Tensor) -> bool:
+    """Whether a softmax runs over the last dimension."""
+    return len(args) > 1 and args[1] in (-1, out.dim() - 1)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if has_values(tensor) else id(tensor)
+
+
+def _some_rows(out: torch.Tensor, lead: torch.Size, num: int) -> tuple[torch.Tensor, ...]:
+    """Where bad rows stand, and as many good ones: an index for each of the leading dimensions."""
+    bad = []
+    for part in out.detach().split(max(1, PIECE * len(out) // out.numel())):  # type: ignore[no-untyped-call]
+        bad.append((~torch.isfinite(widened(part))).reshape(math.prod((len(part), *lead[1:])), -1).any(1))
+    is_bad = torch.cat(bad)
+    chosen = torch.cat([is_bad.nonzero().flatten()[:num], (~is_bad).nonzero().flatten()[:num]])
+    return torch.unravel_index(chosen, lead)
+
+
+def _at_rows(tensor: torch.Tensor, rows: tuple[torch.Tensor, ...], dims: int) -> torch.Tensor:
+    """The same rows of a tensor that is broadcast to a shape of so many dimensions."""
+    own = min(len(rows), tensor.dim() - (dims - len(rows)))
+    if own <= 0:
+        return tensor
+    index = [row if size > 1 else row * 0 for row, size in zip(rows[len(rows) - own :], tensor.shape, strict=False)]
+    return tensor[tuple(index)]
 
 
 def _described(tree: Any) -> list[torch.Tensor]:

@@ -51,8 +51,10 @@ def free_device_bytes() -> int:
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return _UNKNOWN
     stats = torch.cuda.memory_stats()
-    unused = stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.peak", 0)
-    return max(0, int(torch.cuda.mem_get_info()[0] + unused))
+    reserved = int(stats.get("reserved_bytes.all.current", 0))
+    free, whole = torch.cuda.mem_get_info()
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)()  # of the device, for this process
+    return max(0, min(free, int(share * whole) - reserved) + reserved - int(stats.get("allocated_bytes.all.peak", 0)))
 
 
 def free_host_bytes() -> int:

@@ -33,6 +33,8 @@ _SHARE_OF_LIMIT = 8
 so many at the most."""
 _NO_LIMIT = 1 << 60
 _REFRESH_S = 5.0
+_YOUNG_S = 10.0
+"""So long after the first look the device is asked each time: a program has not yet shown all that it needs of it."""
 _MAX_DEPTH, _MAX_LIST, _MAX_VALUES = 6, 32, 256
 _NOT_COUNTED = (type(None), int, float, nn.Module, Optimizer, type, type(sys))
 
@@ -152,13 +154,17 @@ def fit(values: Iterable[Mapping[Piece, int]]) -> bool:
 
 
 _allowed: dict[str, tuple[float, int]] = {}
+_first_look = 0.0
 
 
 def allowed_bytes(place: str) -> int:
-    """How many bytes of batches may be kept on the host or on a device. Looked up every few seconds."""
+    """How many bytes of batches may be kept on the host or on a device. Looked up every few seconds, and of a device
+    each time at first."""
+    global _first_look
     now = time.monotonic()
     until, known = _allowed.get(place, (0.0, 0))
-    if now >= until:
+    if now >= until or (place == DEVICE and now < _first_look + _YOUNG_S):
+        _first_look = _first_look or now
         known = _looked_up(place)
         _allowed[place] = (now + _REFRESH_S, known)
     return known

@@ -693,3 +693,28 @@ def test_untouched_statistics_in_evaluation_mode_are_named_only_where_they_are_t
             optimizer.step()
 
     assert named(training, nn.Sequential(trunk, nn.Linear(16, 3))) == found
+
+
+def units_that_die(at: int, until: int) -> Loop:
+    """An update throws the hidden layer out of the range of its inputs; a later one may bring it back."""
+
+    def loop(model, optimizer, batch):
+        for number in range(at + 12):
+            if number == at:
+                with torch.no_grad():
+                    model[0].bias -= 100
+            if number == until:
+                with torch.no_grad():
+                    model[0].bias += 100
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+
+    return loop
+
+
+@pytest.mark.parametrize(("at", "until", "causes"), [(2, 99, ["dead_relu"]), (18, 99, ["dead_relu"]), (19, 21, [])])
+def test_a_layer_that_dies_after_the_first_updates_is_named(at: int, until: int, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    assert named(units_that_die(at, until), model) == causes

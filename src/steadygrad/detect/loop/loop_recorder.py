@@ -157,7 +157,7 @@ class LoopRecorder:
     @property
     def wants_losses(self) -> bool:
         """Whether `before_backward` looks at what it is given."""
-        return self._values and not self._idle and not self._graph.done
+        return self._values and not self._idle and self._graph.due(self._updates)
 
     def _look(self, loss: Tensor) -> None:
         self._graph.loss(loss, self._updates, self._rows)
@@ -275,9 +275,11 @@ class LoopRecorder:
         if self._idle or task == self._backward_task:
             return
         self._backward_task = task
-        if self._values and self._updates < _WITH_NUMBERS and (loss := backward_root()) is not None:
-            self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
-            if not self._graph.done:
+        looks = self._values and self._graph.due(self._updates)
+        if self._values and (looks or self._updates < _WITH_NUMBERS) and (loss := backward_root()) is not None:
+            if self._updates < _WITH_NUMBERS:
+                self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
+            if looks:
                 self._look(loss)
         if self._values and 0 < self._updates < _WITH_NUMBERS:
             self._measure(gradients)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ...records import Finding, Reading
 from ...records.rerun_flag import rerunning
+from ..graph.graph_findings import num_ranks
 from ..graph.live_graph import LOOKS, LiveGraph
 from ..graph.rules import reference_aliased, weight_decay_dominates
 from ..graph.rules.reference_aliased import ModuleCall
@@ -33,6 +34,7 @@ from .measured.hand_decay import HandDecay
 from .measured.same_content import SameContent
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
+from .whole_run import unmoved_copies
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
@@ -72,6 +74,7 @@ class LoopRecorder:
         self._content: SameContent | None = SameContent() if values else None
         self._content_due = True
         self._decay: HandDecay | None = HandDecay() if values else None
+        self._unmoved = unmoved_copies.UnmovedCopies()
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()
@@ -134,9 +137,18 @@ class LoopRecorder:
         return step + 1 if self._undo else (step // _THEN_EVERY + 1) * _THEN_EVERY
 
     def ended(self) -> None:
-        """The program ends: what was loaded after the last update counts, too."""
+        """The training ends: what was loaded after the last update counts, too, and what never took place."""
         for loop in self._loops:
             loop.ended()
+
+    @property
+    def waits_for_the_end(self) -> bool:
+        """Whether something is known that counts only if it stays so to the end."""
+        return any(loop.groups.at_the_end() for loop in self._loops)
+
+    def holds_idle(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether one of these is in a group that never had a rate."""
+        return any(loop.groups.holds(parameters) for loop in self._loops)
 
     def close(self) -> None:
         """Leave no hook."""
@@ -314,6 +326,8 @@ class LoopRecorder:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=callable(closure))
                 loop.last_layer = self._graph.last_layer
+                if loop is self._loops[0] and self._updates in (0, *unmoved_copies.AT):
+                    self._look_for_copies(loop)
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:
@@ -324,6 +338,16 @@ class LoopRecorder:
                     self._on_news()
 
         return before
+
+    def _look_for_copies(self, loop: RecordedOptimizer) -> None:
+        """At the first update and at two later ones."""
+        model = self._model()
+        if model is None or num_ranks() > 1:
+            return
+        if not self._updates:
+            self._unmoved.before_first_update(model)
+        else:
+            loop.record.idle_average = loop.record.idle_average or self._unmoved.later(model, self._updates)
 
     def _after_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
         def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

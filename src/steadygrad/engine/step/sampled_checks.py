@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.graph.graph_findings import num_ranks
@@ -85,6 +86,10 @@ class SampledChecker:
     def model(self) -> nn.Module | None:
         """The model, as long as it is there."""
         return self._model()
+
+    def trains(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether some of the groups that never had a rate hold these parameters."""
+        return self.recorder is not None and self.recorder.holds_idle(parameters)
 
     @property
     def samples(self) -> bool:
@@ -232,6 +237,14 @@ class SampledChecker:
         losses = [abs(each.loss) for each in self._log.recent[-_LAST:] if each.applied and math.isfinite(each.loss)]
         if waiting and losses and self._first_loss is not None and median(losses) > self._first_loss:
             self._say(waiting)
+
+    def ended(self) -> None:
+        """The training has ended: decide what was waiting, and judge what never took place. Not after an error."""
+        self.decide_provisional()
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if self.recorder is not None and error is None:
+            with self._barrier("loop_record", None):
+                self.recorder.ended()
 
     def _vitals_barrier(self) -> _SwitchingOff:
         return _SwitchingOff(self)

@@ -579,7 +579,7 @@ def test_workers_that_are_given_one_seed_are_named(numpys: bool, init: Callable[
         (Split(), lambda worker: torch.manual_seed(0)),
     ],
 )
-def test_workers_with_seeds_of_their_own_or_of_something_else_are_left_alone(dataset, init) -> None:
+def test_workers_that_get_other_seeds_or_draw_with_something_else_are_left_alone(dataset, init) -> None:
     assert seeded_alike(dataset, 4, init) == ""
     assert seeded_alike(Drawn(False), 1, lambda worker: torch.manual_seed(0)) == ""
 

@@ -35,6 +35,7 @@ from .measured.same_content import SameContent
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
 from .whole_run import unmoved_copies
+from .whole_run.replicas import Replicas
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
@@ -57,9 +58,11 @@ class LoopRecorder:
         values: bool = True,
         copies: Sequence[nn.Module] = (),
         graph: LiveGraph | None = None,
+        own_loop: bool = False,
     ) -> None:
         """With `values` False no tensor is read: only what can be known on the host is recorded. `copies` are other
-        modules that hold parameters of the model, `graph` is what has looked at the first loss already."""
+        modules that hold parameters of the model, `graph` is what has looked at the first loss already. With `own_loop`
+        the program cannot exchange gradients before the update."""
         self._failed_outside, self._on_news = failed, on_news
         self._model = weakref.ref(model)
         self._copies = [weakref.ref(copy) for copy in copies]
@@ -75,6 +78,8 @@ class LoopRecorder:
         self._content_due = True
         self._decay: HandDecay | None = HandDecay() if values else None
         self._unmoved = unmoved_copies.UnmovedCopies()
+        self._replicas = Replicas()
+        self._replicas.done = own_loop or not values or num_ranks() > 1
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()
@@ -153,6 +158,7 @@ class LoopRecorder:
     def close(self) -> None:
         """Leave no hook."""
         self._closed = True
+        self._replicas.close()
         self._pause()
         for loop in self._loops:
             loop.state.close()
@@ -280,6 +286,8 @@ class LoopRecorder:
         if trained:
             # The predictions, where a loss is returned beside them.
             largest = max(trained, key=Tensor.dim)
+            if not self._replicas.done:
+                self._replicas.returned(largest)
             largest.grad_fn.register_prehook(self._hook(self._backward))  # type: ignore[union-attr]
 
     def _backward(self, gradients: Any) -> None:
@@ -328,6 +336,9 @@ class LoopRecorder:
                 loop.last_layer = self._graph.last_layer
                 if loop is self._loops[0] and self._updates in (0, *unmoved_copies.AT):
                     self._look_for_copies(loop)
+                if loop is self._loops[0] and not self._replicas.done and (model := self._model()) is not None:
+                    self._replicas.before_update(model, self._failed)
+                    loop.record.replicas = self._replicas.found
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:

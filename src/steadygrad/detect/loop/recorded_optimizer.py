@@ -280,6 +280,7 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.constant
         or record.not_loaded
         or record.idle_average
+        or record.replicas
         or record.same_draws
         or record.same_noise
         or record.same_epochs

@@ -38,11 +38,11 @@ class SampledChecker:
     def __init__(
         self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer], *,
         sampled: bool = True, probed: bool = True, copies: Sequence[nn.Module] = (),
-        graph: LiveGraph | None = None,
+        graph: LiveGraph | None = None, own_loop: bool = False,
     ) -> None:  # fmt: skip
         """With `sampled` False the loop and the first batches are looked at: others train the same model. With
         `probed` False the loop alone. `copies` are other modules that hold parameters of the model, `graph` is what has
-        looked at the first loss already."""
+        looked at the first loss already. `own_loop`: nothing of the program's runs between backward and update."""
         self._log = log
         self._barrier = barrier
         self._vitals: StepSampler | None = None
@@ -81,6 +81,7 @@ class SampledChecker:
                 values=on_host,
                 copies=copies,
                 graph=graph,
+                own_loop=own_loop,
             )
 
     def model(self) -> nn.Module | None:

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.detect.loop.whole_run import idle_groups
 from steadygrad.detect.loop.whole_run.average_lines import line_of_average
-from steadygrad.detect.loop.whole_run.idle_groups import as_drawn
+from steadygrad.detect.loop.whole_run.idle_groups import IdleGroups, as_drawn
 
 
 def net() -> nn.Sequential:
@@ -291,3 +292,21 @@ def test_a_copy_that_follows_or_is_never_written_in_a_program_that_keeps_its_ave
     assert train(model, adam(model), after=lambda number: follows(average, model)) == []
     monkeypatch.setattr("steadygrad.detect.loop.whole_run.unmoved_copies.averages_thrown_away", lambda: "")
     assert train(reference, adam(reference.requires_grad_(True))) == []
+
+
+def test_on_a_device_nothing_is_read_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, groups = net(), IdleGroups()
+    groups.reads = False
+    optimizer = without_rate(model)
+    read = []
+    monkeypatch.setattr(idle_groups, "as_drawn", lambda weights: bool(read.append(len(weights)) or True))
+    for x, y in batches(25):
+        F.cross_entropy(model(x), y).backward()
+        groups.before_update(optimizer)
+        optimizer.step()
+        groups.after_update([group["lr"] for group in optimizer.param_groups])
+    assert read == []
+    assert groups.holds(list(model.parameters()))
+    assert groups.at_the_end() == (0,)
+    assert read == [4]

@@ -91,6 +91,7 @@ class LoopRecorder:
         if not values:
             for loop in self._loops:
                 loop.sizes.off = loop.unmoved.done = True
+                loop.groups.reads = False
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:
@@ -358,7 +359,8 @@ class LoopRecorder:
         if not self._updates:
             self._unmoved.before_first_update(model)
         else:
-            loop.record.idle_average = loop.record.idle_average or self._unmoved.later(model, self._updates)
+            found = self._unmoved.later(model, self._updates, reads=self._values)
+            loop.record.idle_average = loop.record.idle_average or found
 
     def _after_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
         def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -31,7 +31,9 @@ class IdleGroups:
     """One optimizer's groups. Keeps none of it alive."""
 
     def __init__(self) -> None:
-        self._weights: list[TensorWeakRef] = []
+        self.reads = True
+        """Whether tensors may be read between two updates; else their weights are read at the end."""
+        self._weights: dict[int, list[TensorWeakRef]] = {}
         """Of the idle groups."""
         self._idle: set[int] | None = None
         self._updates = 0
@@ -44,11 +46,19 @@ class IdleGroups:
         if not self._idle or self._updates not in (_LOOK_AT, ENOUGH):
             return
         groups = optimizer.param_groups
-        given = {place: groups[place]["params"] for place in self._idle if place < len(groups)}
-        judged = _has_gradients if self._updates == _LOOK_AT else as_drawn
-        self._idle = {place for place, parameters in given.items() if judged(parameters)}
-        self._known |= self._updates == ENOUGH
-        self._weights = [TensorWeakRef(weight) for place in self._idle for weight in given[place]]
+        given = {place: list(groups[place]["params"]) for place in self._idle if place < len(groups)}
+        if self._updates == _LOOK_AT:
+            self._idle = {place for place, each in given.items() if _has_gradients(each, read=self.reads)}
+            return
+        self._weights = {place: [TensorWeakRef(weight) for weight in each] for place, each in given.items()}
+        if self.reads:
+            self._look_at_weights()
+
+    def _look_at_weights(self) -> None:
+        known = {place: [each() for each in self._weights.get(place, ())] for place in self._idle or ()}
+        alive = {place: [weight for weight in each if weight is not None] for place, each in known.items()}
+        self._idle = {place for place, each in alive.items() if len(each) == len(known[place]) and as_drawn(each)}
+        self._known = True
 
     def after_update(self, rates: Sequence[float]) -> None:
         """An update was made with these rates."""
@@ -60,12 +70,15 @@ class IdleGroups:
 
     def at_the_end(self) -> tuple[int, ...]:
         """The groups that never had a rate, beside others that always had one."""
+        if self._idle and self._weights and not self._known:
+            self._look_at_weights()
         return tuple(sorted(self._idle)) if self._idle and self._known else ()
 
     def holds(self, parameters: Sequence[Tensor]) -> bool:
         """Whether one of these is in an idle group."""
         given = {id(parameter) for parameter in parameters}
-        return any(weight is not None and id(weight) in given for weight in (each() for each in self._weights))
+        held = (each() for weights in self._weights.values() for each in weights)
+        return any(weight is not None and id(weight) in given for weight in held)
 
 
 @torch.no_grad()
@@ -103,6 +116,6 @@ def _is_drawn(matrix: Tensor) -> bool:
     return near and abs(shape - 3) < _SIGMAS * math.sqrt(24 / count)
 
 
-def _has_gradients(parameters: Sequence[Tensor]) -> bool:
+def _has_gradients(parameters: Sequence[Tensor], *, read: bool) -> bool:
     gradients = [each.grad for each in parameters if each.grad is not None and each.grad.layout is torch.strided]
-    return any(bool(gradient.any()) for gradient in gradients)
+    return any(not read or bool(gradient.any()) for gradient in gradients)

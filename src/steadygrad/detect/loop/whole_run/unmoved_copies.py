@@ -45,9 +45,12 @@ class UnmovedCopies:
             self._places[name] = list(named).index(name)
 
     @torch.no_grad()
-    def later(self, model: nn.Module, updates: int) -> str:
-        """How the average never takes place: a sentence, or nothing. Reads the device."""
-        if not self._first or not self._all_moved(dict(model.named_parameters())):
+    def later(self, model: nn.Module, updates: int, *, reads: bool = True) -> str:
+        """How the average never takes place: a sentence, or nothing. Reads the device; without `reads` only where a
+        line of the program throws an average away."""
+        if not self._first or not (reads or averages_thrown_away()):
+            return ""
+        if not self._all_moved(dict(model.named_parameters())):
             return ""
         unmoved, written = 0, 0
         for copy in self._copies(model):

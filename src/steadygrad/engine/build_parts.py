@@ -94,7 +94,7 @@ def assemble(
         device_check=DeviceCheck(device),
         barrier=barrier,
         log=log,
-        checker=SampledChecker(log, barrier, model, optimizers),
+        checker=SampledChecker(log, barrier, model, optimizers, own_loop=True),
         noise=RngRetry(program, forward, state, log, barrier),
         consensus=consensus,
     )

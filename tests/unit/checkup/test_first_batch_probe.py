@@ -277,6 +277,15 @@ def test_text_that_repeats_is_not_judged() -> None:
     assert codes(model, language(constant), lambda m, b: token_loss(m(b["ids"]), b["labels"])) == []
 
 
+def test_text_that_goes_round_in_circles_is_judged_by_where_it_begins() -> None:
+    """Nearly every token is the one four before it, too; the first ones are not."""
+    ids = tokens()
+    ids[:, 6:] = ids[:, 2:6].repeat(1, LENGTH)[:, : LENGTH - 6]
+    twice = probed(Transformer(causal=True), language(ids), lambda m, b: token_loss(m(b["ids"])[:, :-2], ids[:, 2:]))
+    assert [(finding.code, finding.evidence["shift"]) for finding in twice.findings] == [("SY451", 2)]
+    assert codes(Transformer(causal=True), language(ids), next_token) == []
+
+
 def test_rows_without_labels_are_counted() -> None:
     batch = language()
     batch["labels"] = batch["ids"].clone()

@@ -8,7 +8,7 @@ import json
 import time
 import weakref
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,6 +477,52 @@ def test_a_declared_tie_of_two_tensors_is_seen() -> None:
 
     assert tied_weights_broken.judge(Declared(tied=True)) is None
     assert tied_weights_broken.judge(Declared(tied=False)) is not None
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"tie_word_embeddings": True},
+        {"weight_tying": True},
+        {"_tied_weights_keys": ["head.weight"]},
+        {"config": {"tie_embeddings": True, "tie_encoder_decoder": False}},
+        {"config": SimpleNamespace(tie_weights=True)},
+    ],
+)
+def test_a_model_or_its_configuration_may_declare_the_tie(says: dict[str, Any]) -> None:
+    assert tied_weights_broken.judge(type("Declared", (Tied,), says)(tied=True)) is None
+    found = tied_weights_broken.judge(type("Declared", (Tied,), says)(tied=False))
+    assert found is not None
+    assert found.evidence["declared"]
+    assert found.evidence["names"] == ["embed.weight", "head.weight"]
+
+
+def test_a_tie_that_is_made_again_after_a_resize_is_healthy() -> None:
+    class Resized(Tied):
+        tie_word_embeddings = True
+
+        def resize(self, rows: int) -> None:
+            self.embed, self.head = nn.Embedding(rows, 8), nn.Linear(8, rows)
+
+    model = Resized()
+    model.resize(42)
+    assert tied_weights_broken.judge(model) is not None
+    model.head.weight = model.embed.weight
+    assert tied_weights_broken.judge(model) is None
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"tie_word_embeddings": False, "_tied_weights_keys": ["head.weight"]},
+        {"config": {"tie_embeddings": False}, "_tied_weights_keys": ["head.weight"]},
+        {"tie_break": True},
+        {"tie_encoder_decoder": True},
+        {"tie_weights": lambda self: None},
+    ],
+)
+def test_no_tie_is_declared_by_a_switch_that_is_off_or_of_something_else(says: dict[str, Any]) -> None:
+    assert tied_weights_broken.judge(type("Declared", (Tied,), says)(tied=False)) is None
 
 
 def _stack(frozen: set[int], size: int = 12) -> nn.Module:

@@ -203,6 +203,25 @@ def test_epochs_with_other_draws_and_batches_that_are_kept_or_never_drawn_are_le
     assert epochs(Drawing(noise), copied=copied, kept=kept) == ""
 
 
+@pytest.mark.parametrize(("both", "seeded", "found"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_without_a_loader_the_batches_of_both_epochs_must_be_there_at_once(
+    monkeypatch: pytest.MonkeyPatch, both: bool, seeded: bool, found: bool
+) -> None:
+    """Samples that are drawn once and put together anew in every epoch are as they should be."""
+    dataset, draws, kept = Drawing(), RepeatedDraws(), list[Tensor]()
+    module = "steadygrad.detect.loop.measured.repeated_draws"
+    monkeypatch.setattr(f"{module}.living", lambda kind: [dataset] if kind is torch.utils.data.Dataset else [])
+    for _ in range(3):
+        if seeded:
+            dataset.random = numpy.random.default_rng(5)
+        for place in range(0, 24, 4):
+            batch = torch.stack([dataset[row] for row in range(place, place + 4)])
+            kept += [batch] if both else []
+            if not draws.done:
+                draws.called(batch)
+    assert ("6 updates ago" in draws.found) == found
+
+
 def test_a_data_set_that_is_too_large_to_be_copied_is_not_asked() -> None:
     dataset = Drawing()
     dataset.more = torch.zeros(1 << 23)  # type: ignore[attr-defined]

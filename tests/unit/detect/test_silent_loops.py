@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler as schedules
 
 import steadygrad as sg
 from steadygrad.detect.loop import recorded_optimizer
-from steadygrad.detect.loop.measured.worker_seeds import same_draws
+from steadygrad.detect.loop.measured.worker_seeds import same_draws, seeded_alike
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Callable[[], tuple[Tensor, Tensor]]], None]
 
@@ -530,6 +530,60 @@ def test_workers_that_draw_for_themselves_are_left_alone(dataset, workers: int, 
     assert same_draws(dataset, workers, has_worker_init=init) == ""
 
 
+FIXED = 3
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Draws with torch's or numpy's own generator."""
+
+    def __init__(self, numpys: bool) -> None:
+        self.numpys = numpys
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.as_tensor(numpy.random.normal(size=3)) if self.numpys else torch.randn(3)
+
+
+def _seeds_both(worker: int) -> None:
+    torch.manual_seed(FIXED)
+    numpy.random.seed(FIXED)
+
+
+@pytest.mark.parametrize(
+    ("numpys", "init"),
+    [
+        (True, lambda worker: numpy.random.seed(0)),
+        (False, lambda worker: torch.manual_seed(42)),
+        (False, _seeds_both),
+        (True, _seeds_both),
+    ],
+)
+def test_workers_that_are_given_one_seed_are_named(numpys: bool, init: Callable[[int], object]) -> None:
+    before = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
+    assert "the same seed" in seeded_alike(Drawn(numpys), 4, init)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert numpy.random.get_state()[1].tolist() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "init"),
+    [
+        (Drawn(True), lambda worker: numpy.random.seed(worker)),
+        (Drawn(True), lambda worker: numpy.random.seed(torch.initial_seed() % 2**32)),
+        (Drawn(True), lambda worker: torch.manual_seed(0)),
+        (Drawn(False), lambda worker: numpy.random.seed(0)),
+        (Drawn(False), lambda worker: None),
+        (Drawn(False), None),
+        (Split(), lambda worker: torch.manual_seed(0)),
+    ],
+)
+def test_workers_that_get_other_seeds_or_draw_with_something_else_are_left_alone(dataset, init) -> None:
+    assert seeded_alike(dataset, 4, init) == ""
+    assert seeded_alike(Drawn(False), 1, lambda worker: torch.manual_seed(0)) == ""
+
+
 def test_parameters_of_another_optimizer_are_not_called_untrained() -> None:
     torch.manual_seed(0)
     model = net()
@@ -693,3 +747,28 @@ def test_untouched_statistics_in_evaluation_mode_are_named_only_where_they_are_t
             optimizer.step()
 
     assert named(training, nn.Sequential(trunk, nn.Linear(16, 3))) == found
+
+
+def units_that_die(at: int, until: int) -> Loop:
+    """An update throws the hidden layer out of the range of its inputs; a later one may bring it back."""
+
+    def loop(model, optimizer, batch):
+        for number in range(at + 12):
+            if number == at:
+                with torch.no_grad():
+                    model[0].bias -= 100
+            if number == until:
+                with torch.no_grad():
+                    model[0].bias += 100
+            optimizer.zero_grad()
+            loss_of(model, batch()).backward()
+            optimizer.step()
+
+    return loop
+
+
+@pytest.mark.parametrize(("at", "until", "causes"), [(2, 99, ["dead_relu"]), (18, 99, ["dead_relu"]), (19, 21, [])])
+def test_a_layer_that_dies_after_the_first_updates_is_named(at: int, until: int, causes: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    assert named(units_that_die(at, until), model) == causes

@@ -156,6 +156,14 @@ def test_ten_per_cent_is_enough_only_where_the_loss_would_vanish() -> None:
     assert representation_collapse.judge("m", spreads, (0.1,) * 6, (2.0,) * 6) is None
 
 
+def test_a_network_whose_outputs_are_much_alike_at_first_is_judged_where_the_loss_draws_them_together() -> None:
+    spreads, inputs = (0.3, 0.25, 0.2, 0.1, 0.05, 0.04, 0.03), (0.9,) * 7
+    judge = representation_collapse.judge
+    assert judge("m", spreads, inputs, (1.5, *(1.9,) * 6)) is not None
+    assert judge("m", spreads, inputs, (0.5, *(1.9,) * 6)) is None
+    assert judge("m", (0.15, *spreads[3:], *spreads[3:5]), inputs, (1.9,) * 7) is None
+
+
 def test_the_direction_of_rows_on_a_sphere_stays_on_it() -> None:
     rows = F.normalize(torch.randn(8, 16), dim=1)
     along = representation_collapse.apart(rows, rows.mean(0, keepdim=True))

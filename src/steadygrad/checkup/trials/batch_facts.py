@@ -16,6 +16,8 @@ SHIFTS = range(-2, 5)
 MATCH, OTHERS = 0.95, 0.9
 MIN_TARGETS = 8
 _COVERED = 0.5
+_MISSED = 2
+"""Targets that a shift must miss, in text that repeats, to be ruled out beside one that misses none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,14 +37,18 @@ class SequenceFacts:
     changed: dict[int, Tensor] = field(default_factory=dict)
 
     def shift(self) -> int | None:
-        """s where every target is the token s positions after its output's; None where no s, or several, would do."""
+        """s where every target is the token s positions after its output's; None where no s, or several, would do. In
+        text that repeats another s may do nearly everywhere: then one that does everywhere is the one."""
         shares = {shift: share for shift in SHIFTS if (share := self._share(shift)) is not None}
-        best = max(shares, key=lambda shift: shares[shift], default=None)
-        if best is None or shares[best] < MATCH:
+        best = max(shares, key=lambda shift: shares[shift][0], default=None)
+        if best is None or shares[best][0] < MATCH:
             return None
-        return best if all(share < OTHERS for shift, share in shares.items() if shift != best) else None
+        exact = shares[best][0] == 1.0
+        others = [share for shift, share in shares.items() if shift != best]
+        return best if all(share < OTHERS or (exact and missed >= _MISSED) for share, missed in others) else None
 
-    def _share(self, shift: int) -> float | None:
+    def _share(self, shift: int) -> tuple[float, int] | None:
+        """The part of the targets that are the tokens at this shift, and how many are not."""
         outputs = self.targets.shape[1]
         places = torch.arange(outputs) + shift
         inside = (places >= 0) & (places < self.ids.shape[1])
@@ -50,7 +56,8 @@ class SequenceFacts:
         if int(known.sum()) < max(MIN_TARGETS, _COVERED * int((self.targets >= 0).sum())):
             return None
         tokens = self.ids[:, places.clamp(0, self.ids.shape[1] - 1)]
-        return float((tokens == self.targets)[known].float().mean())
+        equal = (tokens == self.targets)[known]
+        return float(equal.float().mean()), int((~equal).sum())
 
     def lookahead(self) -> int | None:
         """c where an output depends on the tokens up to c positions after it, and on no later ones; None where that

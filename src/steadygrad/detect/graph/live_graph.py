@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from ...records import Finding, Severity
 from ..tensors.living_objects import living
 from .autograd_graph import walked
 from .graph_findings import num_ranks
-from .rules import vanishing_gradient
+from .rules import dead_relu, vanishing_gradient
 from .rules.losses.loss_inputs import adds_a_number
 from .rules.vanishing_gradient import GradientSize
 from .run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
@@ -23,6 +23,8 @@ NOT_HELD = "SY405"
 _DETACHED = "SY438"
 LOOKS = 4
 """Losses that are looked at: what one batch shows by chance, several do not."""
+LATER = (20, 60, 150)
+"""Updates whose losses are looked at for units that have died since."""
 
 
 class LiveGraph:
@@ -37,13 +39,20 @@ class LiveGraph:
         self.last_layer: int | None = None
         """The weight matrix nearest to the loss, by identity."""
         self._looked_at = -1
-        self.looks = LOOKS if num_ranks() > 1 else 0  # sharded parameters are others in the graph
+        self._off = num_ranks() > 1  # sharded parameters are others in the graph
+        self.looks = LOOKS if self._off else 0
+        self._dead = 0
+        """How many losses in a row showed a dead layer that was not reported yet."""
         self.found: list[Finding] = []
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to look at."""
+        """Whether there is nothing more to look at, but for units that die later."""
         return self.looks >= LOOKS
+
+    def due(self, update: int) -> bool:
+        """Whether the loss of this update is looked at. A comparison."""
+        return not self.done or (update in LATER and not self._off) or self._dead > 0
 
     def _live(self) -> tuple[nn.Module | None, list[Optimizer]]:
         optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
@@ -52,10 +61,13 @@ class LiveGraph:
     def loss(self, loss: Tensor, update: int, num_rows: int | None) -> None:
         """A loss, before its backward, once for each update. Reads the device once."""
         model, optimizers = self._live()
-        if self.done or model is None or update == self._looked_at:
+        if model is None or update == self._looked_at or not self.due(update):
+            return
+        named = dict(model.named_parameters())
+        if self.done:
+            self._look_for_dead_units(loss, update, named)
             return
         self._looked_at, self.looks = update, self.looks + 1
-        named = dict(model.named_parameters())
 
         def examine(held_by: Sequence[Optimizer]) -> list[Finding]:
             held = [{id(p) for group in o.param_groups for p in group["params"]} for o in held_by]
@@ -69,11 +81,25 @@ class LiveGraph:
             findings = examine([*optimizers, *living(Optimizer)])
         # What belongs to the model is reported, and looked into, by the sampled checks.
         findings = [f for f in findings if f.code != NOT_HELD or not set(f.evidence.get("names", ())) <= set(named)]
-        self.found += self._confirmed.new(findings, updated=update > 0)
+        self._report(findings, update)
         if self.looks == 2:  # at the first one a term may still be without effect
             self._suspect(loss, update)
         self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
         self.last_layer = id(named[self._layers[0]]) if self._layers else None
+
+    @torch.no_grad()
+    def _look_for_dead_units(self, loss: Tensor, update: int, named: Mapping[str, Tensor]) -> None:
+        """A few small reductions: at a few later updates, and for as long as a layer seems to have died."""
+        self._looked_at = update
+        with walked(loss, names={id(parameter): name for name, parameter in named.items()}) as graph:
+            found = dead_relu.judge(graph)
+        self._report([replace(found, step=update)] if found is not None else [], update)
+
+    def _report(self, findings: Sequence[Finding], update: int) -> None:
+        new = self._confirmed.new(findings, updated=update > 0)
+        self.found += new
+        dead = [found for found in findings if found.code == dead_relu.RULE.code]
+        self._dead = self._dead + 1 if dead and not new and self._dead < LOOKS else 0
 
     def _suspect(self, loss: Tensor, update: int) -> None:
         """What a graph cannot show, and a replay can: a number that is added to the loss."""

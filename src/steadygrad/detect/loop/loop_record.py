@@ -119,6 +119,10 @@ class LoopRecord:
     """How all entries of a list that batches are drawn from are one memory: a sentence, or nothing."""
     idle_average: str = ""
     """How averaged weights are used and were never updated: a sentence, or nothing."""
+    never_raised: tuple[int, ...] = ()
+    """Groups of weights as they were drawn, which had a rate of zero from the first update to the last."""
+    replicas: str = ""
+    """How replicas of a network drift apart: a sentence, or nothing."""
     constant: str = ""
     """How all inputs are one number: a sentence, or nothing."""
     not_loaded: str = ""

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ...records import Finding, Reading
 from ...records.rerun_flag import rerunning
+from ..graph.graph_findings import num_ranks
 from ..graph.live_graph import LOOKS, LiveGraph
 from ..graph.rules import reference_aliased, weight_decay_dominates
 from ..graph.rules.reference_aliased import ModuleCall
@@ -33,6 +34,8 @@ from .measured.hand_decay import HandDecay
 from .measured.same_content import SameContent
 from .model_calls import CallsSeen, ModeModules, note_call
 from .recorded_optimizer import RecordedOptimizer
+from .whole_run import unmoved_copies
+from .whole_run.replicas import Replicas
 
 _EVERY_ONE = 200
 _THEN_EVERY, _IN_A_ROW = 50, 4
@@ -55,9 +58,11 @@ class LoopRecorder:
         values: bool = True,
         copies: Sequence[nn.Module] = (),
         graph: LiveGraph | None = None,
+        own_loop: bool = False,
     ) -> None:
         """With `values` False no tensor is read: only what can be known on the host is recorded. `copies` are other
-        modules that hold parameters of the model, `graph` is what has looked at the first loss already."""
+        modules that hold parameters of the model, `graph` is what has looked at the first loss already. With `own_loop`
+        the program cannot exchange gradients before the update."""
         self._failed_outside, self._on_news = failed, on_news
         self._model = weakref.ref(model)
         self._copies = [weakref.ref(copy) for copy in copies]
@@ -72,6 +77,9 @@ class LoopRecorder:
         self._content: SameContent | None = SameContent() if values else None
         self._content_due = True
         self._decay: HandDecay | None = HandDecay() if values else None
+        self._unmoved = unmoved_copies.UnmovedCopies()
+        self._replicas = Replicas()
+        self._replicas.done = own_loop or not values or num_ranks() > 1
         self._others: list[ModuleCall] = []
         self._rows: int | None = None
         self._said: set[str] = set()
@@ -83,6 +91,7 @@ class LoopRecorder:
         if not values:
             for loop in self._loops:
                 loop.sizes.off = loop.unmoved.done = True
+                loop.groups.reads = False
         self._listen(_EVERY_ONE)
 
     def _listen(self, updates: int) -> None:
@@ -134,13 +143,23 @@ class LoopRecorder:
         return step + 1 if self._undo else (step // _THEN_EVERY + 1) * _THEN_EVERY
 
     def ended(self) -> None:
-        """The program ends: what was loaded after the last update counts, too."""
+        """The training ends: what was loaded after the last update counts, too, and what never took place."""
         for loop in self._loops:
             loop.ended()
+
+    @property
+    def waits_for_the_end(self) -> bool:
+        """Whether something is known that counts only if it stays so to the end."""
+        return any(loop.groups.at_the_end() for loop in self._loops)
+
+    def holds_idle(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether one of these is in a group that never had a rate."""
+        return any(loop.groups.holds(parameters) for loop in self._loops)
 
     def close(self) -> None:
         """Leave no hook."""
         self._closed = True
+        self._replicas.close()
         self._pause()
         for loop in self._loops:
             loop.state.close()
@@ -157,7 +176,7 @@ class LoopRecorder:
     @property
     def wants_losses(self) -> bool:
         """Whether `before_backward` looks at what it is given."""
-        return self._values and not self._idle and not self._graph.done
+        return self._values and not self._idle and self._graph.due(self._updates)
 
     def _look(self, loss: Tensor) -> None:
         self._graph.loss(loss, self._updates, self._rows)
@@ -268,6 +287,8 @@ class LoopRecorder:
         if trained:
             # The predictions, where a loss is returned beside them.
             largest = max(trained, key=Tensor.dim)
+            if not self._replicas.done:
+                self._replicas.returned(largest)
             largest.grad_fn.register_prehook(self._hook(self._backward))  # type: ignore[union-attr]
 
     def _backward(self, gradients: Any) -> None:
@@ -275,9 +296,11 @@ class LoopRecorder:
         if self._idle or task == self._backward_task:
             return
         self._backward_task = task
-        if self._values and self._updates < _WITH_NUMBERS and (loss := backward_root()) is not None:
-            self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
-            if not self._graph.done:
+        looks = self._values and self._graph.due(self._updates)
+        if self._values and (looks or self._updates < _WITH_NUMBERS) and (loss := backward_root()) is not None:
+            if self._updates < _WITH_NUMBERS:
+                self._loss = loss.detach() if loss.numel() == 1 and loss.device.type == "cpu" else None
+            if looks:
                 self._look(loss)
         if self._values and 0 < self._updates < _WITH_NUMBERS:
             self._measure(gradients)
@@ -312,6 +335,11 @@ class LoopRecorder:
                 closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
                 loop.update_begins(optimizer, closure=callable(closure))
                 loop.last_layer = self._graph.last_layer
+                if loop is self._loops[0] and self._updates in (0, *unmoved_copies.AT):
+                    self._look_for_copies(loop)
+                if loop is self._loops[0] and not self._replicas.done and (model := self._model()) is not None:
+                    self._replicas.before_update(model, self._failed)
+                    loop.record.replicas = self._replicas.found
                 if self._values and self._updates <= 2 * LOOKS:
                     self._graph.before_update(self._updates)
                 if self._values and self._updates in _SETUP_AT:
@@ -322,6 +350,17 @@ class LoopRecorder:
                     self._on_news()
 
         return before
+
+    def _look_for_copies(self, loop: RecordedOptimizer) -> None:
+        """At the first update and at two later ones."""
+        model = self._model()
+        if model is None or num_ranks() > 1:
+            return
+        if not self._updates:
+            self._unmoved.before_first_update(model)
+        else:
+            found = self._unmoved.later(model, self._updates, reads=self._values)
+            loop.record.idle_average = loop.record.idle_average or found
 
     def _after_update(self, loop: RecordedOptimizer) -> Callable[..., None]:
         def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

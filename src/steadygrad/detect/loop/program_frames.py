@@ -26,6 +26,11 @@ _FRAMES, _DEPTH = 4, 60
 _ASKS_FOR_ALL = frozenset({"locals", "vars", "exec", "eval"})
 
 
+def is_of_library(file: str) -> bool:
+    """Whether a file is no part of the program itself."""
+    return file.startswith(_LIBRARIES)
+
+
 def frames_of_program() -> Iterator[FrameType]:
     """The innermost running functions that are of no library."""
     frame, left = sys._getframe(1), _FRAMES

@@ -24,6 +24,7 @@ from .program_frames import user_line
 from .rules import judge
 from .rules.rates import lr_zero
 from .schedules import Schedules, of_an_idle_optimizer
+from .whole_run.idle_groups import IdleGroups
 
 _MAX_ADAPTERS = 4
 _ADAPTERS_AT = range(2, 8)
@@ -74,6 +75,7 @@ class RecordedOptimizer:
         self._marks = GradientMarks([*probes, *(adapter.outer for adapter in adapters)])
         self.state = StateHistory(optimizer)
         self._schedules = Schedules(optimizer)
+        self.groups = IdleGroups()
         self.sizes = GradientSizes(optimizer)
         self.unmoved = UnmovedWeights(optimizer)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -137,6 +139,7 @@ class RecordedOptimizer:
     def update_begins(self, optimizer: Optimizer, *, closure: bool) -> None:
         window, marks = self._window, self._marks
         self.state.before_update(optimizer)
+        self.groups.before_update(optimizer)
         window.closure = closure
         if closure or not window.passes:
             return
@@ -196,13 +199,15 @@ class RecordedOptimizer:
             pulls=calls.read_pulls() if window.passes > 1 else (),
         )
         self.record.add(update)
+        self.groups.after_update(update.rates)
         if step in _SCHEDULES_AT and not self.record.idle_schedule:
             self.record.idle_schedule = of_an_idle_optimizer(optimizer)
         return (bool(sizes) or not _is_ordinary(update, self.record)) and self._judge()
 
     def ended(self) -> None:
         """No more updates come: what was loaded since the last one is judged, and what never took place."""
-        if self.record.count and (self.record.not_loaded or self.record.idle_average):
+        self.record.never_raised = self.groups.at_the_end()
+        if self.record.count and (self.record.not_loaded or self.record.idle_average or self.record.never_raised):
             self._judge()
 
     def _can_rise(self, optimizer: Optimizer) -> tuple[bool, ...]:
@@ -274,6 +279,8 @@ def _is_ordinary(update: UpdateSeen, record: LoopRecord) -> bool:
         or record.same_memory
         or record.constant
         or record.not_loaded
+        or record.idle_average
+        or record.replicas
         or record.same_draws
         or record.same_noise
         or record.same_epochs

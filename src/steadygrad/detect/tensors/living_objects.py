@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -14,16 +15,21 @@ Kind = TypeVar("Kind")
 
 
 def living(kind: type[Kind]) -> list[Kind]:
-    """Every object of this class or a class below it that the garbage collector knows.
+    """Every object of this class or a class below it that the garbage collector knows. Not for every step."""
+    return living_of(lambda each: issubclass(each, kind))
+
+
+def living_of(wanted: Callable[[type], bool]) -> list[Any]:
+    """Every object that the garbage collector knows and whose class is wanted.
 
     A process has millions of objects, so each one's class is asked for and compared without a Python call. Never asks
-    for `__class__`: a lazy proxy would do work when asked. Not for every step all the same.
+    for `__class__`: a lazy proxy would do work when asked.
     """
     objects = gc.get_objects()
     classes = list(map(type, objects))
     numbers = list(map(id, classes))  # a class may define what equality is, a number does not
-    wanted = {number for number, each in dict(zip(numbers, classes, strict=True)).items() if issubclass(each, kind)}
-    return list(compress(objects, map(wanted.__contains__, numbers)))
+    found = {number for number, each in dict(zip(numbers, classes, strict=True)).items() if wanted(each)}
+    return list(compress(objects, map(found.__contains__, numbers)))
 
 
 _compiled: dict[str, Any] = {"frames": 0, "found": []}

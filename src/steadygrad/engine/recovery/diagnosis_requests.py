@@ -134,7 +134,7 @@ class DiagnosisRequests:
     def finish(self) -> None:
         """The run ends: ask about what was waiting for more steps."""
         with self._loop.barrier("vitals", None):
-            self._loop.parts.checker.decide_provisional()
+            self._loop.parts.checker.ended()
         self.of_suspects()
 
     def of_suspects(self) -> None:

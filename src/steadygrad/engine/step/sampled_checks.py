@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...detect.graph.graph_findings import num_ranks
@@ -37,11 +38,11 @@ class SampledChecker:
     def __init__(
         self, log: RunLog, barrier: FaultBarrier, model: nn.Module, optimizers: Sequence[Optimizer], *,
         sampled: bool = True, probed: bool = True, copies: Sequence[nn.Module] = (),
-        graph: LiveGraph | None = None,
+        graph: LiveGraph | None = None, own_loop: bool = False,
     ) -> None:  # fmt: skip
         """With `sampled` False the loop and the first batches are looked at: others train the same model. With
         `probed` False the loop alone. `copies` are other modules that hold parameters of the model, `graph` is what has
-        looked at the first loss already."""
+        looked at the first loss already. `own_loop`: nothing of the program's runs between backward and update."""
         self._log = log
         self._barrier = barrier
         self._vitals: StepSampler | None = None
@@ -80,11 +81,16 @@ class SampledChecker:
                 values=on_host,
                 copies=copies,
                 graph=graph,
+                own_loop=own_loop,
             )
 
     def model(self) -> nn.Module | None:
         """The model, as long as it is there."""
         return self._model()
+
+    def trains(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether some of the groups that never had a rate hold these parameters."""
+        return self.recorder is not None and self.recorder.holds_idle(parameters)
 
     @property
     def samples(self) -> bool:
@@ -232,6 +238,14 @@ class SampledChecker:
         losses = [abs(each.loss) for each in self._log.recent[-_LAST:] if each.applied and math.isfinite(each.loss)]
         if waiting and losses and self._first_loss is not None and median(losses) > self._first_loss:
             self._say(waiting)
+
+    def ended(self) -> None:
+        """The training has ended: decide what was waiting, and judge what never took place. Not after an error."""
+        self.decide_provisional()
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if self.recorder is not None and error is None:
+            with self._barrier("loop_record", None):
+                self.recorder.ended()
 
     def _vitals_barrier(self) -> _SwitchingOff:
         return _SwitchingOff(self)

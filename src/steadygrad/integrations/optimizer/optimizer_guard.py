@@ -173,7 +173,7 @@ class OptimizerGuard:
             self._skips.close()
         with self._barrier("vitals", None):
             if self._checker is not None:
-                self._checker.decide_provisional()
+                self._checker.ended()
                 self._checker.close()
         with self._barrier("final_state", None):
             looked = bad_state(self._state)

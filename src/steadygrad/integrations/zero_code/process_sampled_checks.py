@@ -52,6 +52,9 @@ class SampledChecks:
         self._new_optimizer = False
         self._sampled: int | None = None
         self._asked = self._tried = 0
+        self._ends: list[weakref.ref[Optimizer]] = []
+        self._gone: list[SampledChecker] = []
+        """Those of trainings whose optimizer the program has dropped, and of which only the whole shows something."""
         self._budget = LookBudget(_ALWAYS, _SHARE)
         self.loads, self.averages = StateLoads(), UsedAverages()
 
@@ -59,12 +62,18 @@ class SampledChecks:
         """Another optimizer: a model that it trains too is not sampled any more."""
         watch_loads(made)
         self._new_optimizer = True
+        self._gone = [each for each in self._gone if not each.trains(parameters_of(made))]
         new = {id(parameter) for parameter in parameters_of(made)}
         for optimizer, checker in list(self._checkers.items()):
             model = checker.model() if checker is not None else None
             if model is not None and any(id(p) in new for p in model.parameters()):
                 self.leave(optimizer)
                 del self._checkers[optimizer]
+
+    def _dropped(self, checker: SampledChecker) -> None:
+        """The program has dropped an optimizer, wherever it is just then: what is known is told at the end."""
+        if checker.recorder is not None and checker.recorder.waits_for_the_end:
+            self._gone.append(checker)
 
     def leave(self, optimizer: Optimizer) -> None:
         """Sample this one no more."""
@@ -182,15 +191,17 @@ class SampledChecks:
                 f"more would have taken over {_SHARE:.0%} of the run's time"
             )
             self._watch.ledger.say_at_end("looked_at", sentence)
+        for gone in self._gone:
+            gone.ended()
+            gone.close()
         for optimizer, checker in list(self._checkers.items()):
             loop = self._watch.optimizers.loop_of(optimizer)
             if checker is not None and loop is not None and loop.log.recent:
-                checker.decide_provisional()
                 if checker.recorder is not None:
                     self._tell_of_loads(loop, checker)
                     if (model := checker.model()) is not None:
                         checker.recorder.loaded(idle_average=self.averages.idle(model))
-                    checker.recorder.ended()
+                checker.ended()
                 checker.close()
                 if checker.suspects:
                     last = loop.log.recent[-1]
@@ -223,10 +234,13 @@ class SampledChecks:
         copies = [root for root in self._watch.models.all.roots(loop.parameters) if root is not model]
         first, self._first_look = self._first_look, None
         graph = first[1] if first is not None and first[0]() is model else None
-        return SampledChecker(
+        checker = SampledChecker(
             loop.log, self._watch.barrier, model, [optimizer], sampled=not others, probed=probed, copies=copies,
             graph=graph,
         )  # fmt: skip
+        self._ends = [each for each in self._ends if each() is not None]
+        self._ends.append(weakref.ref(optimizer, lambda _: self._dropped(checker)))
+        return checker
 
     def _look_into(self, loop: OptimizerLoop, checker: SampledChecker, reading: Reading) -> None:
         """Ask about what was warned of, once, and as if nothing had happened."""

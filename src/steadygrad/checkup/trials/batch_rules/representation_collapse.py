@@ -40,8 +40,9 @@ from ....records.rules import Rule
 
 RULE = Rule("SY454", "representation_collapse", "All rows are mapped to the same point.")
 COLLAPSED = 0.02
-SPREAD = 0.4
-"""What the outputs must have differed by at the first steps."""
+SPREAD, SPREAD_DRAWN = 0.4, 0.2
+"""What the outputs must have differed by at the first steps; less is enough where the loss is seen to draw all rows
+together: fresh networks of several layers give outputs that are much alike."""
 DRAWN = 0.1
 """What they differ by where the loss is seen to draw all rows together: a cosine of 0.99."""
 _VANISHES = 1.0
@@ -95,7 +96,10 @@ def judge(
     """Pure. The spread of a module's outputs, and of the inputs of the model, at steps one after another, and the part
     of the loss that goes away, to first order, as the rows become the same: 0 where no outputs are compared.
     `distances` are the spreads as they are, not relative to the size of the outputs."""
-    if not spreads or max(spreads[:STEPS]) < SPREAD or min(inputs[-STEPS:]) < COLLAPSED:
+    if not spreads or min(inputs[-STEPS:]) < COLLAPSED:
+        return None
+    drawn = min(shares, default=0.0) >= _VANISHES
+    if max(spreads[:STEPS]) < (SPREAD_DRAWN if drawn else SPREAD):
         return None
     if not _shrinks(spreads, shares, distances) and not _is_one_point(spreads, inputs, shares):
         return None

@@ -2,7 +2,8 @@
 
 What it sees
     At least 97 % of the units of a hidden layer with 8 units or more are off in every row of the batch, whether the
-    ReLU is a module or a function call. Of the units that are left, those rows use many.
+    ReLU is a module or a function call. Of the units that are left, those rows use many. While training it is looked
+    for at the first four updates and at three later ones, and reported once three batches show it.
 
 Why it hurts
     A unit that is off for every row gets no gradient and never comes back. What is behind the layer sees a constant.

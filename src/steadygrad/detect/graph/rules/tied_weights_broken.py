@@ -2,7 +2,8 @@
 
 What it sees
     An embedding table and an output layer hold the same values in different memory, and both are trained; or a model
-    declares such a tie (`config.tie_word_embeddings`) and the two are different tensors.
+    or its configuration declares such a tie (`tie_word_embeddings`, another switch for tied weights,
+    `_tied_weights_keys`) and the two are different tensors.
 
 Why it hurts
     The tie that the design counts on is gone after the first update. A save that writes one of them, or a load that
@@ -26,7 +27,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +43,8 @@ RULE = Rule("SY446", "tied_weights_broken", "Two weights that were one tensor ar
 EQUAL = 0.5
 MIN_ROWS = 4
 _ROWS = 256
+_ABOUT_TIES = re.compile(r"(^|_)(tie|tied|tying)(_|$)")
+_OF_WEIGHTS = re.compile(r"^(tie|tied|tying)$|weight|emb|head|output|proj")
 
 
 def judge(model: nn.Module) -> Finding | None:
@@ -71,8 +75,28 @@ def judge(model: nn.Module) -> Finding | None:
 
 
 def _declared(model: nn.Module) -> bool | None:
-    tie = getattr(getattr(model, "config", None), "tie_word_embeddings", None)
-    return tie if isinstance(tie, bool) else None
+    """What the model and its configuration say of a tie; None where they say nothing."""
+    config = getattr(model, "config", None)
+    switches = {name: value for holder in (model, config) for name, value in _switches(holder)}
+    if "tie_word_embeddings" in switches:
+        return switches["tie_word_embeddings"]
+    if switches:
+        return any(switches.values())
+    return True if config is None and getattr(model, "_tied_weights_keys", None) else None
+
+
+def _switches(holder: Any) -> Iterator[tuple[str, bool]]:
+    """Switches of an object, its class or a dictionary that are about tied weights."""
+    if holder is None:
+        return
+    found: dict[Any, Any] = dict(holder) if isinstance(holder, Mapping) else {}
+    for each in (*reversed(type(holder).__mro__), holder) if not found else ():
+        found |= getattr(each, "__dict__", {})
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, bool) or "encoder" in name:
+            continue
+        if _ABOUT_TIES.search(name) and _OF_WEIGHTS.search(name):
+            yield name, value
 
 
 def _ends(model: nn.Module) -> tuple[Tensor, Tensor] | None:
@@ -80,6 +104,9 @@ def _ends(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     table, output = (_weight(model, f"get_{which}_embeddings") for which in ("input", "output"))
     if table is None or output is None:
         table, output = _listed(model)
+    if (table is None or output is None) and not hasattr(model, "get_output_embeddings"):
+        pairs = [pair for pair in _pairs(model) if len(pair[0]) > pair[0].shape[1]]
+        table, output = pairs[0] if len(pairs) == 1 else (None, None)
     return (table, output) if table is not None and output is not None and table.shape == output.shape else None
 
 

@@ -33,6 +33,7 @@ from .state import (
     loss_never_changes,
     momentum_not_restored,
     nothing_loaded,
+    replica_drift,
     update_lost_in_copy,
 )
 
@@ -61,6 +62,7 @@ ALL: tuple[ModuleType, ...] = (
     constant_inputs,
     nothing_loaded,
     ema_never_updated,
+    replica_drift,
     worker_same_seed,
     accumulation_weighting,
 )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ....detect.loop.measured.delivered_data import DeliveredData
 from ....detect.loop.measured.repeated_streams import ROUNDS
-from ....detect.loop.measured.worker_seeds import same_draws
+from ....detect.loop.measured.worker_seeds import same_draws, seeded_alike
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of
@@ -124,7 +124,9 @@ class LoaderBatches:
         self.data.begins(loader, [each.prints for each in self.ring][-epoch:] if 0 < epoch < _RING else ())
         if not self.same_draws and loader.num_workers > 1 and id(loader) not in self._asked:
             self._asked.add(id(loader))
-            self.same_draws = same_draws(loader.dataset, loader.num_workers, loader.worker_init_fn is not None)
+            init, workers = loader.worker_init_fn, loader.num_workers
+            self.same_draws = same_draws(loader.dataset, workers, init is not None)
+            self.same_draws = self.same_draws or seeded_alike(loader.dataset, workers, init)
 
     def _note_repeats(self, iterator: Any, indices: tuple[Any, ...]) -> None:
         """A batch of these samples is handed out: the first of its iterator, and the same as the last time?"""

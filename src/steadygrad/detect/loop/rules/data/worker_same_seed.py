@@ -2,7 +2,8 @@
 
 What it sees
     The data set, or a transform of it, holds a random generator, the loader has several workers and no
-    `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not. Or
+    `worker_init_fn`, and two copies of the data set give the same sample although one copy asked twice does not. Or its
+    `worker_init_fn` seeds a generator, does not use the number of the worker, and copies with that seed agree so. Or
     what the model is given is a sum of two tensors of the batch, of which one looks drawn and is the same, row for row,
     at four updates in a row, and the other does not and is not. Or batches come again in another epoch, bit for bit and
     in other memory, although a data set that keeps a generator gives other samples when it is asked twice.
@@ -44,7 +45,7 @@ def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
     if record.same_draws:
         detail = f"the workers of a data loader draw the same random numbers: {record.same_draws}"
-        fix = "seed the generator in worker_init_fn from torch.initial_seed()"
+        fix = "seed the generator in worker_init_fn from torch.initial_seed(), which differs between workers and epochs"
     elif record.same_epochs:
         detail = f"every epoch has the same augmentations: {record.same_epochs}"
         fix = "seed the generator anew in every epoch and worker, in worker_init_fn from torch.initial_seed()"

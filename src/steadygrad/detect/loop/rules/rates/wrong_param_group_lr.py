@@ -2,7 +2,9 @@
 
 What it sees
     At the first three updates one group had a rate of zero while another had not, its base rate is zero too, and it
-    had a rate above zero when it was first seen, or holds the last layer of the model.
+    had a rate above zero when it was first seen, or holds the last layer of the model. Or a group of any layers had a
+    rate of zero from the first update to the last, of 20 or more, its weights are as an initialisation draws them, and
+    gradients came to them.
 
 Why it hurts
     The parameters of that group are in the optimizer, get gradients, and never learn.
@@ -18,13 +20,16 @@ What to do
 
 Safety
     It changes nothing. It is reported once in a run. A group that waits for its schedule is not reported, nor is
-    one that was made with a rate of zero and does not hold the last layer: layers are unfrozen one by one that way.
+    one that was made with a rate of zero and does not hold the last layer, until the training has ended: layers are
+    unfrozen one by one that way. Weights that were trained before may be left as they are on purpose.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from .....records import Finding
 from .....records.rules import Rule
@@ -38,6 +43,8 @@ RULE = Rule(
 
 def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
+    if record.never_raised:
+        return _finding(record, record.never_raised, " in all of the training, and its weights are as they were drawn")
     recent = record.recent(3)
     if not recent or record.count > 3:
         return None
@@ -47,14 +54,19 @@ def judge(record: LoopRecord) -> Finding | None:
     zero = [place for place in zero if not any(update.can_rise[place] for update in recent)]
     if not zero or not moving:
         return None
+    return _finding(record, zero)
+
+
+def _finding(record: LoopRecord, zero: Sequence[int], when: str = "") -> Finding:
+    others = max(record.last.rates)
     return loop_finding(
         RULE,
         record,
-        f"parameter group {zero[0]} has a learning rate of 0 while the others have {max(recent[-1].rates):.3g}",
+        f"parameter group {zero[0]} has a learning rate of 0 while the others have {others:.3g}{when}",
         fix=f"give optimizer.param_groups[{zero[0]}] its learning rate, or freeze its parameters",
         subject=f"group {zero[0]}",
         phase="optimizer",
-        groups=zero,
+        groups=list(zero),
     )
 
 

@@ -2,22 +2,26 @@
 
 What it sees
     A model of averaged weights (`torch.optim.swa_utils.AveragedModel`) was called at two or more points of the
-    training, the training has ended, and `update_parameters` was never called.
+    training, the training has ended, and `update_parameters` was never called. Or after 12 or 100 updates every copy
+    of the weights in the process is what it was before the first one, and either it was written at most of the updates,
+    or a line of the program computes an average of weights and keeps it nowhere.
 
 Why it hurts
     What is evaluated and saved is the network as it was before training.
 
 Smallest example
-    if epoch >= swa_start: average.update_parameters(model)    # swa_start is beyond the last epoch
+    for s, p in zip(average.parameters(), model.parameters()): s = decay * s + (1 - decay) * p
     # fixed
-    average.update_parameters(model)                           # after each update, or in the last quarter of the epochs
+    for s, p in zip(average.parameters(), model.parameters()): s.lerp_(p, 1 - decay)
 
 What to do
-    Call `update_parameters` after the updates that are to count, and look at `average.n_averaged`.
+    Write the average into the copy, in place (`lerp_`, `mul_`, `copy_`), after the updates that are to count. With
+    torch's average call `update_parameters` there, and look at `average.n_averaged`.
 
 Safety
-    It changes nothing. It is seen under `steady run`, when the program ends. An average that begins late in a run, and
-    one that is made and not used, are not reported.
+    It changes nothing. Torch's average is judged under `steady run`, when the program ends. An average that begins
+    late in a run, one that is made and not used, and a frozen copy (a reference, a teacher, the weights at the start)
+    in a program that throws no average away, or beside a copy that follows, are not reported.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
@@ -39,7 +43,7 @@ def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
     if not record.idle_average:
         return None
-    fix = "call update_parameters after the updates that are to count"
+    fix = "write the average into the averaged weights after the updates that are to count"
     return loop_finding(RULE, record, record.idle_average, fix=fix, phase="state")
 
 

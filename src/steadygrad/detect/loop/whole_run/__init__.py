@@ -1,0 +1,1 @@
+"""What only a whole training shows, once it has ended."""

@@ -229,6 +229,16 @@ def test_what_cannot_be_undone_ends_the_run(name: str, make: Any, use: Any, log:
     assert content(tmp_path / "log") == "own line\n"
 
 
+class Table(dict[str, int]):
+    """A class of the program whose methods are written in C."""
+
+
+def test_methods_that_a_class_of_the_program_inherits_from_a_known_one_may_be_called() -> None:
+    program = Program(lambda program: (program.table.update(a=1), program.table.get("a"))[1], table=Table())
+    assert again(program) == [1, 1]
+    assert program.table == {}
+
+
 def test_a_run_that_was_ended_is_not_begun_a_second_time() -> None:
     begun: list[int] = []
 

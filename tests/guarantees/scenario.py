@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from keeper import Keeper, Outside
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -52,7 +53,8 @@ class Scenario:
     model: str = "net"  # or half (float16 weights), or linear
     augment: bool = False
     skips_itself: bool = False
-    keeps: bool = False
+    keeps: str = ""
+    """What the model holds beside its weights: "inside" what can be restored, "outside" also what cannot."""
     """Whether the model counts, collects and draws for itself at each forward."""
     hostile_names: bool = False
     give_model: bool = True
@@ -129,32 +131,12 @@ def differing(one: Result, other: Result, *, leaving_out: tuple[str, ...] = ()) 
 # -- the model
 
 
-class Keeper:
-    """What a program keeps beside its weights."""
-
-    def __init__(self) -> None:
-        self.number, self.collected = 0, []  # type: ignore[var-annotated]
-        self.table, self.queue = np.zeros(4), torch.zeros(4)
-        self.torchs, self.pythons = torch.Generator().manual_seed(5), random.Random(5)
-
-    def note(self) -> None:
-        self.number += 1
-        self.collected.append(self.number)
-        self.table[self.number % 4] = self.queue[self.number % 4] = self.number
-        torch.rand(1, generator=self.torchs)
-        self.pythons.random()
-
-    def state(self) -> list[Any]:
-        drawn = [torch.rand(1, generator=self.torchs).item(), self.pythons.random()]
-        return [self.number, len(self.collected), self.table.tolist(), self.queue.tolist(), drawn]
-
-
 class Net(nn.Module):
     """Moves all that a forward can move: running statistics, dropout, random numbers of three generators."""
 
-    def __init__(self, *, norm: str = "batch", hostile: bool = False, keeps: bool = False) -> None:
+    def __init__(self, *, norm: str = "batch", hostile: bool = False, keeps: str = "") -> None:
         super().__init__()
-        self.keeper = Keeper() if keeps else None
+        self.keeper = {"": lambda: None, "inside": Keeper, "outside": Outside}[keeps]()
         self.first = nn.Linear(WIDTH, 16)
         self.norm = nn.BatchNorm1d(16) if norm == "batch" else nn.LayerNorm(16)
         self.drop = nn.Dropout(0.25)

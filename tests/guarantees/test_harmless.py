@@ -20,7 +20,7 @@ ONE_BAD = Scenario(faults={5: "nan_input"}, diagnose="auto")
 HALTS = Scenario(steps=20, faults=dict.fromkeys(range(4, 20), "nan_input"))
 HEALTHY = Scenario(steps=44, optimizer="sgd", faults={30: "spike"})
 SKIPS_ONE = Scenario(faults={5: "nan_input"})
-KEEPS = Scenario(keeps=True, faults={3: "nan_input", 7: "nan_gradient"}, diagnose="auto")
+KEEPS = Scenario(keeps="inside", faults={3: "nan_input", 7: "nan_gradient"}, diagnose="auto")
 
 FOOTPRINT = """
 import json, logging, os, signal, sys, warnings
@@ -107,5 +107,17 @@ def test_what_the_model_counts_collects_and_draws_is_that_of_the_programs_calls(
     wanted = plain(entry, KEEPS.but(faults={}))
     assert found.summary["skipped"] == 2
     assert wanted.kept[0] == KEEPS.steps
+    for one, other in zip([found, *found.others], [wanted, *wanted.others], strict=True):
+        assert one.kept == other.kept
+
+
+@guarantee("H")
+def test_a_step_that_reaches_a_database_a_queue_or_a_generator_is_not_run_again(entry: str) -> None:
+    """What cannot be undone happens once for each batch, and the diagnosis says why there is none."""
+    scenario = KEEPS.but(keeps="outside")
+    found = train(entry, scenario)
+    assert "verified remedy" not in found.said
+    wanted = plain(entry, scenario.but(faults={}))
+    assert found.summary["skipped"] == 2
     for one, other in zip([found, *found.others], [wanted, *wanted.others], strict=True):
         assert one.kept == other.kept

@@ -66,6 +66,7 @@ class DiagnosisService:
         from ..engine.recovery.preserved_attributes import preserved_attributes
         from ..engine.recovery.reruns.quiet import quiet
         from ..engine.recovery.reruns.reached_state import reached_state_kept
+        from ..engine.recovery.reruns.sinks import HasEffect
         from ..records.errors import SteadyError
         from ..records.rerun_flag import rerun
         from .isolation.device_memory import forget, is_out_of_memory, release_memory
@@ -78,6 +79,9 @@ class DiagnosisService:
                 return work()
         except SteadyError:
             raise
+        except HasEffect as effect:
+            self._parts.log.journal.event("steps_not_run_again", detail=str(effect))
+            return None
         except (Exception, OutOfTime) as error:
             logger.debug("not diagnosed", exc_info=error)
             short = is_out_of_memory(error)
@@ -105,11 +109,13 @@ class DiagnosisService:
     ) -> Diagnosis:
         """Find out why the window was refused, while the weights are still those from before it."""
         from ..engine.recovery.reruns.reached_state import reached_state_kept
-        from .isolation.resource_limits import for_incident, not_diagnosed
+        from .isolation.resource_limits import for_incident, not_diagnosed, not_run_again
         from .replay.guard_step import examine_window
 
         parts = self._parts
         found: Diagnosis | None = None
+        if parts.program.closed is not None:  # of several ranks
+            return not_run_again(parts.log.incidents[-1].symptom, parts.program.closed)
         with for_incident(parts.log) as own, reached_state_kept(parts.program, parts.state):
             if parts.consensus.size > 1:
                 found = self._examine_together(window, step, findings, others, depth)

@@ -23,6 +23,7 @@ from ...engine.record.diagnosis_time import MOST_SECONDS, DiagnosisTime
 from ...engine.record.run_log import RunLog
 from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...engine.recovery.reruns.quiet import quiet
+from ...engine.recovery.reruns.sinks import HasEffect
 from ...records import Diagnosis
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
@@ -161,6 +162,8 @@ def _attempt(symptom: str, attempt: Callable[[str], Diagnosis], depth: str) -> D
         raise
     except OutOfTime:
         return not_diagnosed(symptom, own.stopped())
+    except HasEffect as effect:
+        return not_run_again(symptom, effect)
     except Exception as error:
         refused = own.offloads and _REFUSES_HOOKS in str(error)
         if not refused and not is_out_of_memory(error):
@@ -194,6 +197,11 @@ def within_memory(work: Callable[[], T]) -> T | None:
 def not_diagnosed(symptom: str, why: str) -> Diagnosis:
     """The answer where there is none."""
     return Diagnosis(symptom=symptom or "none", phase="none", because=f"not diagnosed: {why}")
+
+
+def not_run_again(symptom: str, effect: HasEffect | str) -> Diagnosis:
+    """The answer where the program's step does what could not be undone."""
+    return not_diagnosed(symptom, f"running the step again would have an effect: {effect}")
 
 
 def in_a_line(error: BaseException, most: int = 160) -> str:

@@ -27,7 +27,7 @@ from ...engine.step.window import Window
 from ...records import Diagnosis, Finding, StepRecord
 from ...records.rerun_flag import rerun
 from ..isolation.device_memory import forget, release_memory
-from ..isolation.resource_limits import NotRestored, in_a_line
+from ..isolation.resource_limits import NotRestored, in_a_line, limits
 from ..locate.bad_rows import num_rows
 from .batch_tree import narrow as narrow
 from .earlier_step import EarlierStep, changed_from_outside, fails_by_itself, state_at
@@ -197,6 +197,8 @@ class GuardStep:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(preserved_attributes([self.model]))
             self._state_backup = StateBackup(self.model, self.optimizers, self._state)
+            if limits().lean and self._program.rehearsal is not None:
+                self._program.rehearsal.spare_memory()
             try:
                 yield
             finally:

@@ -26,7 +26,8 @@ from ..state.training_state import TrainingState, bad_state, can_be_scanned, non
 from ..step.numerics_findings import muted
 from ..step.user_step import UserStep
 from ..step.window import Window, with_room
-from .reruns.reached_state import reached_state_kept
+from .reruns.reached_state import closed_within, reached_state_kept
+from .reruns.sinks import HasEffect
 
 T = TypeVar("T")
 Kept = list[tuple[Any, str]]
@@ -70,19 +71,20 @@ class RefusalAnalysis:
         looked = self._consensus.looked(looked, reading)
         clean = not any(looked.get(kind) for kind in ("bad_parameters", "bad_state", "bad_buffers", "bad_inputs"))
         losses_finite = math.isfinite(reading.loss) and all(map(math.isfinite, reading.terms.values()))
-        again = self._consensus.all("can run again", window.can_run_again)
+        again = self._consensus.all("can run again", window.can_run_again and not self._several_reach())
         if clean and losses_finite and math.isinf(reading.grad_norm) and gradients is None and again:
-            looked["gradients_finite"] = self._again(window, lambda: self._gradients_finite_again(window))
+            found = self._again(window, lambda: self._gradients_finite_again(window), None)
+            looked |= {} if found is None else {"gradients_finite": found}
         if clean and losses_finite and self._program.scaler is not None and not math.isfinite(reading.grad_norm):
             # What cannot be tried again is taken for an overflow, as GradScaler takes it; a scale that keeps
             # shrinking is its own symptom.
-            looked["scale_to_blame"] = self._again(window, lambda: self._finite_at_scale_one(window)) if again else True
+            looked["scale_to_blame"] = not again or self._again(window, lambda: self._finite_at_scale_one(window), True)
             if looked["scale_to_blame"]:
                 self._back_off_scale()
         kept: Kept = []
         may_part = self._program.accumulate > 1 and not self._whole and again
         if may_part and clean_enough(looked) and not looked.get("scale_to_blame"):
-            kept = self._again(window, lambda: self._good_micro_batches(reading, window))
+            kept = self._again(window, lambda: self._good_micro_batches(reading, window), [])
         reading = replace(reading, refused=True, **looked)
         may_run = clean and again and not looked.get("scale_to_blame")
         with reached_state_kept(self._program, self._state) if may_run and self._consensus.size > 1 else nullcontext():
@@ -90,6 +92,14 @@ class RefusalAnalysis:
         if may_run and self._consensus.size > 1:
             self.put_back(window)
         return reading, kept
+
+    def _several_reach(self) -> str | None:
+        """Of several ranks all must run a step again, or none: what this one's step reaches that must not be used."""
+        if self._consensus.size > 1:
+            self._program.closed = closed_within(self._program, self._state)
+            if not self._consensus.all("reaches nothing closed", self._program.closed is None):
+                self._program.closed = self._program.closed or "another rank's step reaches what cannot be restored"
+        return self._program.closed
 
     def put_back(self, window: Window) -> None:
         """Everything that the window's forward moved, as before it; no gradients."""
@@ -114,10 +124,18 @@ class RefusalAnalysis:
         scaler._growth_tracker.copy_(growth)
         self._program.zero_grad()
 
-    def _again(self, window: Window, work: Callable[[], T]) -> T:
-        """Out of memory, once more with what can be given back; one of several ranks cannot do that by itself."""
-        with reached_state_kept(self._program, self._state):
-            return with_room(work, lambda: self.put_back(window)) if self._consensus.size == 1 else work()
+    def _again(self, window: Window, work: Callable[[], T], otherwise: T) -> T:
+        """`otherwise` where the step does what could not be undone. Out of memory, once more with what can be given
+        back; one of several ranks cannot do that by itself."""
+        scale = self._program.scale()
+        try:
+            with reached_state_kept(self._program, self._state):
+                return with_room(work, lambda: self.put_back(window)) if self._consensus.size == 1 else work()
+        except HasEffect as effect:
+            self._log.journal.event("steps_not_run_again", detail=str(effect))
+            self._program.set_scale(scale)
+            self.put_back(window)
+            return otherwise
 
     def _rerun(self, window: Window) -> Gradients | None:
         for batch in window.batches:
@@ -139,7 +157,7 @@ class RefusalAnalysis:
         rng = take_rng()
         with muted(), rerun():
             self.put_back(window)
-            finite = self._again(window, lambda: self._gradients_finite_again(window))
+            finite = self._again(window, lambda: self._gradients_finite_again(window), False)
         put_rng(rng)
         return finite
 
@@ -168,7 +186,8 @@ class RefusalAnalysis:
         self.put_back(window)
         if not window.can_run_again:
             return []
-        return self._again(window, lambda: self._good_micro_batches(Reading(step=-1, loss=math.nan), window))
+        kept: Kept = []
+        return self._again(window, lambda: self._good_micro_batches(Reading(step=-1, loss=math.nan), window), kept)
 
     def _good_micro_batches(self, reading: Reading, window: Window) -> Kept:
         """Run the window's micro-batches one by one from its beginning and keep the good ones."""

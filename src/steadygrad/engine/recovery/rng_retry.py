@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -24,6 +25,7 @@ from ..state.training_state import TrainingState
 from ..step.user_step import UserStep
 from ..step.window import Window
 from .reruns.reached_state import reached_state_kept
+from .reruns.sinks import HasEffect
 
 _ASKED_IN_A_ROW = 3
 
@@ -67,8 +69,9 @@ class RngRetry:
         try:
             draw_afresh()
             fresh = take_rng()
-            with reached_state_kept(self._program, self._state):
+            with suppress(HasEffect), reached_state_kept(self._program, self._state):
                 return fresh if self._is_finite(window) else None
+            return None
         finally:
             self._program.forget()
             self._forward.restore(window.entry)

@@ -20,6 +20,7 @@ from ...records.rerun_flag import rerun
 from ..state.rng import put_rng
 from ..step.numerics_findings import muted
 from .reruns.reached_state import reached_state_kept
+from .reruns.sinks import HasEffect
 
 if TYPE_CHECKING:
     from ..engine import Step
@@ -33,7 +34,7 @@ _DRAWS = ("rand", "normal", "bernoulli", "dropout", "multinomial", "uniform", "e
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What made two results: `kind` is "operation", "random", "kernel" or "machine", `op` names an operation."""
+    """What made two results: `kind` is one of "operation", "random", "kernel", "machine", "unknown"; `op` names it."""
 
     kind: str
     because: str
@@ -57,8 +58,13 @@ class SelfCheck:
 
     def explain(self, step: Step) -> Verdict:
         """Run the operations of the step again. Reads the device."""
-        with reached_state_kept(self._loop.program, self._loop.parts.state):
-            return self._explained(step)
+        try:
+            with reached_state_kept(self._loop.program, self._loop.parts.state):
+                return self._explained(step)
+        except HasEffect as effect:
+            self._loop.recovery.second_look.put_back(step.window)
+            self._loop.program.forget()
+            return Verdict("unknown", f"not known why: running the step again would have an effect: {effect}")
 
     def _explained(self, step: Step) -> Verdict:
         first = self._trace(step, None)

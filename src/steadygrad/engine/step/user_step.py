@@ -23,6 +23,7 @@ from ..config import GuardConfig
 from ..fault_barrier import UserCodeError
 from ..recovery.loss_modules import buffers_beside, preserved
 from ..recovery.reruns.quiet import quiet
+from ..recovery.reruns.rehearsal import Rehearsal
 from ..state.batch_buffer import pristine
 
 Terms = dict[str, Tensor]
@@ -56,6 +57,10 @@ class UserStep:
         """Objects besides the model that the step's code may change: a trainer, a module of a framework."""
         self.restore_reached: Callable[[], None] | None = None
         """Restores what the step's code reaches, while it is run again."""
+        self.rehearsal: Rehearsal | None = None
+        """Ends a run of the step that would leave a trace, while it is run again."""
+        self.closed: str | None = None
+        """What the last refused step reaches that must not be used again, where several ranks have asked."""
         self.began = False
         """Whether loss_fn has been called since this was last set to False."""
         self.answer: Any = None
@@ -99,7 +104,8 @@ class UserStep:
     def _call_again(self, given: Any) -> Any:
         """Unheard, for it was heard the first time; modules of others that the loss uses are left as they are."""
         try:
-            with quiet(), preserved(buffers_beside(self.loss_fn, self.model)), self.autocast():
+            seen = self.rehearsal.run() if self.rehearsal is not None else nullcontext()
+            with quiet(), preserved(buffers_beside(self.loss_fn, self.model)), self.autocast(), seen:
                 return self.loss_fn(self.model, given)
         except Exception as error:
             raise UserCodeError(error) from error
@@ -160,6 +166,15 @@ class UserStep:
     def scale_left(self) -> float:
         """What the gradients have to be multiplied by to be free of a loss scale. Reads the device."""
         return 1.0 if self.unscaled else float(self.inverse_scale())
+
+    def scale(self) -> Tensor | None:
+        """A copy of the loss scale, or None."""
+        return None if self.scaler is None else self.scaler._scale.clone()
+
+    def set_scale(self, scale: Tensor | None) -> None:
+        """The loss scale as it was copied."""
+        if self.scaler is not None and scale is not None:
+            self.scaler._scale.copy_(scale)
 
     def update_scale(self) -> None:
         """Let the loss scale grow or shrink, on the device."""

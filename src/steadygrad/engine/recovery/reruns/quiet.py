@@ -1,4 +1,5 @@
-"""The program's own code is run again without being heard: nothing is printed, logged, tracked or warned of."""
+"""The program's own code is run again without being heard: nothing is printed, logged, tracked or warned of, and
+nothing written to files that it opens."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .muted_trackers import muted_trackers
+from .sinks import nothing_on_disk
 
 _IGNORE = ("ignore", None, Warning, None, 0)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, what this thread prints, logs or warns of goes nowhere. May be nested."""
+    """Inside, what this thread prints, logs, warns of or writes to files that it opens goes nowhere. May be nested."""
     thread = threading.get_ident()
     handle = logging.Logger.handle
 
@@ -30,6 +32,7 @@ def quiet() -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stderr(_Nowhere(sys.stderr, thread)))
         stack.enter_context(no_warnings())
         stack.enter_context(muted_trackers())
+        stack.enter_context(nothing_on_disk())
         logging.Logger.handle = handled  # type: ignore[method-assign]
         try:
             yield

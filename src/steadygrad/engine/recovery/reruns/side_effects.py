@@ -12,6 +12,7 @@ import contextlib
 import gc
 import inspect
 import io
+import os
 import socket
 import sys
 import threading
@@ -23,12 +24,16 @@ import torch
 from torch import Tensor
 
 from ....detect.tensors.torch_private import TorchDispatchMode
+from .sinks import HasEffect as HasEffect
+from .sinks import is_read_inside, is_sink
+from .stand_ins import CSV_WRITER, StandIn, StandIns, file_of_writer
 from .user_state import UserState, is_users
 
 _WRITING = frozenset({
     "write", "writelines", "writerow", "writerows", "truncate", "send", "sendall", "sendto", "sendmsg", "send_bytes",
     "put", "commit", "execute",
 })  # fmt: skip
+_READING = frozenset({"read", "readline", "readlines", "readinto", "read1", "seek"})
 _OS_WRITING = frozenset({
     "write", "open", "remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir", "system", "kill", "fork",
     "truncate", "link", "symlink", "chmod", "posix_spawn", "execv", "execve", "putenv", "chdir", "pwrite", "sendfile",
@@ -40,6 +45,7 @@ _KNOWN_KINDS = frozenset({
     "torch", "numpy", "scipy", "pandas", "sklearn", "PIL", "tokenizers", "builtins", "collections", "_collections",
     "_io", "itertools", "functools", "_functools", "random", "_random", "re", "_sre", "math", "_operator", "operator",
     "datetime", "decimal", "fractions", "_thread", "_weakref", "weakref", "_struct", "_contextvars", "_abc", "abc",
+    "_hashlib", "_md5", "_sha1", "_sha2", "_blake2", "_json", "unicodedata", "time", "sentencepiece", "tiktoken",
     "typing", "types", "einops", "regex", "_collections_abc", "_bisect", "_heapq", "array", "mmap", "zlib", "enum",
 })  # fmt: skip
 """Libraries whose objects, written in C, keep nothing outside of themselves that a method would change."""
@@ -47,7 +53,9 @@ _NOT_CALLED = (
     ("torch/serialization.py", ("save",)),
     ("torch/utils/data/dataloader.py", ("__next__", "__iter__")),
     ("torch/utils/tensorboard/writer.py", ("add_",)),
-    ("/queue.py", ("put",)),
+    ("/queue.py", ("put", "get")),
+    ("/subprocess.py", ("run", "call", "check_", "_execute_child")),
+    ("/multiprocessing/process.py", ("start",)),
     ("/threading.py", ("start",)),
     ("/wandb/", ("log", "save", "_log")),
     ("/mlflow/", ("log_",)),
@@ -55,10 +63,6 @@ _NOT_CALLED = (
     ("/neptune/", ("log", "append")),
     ("/tensorboardX/", ("add_",)),
 )
-
-
-class HasEffect(BaseException):
-    """A line that is run again would leave a trace. Not an Exception, so that no handler of the loop takes it."""
 
 
 @contextlib.contextmanager
@@ -78,21 +82,24 @@ def supervised(state: UserState, restored: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def calls_supervised(state: UserState) -> Iterator[EffectSupervisor]:
-    """Inside, a call with an effect raises HasEffect before it is made. What is written to tensors is not looked at."""
+def calls_supervised(state: UserState | StandIns) -> Iterator[EffectSupervisor]:
+    """Inside, a call with an effect raises HasEffect before it is made. What is written to tensors is not looked at.
+    With stand-ins for what the program holds, it may write to files: to those in memory."""
     if sys.getprofile() is not None:
         raise HasEffect("a profiler is running, so the calls cannot be supervised")
     watch = EffectSupervisor(state)
     opened, collects = builtins.open, gc.isenabled()
     gc.disable()
-    builtins.open = io.open = watch.open(opened)
+    if not isinstance(state, StandIns):
+        builtins.open = io.open = watch.open(opened)
     sys.setprofile(watch.called)
     try:
         yield watch
         watch.check()
     finally:
         sys.setprofile(None)
-        builtins.open = io.open = opened
+        if not isinstance(state, StandIns):
+            builtins.open = io.open = opened
         if collects:
             gc.enable()
 
@@ -100,11 +107,12 @@ def calls_supervised(state: UserState) -> Iterator[EffectSupervisor]:
 class EffectSupervisor:
     """Looks at each call of this thread before it is made."""
 
-    def __init__(self, state: UserState) -> None:
+    def __init__(self, state: UserState | StandIns) -> None:
+        self._held = state if isinstance(state, StandIns) else None
         self._verdicts: dict[types.CodeType, str | None] = {}
         self._own: set[int] = set()
         self._kept: list[types.FrameType] = []
-        self._iterators = state.has_iterators
+        self._iterators = isinstance(state, UserState) and state.has_iterators
         self._thread = threading.get_ident()
         self._stopped: str | None = None
         self.importing = 0
@@ -156,15 +164,27 @@ class EffectSupervisor:
         owner = getattr(function, "__self__", None)
         if owner is None or isinstance(owner, types.ModuleType):
             home = getattr(owner, "__name__", None) or getattr(function, "__module__", None) or ""
+            if name == "mkdir" and _is_there(frame):
+                return None
             if home in _OS and (name in _OS_WRITING or home not in ("posix", "nt")) and home != "_socket":
                 return f"it calls {home}.{name}"
             if name == "next" and self._iterators and is_users(frame.f_code.co_filename):
                 return "it takes an item from an iterator"
             return None
+        if isinstance(owner, io.StringIO | io.BytesIO) or (isinstance(owner, io.IOBase) and is_sink(owner)):
+            return None
         if isinstance(owner, io.IOBase | socket.socket) or type(owner).__module__ in _OS:
+            if name in _READING and self._held is not None and is_users(frame.f_code.co_filename):
+                known = self._held.knows(owner) or is_read_inside(owner)
+                return None if known else f"it reads {getattr(owner, 'name', owner)!r}, which was open before"
             return f"it calls {type(owner).__name__}.{name}" if name in _WRITING or not _is_io(owner) else None
         kind = owner if isinstance(owner, type) else type(owner)
-        if kind.__module__.split(".")[0] in _KNOWN_KINDS or not is_users(frame.f_code.co_filename):
+        if kind is CSV_WRITER:
+            file = file_of_writer(owner)
+            memory = issubclass(type(file), StandIn) or isinstance(file, io.StringIO) or is_sink(file)
+            return None if memory else f"it calls csv.writer.{name}"
+        home = next((each for each in kind.__mro__ if name in vars(each)), kind)  # a subclass of a tensor, of a dict
+        if home.__module__.split(".")[0] in _KNOWN_KINDS or not is_users(frame.f_code.co_filename):
             return None
         return f"it calls {kind.__module__}.{kind.__name__}.{name}, whose state cannot be restored"
 
@@ -177,6 +197,14 @@ class EffectSupervisor:
             return original(file, mode, *args, **kwargs)
 
         return opened
+
+
+def _is_there(frame: types.FrameType) -> bool:
+    """Whether `os.makedirs` or `Path.mkdir` is about to make a directory that exists."""
+    if frame.f_code.co_name not in ("makedirs", "mkdir") or is_users(frame.f_code.co_filename):
+        return False
+    path = frame.f_locals.get("name", frame.f_locals.get("self"))
+    return isinstance(path, str | os.PathLike) and os.path.isdir(path)
 
 
 def _is_io(owner: Any) -> bool:

@@ -9,6 +9,7 @@ prevented (see `effects`). Weights, buffers and random numbers are restored by t
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import random
 import sys
@@ -17,7 +18,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,9 +26,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ....detect.tensors.nested_tensors import first_tensor_in
 from ..preserved_attributes import content_of_array, is_array, same_objects
+from .stand_ins import StandIn
 
 _MAX_OBJECTS = 10_000
-_MAX_WALKED = 2_000
+MAX_WALKED = 2_000
 _MAX_ARRAY = 1 << 20
 _LARGE = 10_000
 """A list or a dictionary with more entries is copied once for all runs of some lines."""
@@ -162,13 +164,15 @@ class UserState:
         elif issubclass(kind, deque):
             self._note_deque(value, waiting)
         elif issubclass(kind, tuple):
-            waiting.extend(value[:_MAX_WALKED])
+            waiting.extend(value[:MAX_WALKED])
             self._note_attributes(value, waiting)
         else:
             self._note_other(value, waiting)
 
     def _note_other(self, value: Any, waiting: deque[Any]) -> None:
-        if isinstance(value, types.FunctionType):
+        if issubclass(type(value), StandIn):
+            self._undo.append(value._reset)  # of an outer time in which steps are run again
+        elif isinstance(value, types.FunctionType):
             self._note_function(value, waiting)
         elif isinstance(value, types.MethodType):
             waiting.extend((value.__self__, value.__func__))
@@ -187,10 +191,48 @@ class UserState:
             self._note_numpy(value)
         elif isinstance(value, torch.nn.Module):
             self._note_module(value, waiting)
+        elif isinstance(value, io.StringIO | io.BytesIO):
+            self._note_memory_file(value)
+        elif isinstance(value, property):
+            waiting.extend((value.fget, value.fset))
+        elif isinstance(value, staticmethod | classmethod):
+            waiting.append(value.__func__)
         elif not type(value).__module__.startswith(_NOT_ENTERED):
             if hasattr(type(value), "__next__"):
                 self.has_iterators = True
+            if isinstance(value, io.IOBase):
+                self._note_file(value)
             self._note_attributes(value, waiting)
+
+    def _note_memory_file(self, value: io.StringIO | io.BytesIO) -> None:
+        if value.closed:
+            return
+        content: Any = value.getvalue()
+        place, file = value.tell(), cast(Any, value)
+
+        def undo() -> None:
+            if not file.closed and (file.tell() != place or file.getvalue() != content):
+                file.seek(0)
+                file.truncate()
+                file.write(content)
+                file.seek(place)
+
+        self._undo.append(undo)
+
+    def _note_file(self, value: io.IOBase) -> None:
+        """A file that is read goes on from the same place. Writing to one is prevented."""
+        if value.closed or not value.readable() or value.writable():
+            return
+        try:
+            place = value.tell()
+        except (OSError, ValueError):
+            return
+
+        def undo() -> None:
+            if not value.closed and value.tell() != place:
+                value.seek(place)
+
+        self._undo.append(undo)
 
     def _note_list(self, value: list[Any], waiting: deque[Any]) -> None:
         before = self._tables.copy_of(value, list)
@@ -201,8 +243,8 @@ class UserState:
             return changed
 
         self._undo.append(self._tables.after_a_run(value, undo))
-        if not (len(before) > _MAX_WALKED and isinstance(before[0], _ATOMS)):
-            waiting.extend(before[:_MAX_WALKED])
+        if not (len(before) > MAX_WALKED and isinstance(before[0], _ATOMS)):
+            waiting.extend(before[:MAX_WALKED])
 
     def _note_globals(self, names: Any, waiting: deque[Any]) -> None:
         """The names of a module. What the import system keeps there is not the program's, and reaches far: a test
@@ -229,7 +271,7 @@ class UserState:
             return True
 
         self._undo.append(self._tables.after_a_run(value, undo))
-        waiting.extend(itertools.islice(before.values(), _MAX_WALKED))
+        waiting.extend(itertools.islice(before.values(), MAX_WALKED))
 
     def _note_module(self, value: torch.nn.Module, waiting: deque[Any]) -> None:
         """The plain attributes of a module. Its parameters, buffers, parts and hooks are not the loop's to change."""
@@ -260,7 +302,7 @@ class UserState:
                 value.extend(before)
 
         self._undo.append(undo)
-        waiting.extend(before[:_MAX_WALKED])
+        waiting.extend(before[:MAX_WALKED])
 
     def _note_function(self, value: types.FunctionType, waiting: deque[Any]) -> None:
         if not is_users(value.__code__.co_filename):
@@ -292,8 +334,11 @@ class UserState:
         module = sys.modules.get(value.__module__)
         if module is not None and not is_users(getattr(module, "__file__", None) or "<frozen"):
             return
+        waiting.extend(value.__bases__)
         for name, kept in list(vars(value).items()):
-            if not name.startswith("__"):
+            if isinstance(kept, types.FunctionType):
+                waiting.append(kept)
+            elif not name.startswith("__"):
                 waiting.append(kept)
                 if isinstance(kept, _ATOMS):
                     self._undo.append(functools.partial(_restore_attribute, value, name, kept))
@@ -315,7 +360,7 @@ class UserState:
             self._note_dict(attributes, waiting)
         kind = type(value)
         if (slots := self._slots.get(kind)) is None:
-            slots = self._slots[kind] = tuple(_slots_of(kind))
+            slots = self._slots[kind] = tuple(slots_of(kind))
         for name in slots:
             kept = getattr(value, name, self)
             if kept is not self:
@@ -323,7 +368,7 @@ class UserState:
                 self._undo.append(functools.partial(_restore_attribute, value, name, kept))
 
 
-def _slots_of(kind: type) -> Iterator[str]:
+def slots_of(kind: type) -> Iterator[str]:
     for each in kind.__mro__:
         slots = vars(each).get("__slots__", ())
         yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))

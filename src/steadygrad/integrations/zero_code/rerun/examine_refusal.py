@@ -52,11 +52,9 @@ if TYPE_CHECKING:
 _TALK = "the loop's own lines were not run again: they talk to the other ranks"
 _ELSEWHERE = "the gradient was made bad by another rank: this rank's own calls and loss are finite"
 _BY_HAND = "no backward was called: the lines before the update were run again, and gave the same gradients"
-_MAX_BY_HAND = 8
 _BEHIND = "the gradient is finite after backward, and the lines between backward and the update cannot be run again"
-_MAX_ARMINGS = 3
-_ALWAYS = 6
-_SHARE = 0.1
+_MAX_BY_HAND, _MAX_ARMINGS = 8, 3
+_ALWAYS, _SHARE = 6, 0.1
 """The first incidents of a process are diagnosed; later ones while that takes no more of the time than this."""
 
 
@@ -223,6 +221,8 @@ class RefusalExaminer:
                 found = self._by_replay(loop, reading, state, symptom, depth)
             except UsesCollectives:
                 raise
+            except HasEffect as effect:
+                self._why_not_calls = f"running it again would have an effect: {effect}"
             except Exception as error:  # the program's forward, out of its place, may raise anything
                 self._why_not_calls = f"made again, the model's call raised {in_a_line(error)}"
         if kept and (found is None or not _explains(found)):
@@ -436,7 +436,7 @@ class RefusalExaminer:
     def _first_bad_output(self, replayable: ModelCallStep) -> Call | None:
         replayable.restore()
         for batch in replayable.batches:
-            with torch.no_grad():
+            with torch.no_grad(), replayable.rehearsed():
                 outputs = [output for output in outputs_in(batch.call.again()) if has_values(output)]
             if any(bool(torch.isnan(output).any()) for output in outputs) or _infinite(outputs):
                 return batch.call  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -125,7 +125,8 @@ def _diagnosis(watch: ProcessLoop, loop: OptimizerLoop, error: BaseException, de
     with examiner.in_time(loop):
         found = _by_lines(watch, loop, reading, error, depth)
         if found is None:
-            found = examiner.crashed_in_calls(loop, reading, error, depth)
+            with suppress(HasEffect):
+                found = examiner.crashed_in_calls(loop, reading, error, depth)
     if found is not None and found.rows and examiner.found is not None:
         found = with_samples(found, examiner.found)
     return found

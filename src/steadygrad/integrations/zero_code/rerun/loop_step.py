@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from ....diagnosis.locate.crash_origin import near_a_nan
 from ....diagnosis.replay.guard_step import narrow
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.rewound_generator import drawn_between, state_before
-from ....engine.recovery.reruns.quiet import quiet
+from ....engine.recovery.reruns.reached_state import reached_objects_kept
+from ....engine.recovery.reruns.rehearsal import Rehearsal
 from ....engine.recovery.reruns.side_effects import HasEffect, supervised
 from ....engine.recovery.reruns.user_state import LargeTables, UserState
 from ....engine.state.forward_state import Entry, ForwardState
@@ -98,10 +99,17 @@ class LoopStep(ModelCallStep):
         with ExitStack() as stack:
             stack.enter_context(gradients_kept([leaf for leaf in leaves if leaf.requires_grad]))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(quiet())
             stack.callback(self._tables.restore)
             stack.enter_context(super().examining())
             yield
+
+    def _kept(self) -> AbstractContextManager[Rehearsal]:
+        """Also what is reached from the lines; what they call is looked at by `supervised`."""
+        values = [value for loop_pass in self.loop_passes for value in loop_pass.taken.values()]
+        given = [tensor for loop_pass in self.loop_passes for tensor in tensors_in(loop_pass.batch)]
+        return reached_objects_kept(
+            [self.model, *values], strict=False, restored=[*self._loop.parameters, *self._others, *given]
+        )
 
     def restore(self) -> None:
         super().restore()

@@ -8,7 +8,7 @@ loss is not replayed: the loss is carried over as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from ....diagnosis.replay.guard_step import select_rows
 from ....diagnosis.replay.replayable import StepFacts
 from ....diagnosis.replay.state_backup import StateBackup
 from ....engine.recovery.preserved_attributes import preserved_attributes
+from ....engine.recovery.reruns.quiet import quiet
 from ....engine.recovery.reruns.reached_state import reached_objects_kept
+from ....engine.recovery.reruns.rehearsal import Rehearsal
 from ....engine.state.forward_state import Entry, ForwardState
 from ....engine.state.training_state import TrainingState, Tree
 from ....records.rerun_flag import rerun
@@ -43,6 +45,7 @@ class ModelCallStep:
         self._state_backup: StateBackup | None = None
         self._unnamed: list[tuple[Tensor, Tensor]] = []
         self._last: tuple[Call, list[Tensor]] | None = None
+        self._rehearsal: Rehearsal | None = None
 
     def restore(self) -> None:
         """Back to the moment before the first call, bit for bit."""
@@ -81,12 +84,20 @@ class ModelCallStep:
 
     def forward(self, batch: CallBatch) -> Mapping[str, Tensor]:
         """The call again. Its loss is one of its outputs, or the loss of the loop carried over."""
-        outputs = list(outputs_in(batch.call.again(batch.arguments)))
+        with self.rehearsed():
+            outputs = list(outputs_in(batch.call.again(batch.arguments)))
         self._last = (batch.call, outputs)
         place = own_loss(batch.call)
         if place is not None and place < len(outputs):
             return {"loss": outputs[place].reshape(())}
         return {"loss": _carried(batch.call, outputs, self._loss)}
+
+    def _kept(self) -> AbstractContextManager[Rehearsal]:
+        return reached_objects_kept([self.model])
+
+    def rehearsed(self) -> AbstractContextManager[None]:
+        """Around a call that is made again: HasEffect where it does what could not be undone. Inside `examining`."""
+        return self._rehearsal.run() if self._rehearsal is not None else nullcontext()
 
     def backward(self, terms: Mapping[str, Tensor]) -> None:
         """From the gradients that came back to the outputs in the refused step."""
@@ -113,7 +124,9 @@ class ModelCallStep:
             stack.enter_context(versions_kept(tuple(tensors)))
             stack.enter_context(rerun())
             stack.enter_context(preserved_attributes([self.model]))
-            stack.enter_context(reached_objects_kept([self.model]))
+            stack.enter_context(quiet())
+            self._rehearsal = stack.enter_context(self._kept())
+            stack.callback(setattr, self, "_rehearsal", None)
             stack.enter_context(gradients_kept(list(parameters.values())))
             if dynamo_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))

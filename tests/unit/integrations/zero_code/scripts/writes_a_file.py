@@ -1,7 +1,7 @@
-"""The function that computes the loss writes a line to a file: it must not be run again."""
+"""The function that computes the loss writes a line to a file: run again, it must not."""
 
 # ruff: noqa: B007, SIM115
-# truth: op=div cause= samples=30,31,32,33,34 line=any remedy=none
+# truth: op=div cause=DX201 samples=31 line=any remedy=any
 import csv
 
 import torch

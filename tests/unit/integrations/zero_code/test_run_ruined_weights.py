@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import queue
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,3 +100,24 @@ def test_a_rate_that_is_far_too_high_ends_with_weights_that_have_a_loss(watching
     loop.model.eval()
     x, y = batches()[0]
     assert math.isfinite((loop.model(x) - y).square().mean().item())
+
+
+def test_lines_that_leave_a_trace_elsewhere_are_not_run_again(watching: Any) -> None:
+    asked = queue.Queue[int]()
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Loop(dropout=0.0).model
+
+        def forward(self, x: Tensor) -> Tensor:
+            asked.put(1)
+            return self.body(x)  # type: ignore[no-any-return]
+
+    watching(policy="balanced")
+    loop = Loop(dropout=0.0)
+    loop.model = Asking()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.05)
+    with contextlib.suppress(TrainingHalted):
+        loop.train(batches(outlier=1e15))
+    assert asked.qsize() == len(loop.losses)

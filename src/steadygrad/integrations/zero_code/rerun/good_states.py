@@ -15,7 +15,7 @@ import math
 import operator
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import why_not_read
 from ....diagnosis.isolation.device_memory import forget
 from ....engine import validate
+from ....engine.recovery.reruns.side_effects import HasEffect, supervised
+from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.kept_bytes import KeptBytes
 from ....engine.state.rng import put_rng, take_rng
 from ....engine.state.snapshot_ring import SnapshotRing
@@ -317,7 +319,9 @@ class GoodStates:
         entry = forward.take()
         try:
             with rerun():
-                return all_lost(self._usual, finite=finite)
+                return all_lost(self._usual, self._supervised_again, finite=finite)
+        except HasEffect:
+            return False
         except Exception as error:  # their lines, out of their place, may raise anything; or memory ran out
             forget(error)
             return False
@@ -378,26 +382,35 @@ class GoodStates:
         or the update that made the state non-finite, or of no use."""
         at_first = set(non_finite(state.floating_tensors()))
         try:
-            for landed in updates:
+            for number, landed in enumerate(updates):
                 with rerun():
-                    same = self._update(landed)
+                    same = self._update(landed, self._supervised_again if number == 0 else LoopPass.again)
                 if not same:
                     return "made again they do not come out the same"
                 if not at_first.issuperset(non_finite(state.floating_tensors())):
                     return landed
                 if self._usual and landed.step >= self._usual[-1].step and self._ruined(finite=True):
                     return landed
+        except HasEffect as effect:
+            return f"running their lines again would have an effect: {effect}"
         except Exception as error:  # their lines, out of their place, may raise anything
             return f"their lines raised {type(error).__name__} when they were run again"
         return ""
 
-    def _update(self, landed: AppliedUpdate) -> bool:
+    def _supervised_again(self, loop_pass: LoopPass, batch: Mapping[str, Any], state: UserState) -> Tensor:
+        """A run that ends, with HasEffect, at a line which would leave a trace that is not undone."""
+        assert self._state is not None
+        owned = tensors_in([*self._state.live().values(), [p.grad for loop in self._loops for p in loop.parameters]])
+        with supervised(state, owned):
+            return loop_pass.again(batch, state)
+
+    def _update(self, landed: AppliedUpdate, again: Callable[..., Tensor]) -> bool:
         """One update again; whether it had the loss and the gradient that it had the first time."""
         (loop,) = self._loops
         for parameter in loop.parameters:
             parameter.grad = None
         for loop_pass, before in zip(landed.loop_passes, landed.losses, strict=True):
-            loss = loop_pass.again(loop_pass.batch, loop_pass.noted())
+            loss = again(loop_pass, loop_pass.batch, loop_pass.noted())
             if float(loss.detach()) != float(before):
                 return False
             loss.backward()  # type: ignore[no-untyped-call]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from .good_states import AppliedUpdate
@@ -30,16 +32,16 @@ def usual_updates(updates: Sequence[AppliedUpdate]) -> list[AppliedUpdate]:
     return [update for update, size in zip(updates, sizes, strict=True) if size <= limit][-ASKED:]
 
 
-def all_lost(asked: Sequence[AppliedUpdate], *, finite: bool = False) -> bool:
+def all_lost(asked: Sequence[AppliedUpdate], again: Callable[..., Tensor], *, finite: bool = False) -> bool:
     """Whether none of these batches has a finite loss with the weights of now, or, of those `finite` too, one near to
-    usual. Runs the program's own lines."""
+    usual. `again` runs the program's own lines."""
     limit = USUAL * max(_size(update) for update in asked) if finite else math.inf
-    return not any(math.isfinite(loss := _loss_now(update)) and abs(loss) <= limit for update in asked)
+    return not any(math.isfinite(loss := _loss_now(update, again)) and abs(loss) <= limit for update in asked)
 
 
 def _size(update: AppliedUpdate) -> float:
     return abs(sum(map(float, update.losses)))
 
 
-def _loss_now(update: AppliedUpdate) -> float:
-    return sum(float(each.again(each.batch, each.noted()).detach()) for each in update.loop_passes)
+def _loss_now(update: AppliedUpdate, again: Callable[..., Tensor]) -> float:
+    return sum(float(again(each, each.batch, each.noted()).detach()) for each in update.loop_passes)

@@ -21,6 +21,8 @@ LOOKING_WORDS = {"metric", "metrics", "accuracy", "search", "inference", "eval",
 MEASURING_WORDS = {"metric", "metrics", "evaluation", "evaluate", "eval", "inference", "benchmark"}
 DATA_CLASSES = ("Processor", "FeatureExtractor", "Tokenizer", "Dataset", "Collator", "Transform", "Optimizer", "Metric")
 LEAVES_THE_GRAPH = {"item", "detach", "numpy", "tolist", "detach_"}
+OF_SHAPE = {"shape", "dtype", "device", "ndim"}
+ASKS_SHAPE = {"size", "dim", "numel", "len"}
 NUMBERS = re.compile(r"^(Optional\[)?(int|float|str|bool|torch\.device|torch\.dtype|device|dtype)\]?( \| None)?$")
 LOSS = re.compile(r"loss|criterion|objective|penalty|regulari[sz]|elbo|(^|_)nll?l?(_|$)|(^|_)kld?(_|$)", re.IGNORECASE)
 MODEL = re.compile(r"^forward|^__call__$|log_?p|log_?abs|likelihood|entropy|step$")
@@ -121,7 +123,9 @@ def _way(script: Script, node: ast.AST) -> tuple[str, list[str]]:
                 return "looked at", []
             case ast.Call() if inner is not each.func and LOSS.search(_word(each.func)):
                 return "loss", []
-            case ast.Call() if _word(each.func) in LEAVES_THE_GRAPH or _word(each.func) == "print":
+            case ast.Call() if _word(each.func) in LEAVES_THE_GRAPH | ASKS_SHAPE or _word(each.func) == "print":
+                return "looked at", []
+            case ast.Attribute() if each.attr in OF_SHAPE:
                 return "looked at", []
             case ast.Call() if _word(each.func) == "backward":
                 return "loss", []

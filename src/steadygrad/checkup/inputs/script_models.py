@@ -11,6 +11,9 @@ from .script import Script, keyword, last_word
 OPTIMIZERS = re.compile(
     r"^(Adam\w*|SGD|Adafactor|RMSprop|NAdam|RAdam|Lion\w*|LAMB|Lamb|Adagrad|Adadelta|Muon|PagedAdam\w*)$"
 )
+TRAINS = re.compile(
+    r"train(er)?$|^train_|^fit$|^learn$|^backward$|^step$|_step$|[Tt]rainer$|^get_peft_model$|^prepare$"
+)
 BORN_IN_BF16 = re.compile(r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|(^|[/_\-])glm-?\d", re.IGNORECASE)
 BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^glm", re.IGNORECASE)
 SEQUENCE_WORDS = {
@@ -91,12 +94,39 @@ def loaded_as(script: Script, dtype: str) -> Iterator[tuple[str, Script, ast.AST
             continue
         if name in names and casts_to(script, value, dtype):
             seen.add(value)
-            yield name, script, node
+            if not _only_used_afterwards(script, node):
+                yield name, script, node
     for node in trained:
         home, value = made(script, node)
         if value not in seen and casts_to(home, value, dtype):
             seen.add(value)
             yield ast.unparse(node), home, value
+
+
+def _only_used_afterwards(script: Script, cast: ast.AST) -> bool:
+    """Whether training is over where a model is cast: the function goes on without an optimizer, a trainer or a step,
+    also in the functions of this file that it calls. The same name is then another model, which generates or is saved.
+    """
+    scope = script.scope(cast)
+    below = [call for call in script.calls if script.scope(call) is scope and call.lineno >= getattr(cast, "lineno", 0)]
+    if isinstance(scope, ast.FunctionDef) and any(_hands_out(node) for node in ast.walk(scope)):
+        return False
+    called = {last_word(call.func) for call in below}
+    inner = {
+        last_word(call.func)
+        for node in script.nodes
+        if isinstance(node, ast.FunctionDef) and node.name in called
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+    }
+    return not any(TRAINS.search(word) or OPTIMIZERS.match(word) for word in called | inner)
+
+
+def _hands_out(node: ast.AST) -> bool:
+    """A return of something, or an attribute that is set: what a function makes may be trained elsewhere."""
+    if isinstance(node, ast.Return):
+        return node.value is not None
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
 def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:

@@ -17,7 +17,8 @@ What to do
     Give the pad its own token (an unused or added one), or mask by the attention mask instead of by the token.
 
 Safety
-    Setting it for generation alone is harmless and not reported.
+    Setting it for generation alone is harmless and not reported. A note unless the file shows that its rows have end
+    tokens: windows cut from a running text have none to lose.
 
 References
     https://github.com/huggingface/blog/issues/1302
@@ -27,6 +28,7 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, DataStatistics, Level
@@ -36,6 +38,8 @@ from ...inputs.facts import Data
 from ...inputs.script import Script, keyword, last_word
 
 RULE = Rule("PF503", "pad_is_eos", "The pad token is the end token, and so the end is never learnt.")
+ADDS_ENDS = {"apply_chat_template", "SFTTrainer", "SFTConfig"}
+END = re.compile(r"</s>|<\|endoftext\|>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<eos>")
 HELP = "give the pad its own token, or mask labels by the attention mask"
 
 
@@ -49,14 +53,35 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not isinstance(node, ast.Assign) or last_word(node.targets[0]) not in ("pad_token", "pad_token_id"):
             continue
         if last_word(node.value) in ("eos_token", "eos_token_id"):
-            yield at(
-                RULE,
-                Level.WARNING,
-                script,
-                node,
-                "the collator masks pads, and with them every end token",
-                help=HELP,
-            )
+            level = Level.WARNING if _puts_ends(script, node) else Level.NOTE
+            yield at(RULE, level, script, node, "the collator masks pads, and with them every end token", help=HELP)
+
+
+def _puts_ends(script: Script, given: ast.Assign) -> bool:
+    """Whether the file shows that its rows have end tokens: one is appended, written into a text or asked for, or a
+    chat template or TRL's trainer adds it. Windows cut from a running text have none, and nothing to lose."""
+    if script.called & ADDS_ENDS or script.words & {"add_eos_token"}:
+        return True
+    for node in script.nodes:
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if END.search(text) and (not END.fullmatch(text.strip()) or _is_put(script, node, given)):
+            return True
+        named = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if named and last_word(node) in ("eos_token", "eos_token_id") and _is_put(script, node, given):
+            return True
+    return False
+
+
+def _is_put(script: Script, node: ast.AST, given: ast.Assign) -> bool:
+    """An end token that is added to something, or stands in a list or a text."""
+    for each in script.above(node):
+        if each is given or isinstance(each, ast.Compare | ast.keyword | ast.stmt):
+            return False
+        if isinstance(each, ast.BinOp | ast.List | ast.JoinedStr):
+            return True
+        if isinstance(each, ast.Call) and last_word(each.func) in ("append", "extend", "format", "insert", "full"):
+            return True
+    return False
 
 
 def _makes_labels(script: Script) -> bool:
@@ -85,17 +110,25 @@ _SCRIPT = """
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 tokenizer = AutoTokenizer.from_pretrained("gpt2")
 {line}
+rows = [text + {end} for text in texts]
 collator = DataCollatorForLanguageModeling(tokenizer, mlm={mlm})
 """
 SPECIMENS = [
-    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False),
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="tokenizer.eos_token"),
     Data(eos=2, pad=2, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9)),
 ]
+ONLY_NOTES = [
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="''")
+    + "tokenizer.add_special_tokens({'eos_token': '<|endoftext|>'})\n",
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="''"),
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="''")
+    + "if tokenizer.eos_token is None:\n    raise ValueError\nmodel.generate(pad_token_id=tokenizer.eos_token_id)\n",
+]
 NEAR_MISSES = [
-    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False)
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="tokenizer.eos_token")
     + "for batch in DataLoader(rows, collate_fn=collator):\n    labels = batch['input_ids'].clone()\n",
-    _SCRIPT.format(line="tokenizer.pad_token = '<pad>'", mlm=False),
-    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=True),
+    _SCRIPT.format(line="tokenizer.pad_token = '<pad>'", mlm=False, end="tokenizer.eos_token"),
+    _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=True, end="tokenizer.eos_token"),
     Data(eos=2, pad=2, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9, num_rows_eos_taught=9)),
     Data(eos=2, pad=0, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9)),
 ]

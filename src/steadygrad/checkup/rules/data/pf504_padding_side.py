@@ -17,7 +17,8 @@ What to do
     `padding_side="left"` for generation; right is fine for training.
 
 Safety
-    Encoder-decoder models pad on the right and are not reported; nor are batches of one prompt.
+    Encoder-decoder models pad on the right and are not reported; nor are batches of one prompt, or an engine that pads
+    by itself. A note unless one function pads and generates.
 
 References
     https://github.com/huggingface/transformers/issues/26569
@@ -27,15 +28,18 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import about, at
 from ...inputs.facts import Data
+from ...inputs.loop_calls import owner_of
 from ...inputs.script import Script, keyword, last_word
 
 RULE = Rule("PF504", "padding_side", "Prompts for generation are padded on the right.")
+ENGINES = re.compile(r"(^|[._])(v?llm|engine|client|server|backend)$", re.IGNORECASE)
 HELP = 'padding_side="left" where prompts are padded for generation'
 
 
@@ -44,20 +48,36 @@ def of_script(script: Script) -> Iterator[Advice]:
     loads = script.imports("transformers") and any(
         word.endswith(("ForCausalLM", "LMHeadModel")) for word in script.words
     )
-    generates = loads and "generate" in script.called and "Seq2Seq" not in script.text and "T5" not in script.text
+    generates = loads and _generates(script) and "Seq2Seq" not in script.text and "T5" not in script.text
     pads = any(script.literal(keyword(call, "padding")) in (True, "longest", "max_length") for call in script.calls)
     if not generates or not pads or '"left"' in script.text or "'left'" in script.text:
         return
     for node in script.nodes:
         if isinstance(node, ast.Assign) and last_word(node.targets[0]) == "padding_side":
             value: ast.expr | None = node.value
-        elif isinstance(node, ast.Call):
+        elif isinstance(node, ast.Call) and keyword(node, "padding") is None:
             value = keyword(node, "padding_side")
         else:
             continue
         if script.literal(value) == "right":
-            yield at(RULE, Level.WARNING, script, node, "prompts are padded on the right and generated from", help=HELP)
+            level = Level.WARNING if _pads_for_it(script) else Level.NOTE
+            yield at(RULE, level, script, node, "prompts are padded on the right and generated from", help=HELP)
             return
+
+
+def _generates(script: Script) -> bool:
+    """Whether a model of transformers generates, and not an engine, which pads by itself."""
+    calls = [call for call in script.calls if last_word(call.func) == "generate"]
+    return any(not ENGINES.search(owner_of(call)) and keyword(call, "sampling_params") is None for call in calls)
+
+
+def _pads_for_it(script: Script) -> bool:
+    """Whether one function pads and generates: elsewhere the padded rows may be answers, or only scored."""
+    pads = [
+        call for call in script.calls if script.literal(keyword(call, "padding")) in (True, "longest", "max_length")
+    ]
+    generates = [call for call in script.calls if last_word(call.func) == "generate"]
+    return bool({script.scope(call) for call in pads} & {script.scope(call) for call in generates})
 
 
 def of_data(data: Data) -> Iterator[Advice]:
@@ -79,6 +99,19 @@ model.generate(**batch)
     Data(generates=True, num_right_padded=3),
 ]
 NEAR_MISSES = [
+    """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("x")
+answers = [tokenizer.decode(model.generate(**tokenizer(prompt))) for prompt in prompts]
+ids = tokenizer(answers, padding=True, padding_side="right").input_ids
+""",
+    """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("x")
+tokenizer = AutoTokenizer.from_pretrained("x", padding_side="right")
+scores = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+texts = self.llm.generate(prompts=prompts, sampling_params=sampling)
+""",
     """
 import torch
 from transformers import AutoTokenizer

@@ -16,7 +16,8 @@ What to do
     `torch.log_softmax(x, dim=-1)`, which subtracts before it exponentiates.
 
 Safety
-    Exact where the old form was finite, up to rounding.
+    Exact where the old form was finite, up to rounding. A note over a temperature of 4 and more, where nothing
+    underflows.
 
 References
     https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2
@@ -25,6 +26,7 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -32,9 +34,10 @@ from ....records.rules import Rule
 from ...advice import at
 from ...inputs.gradient_paths import ends, is_trained_through
 from ...inputs.loss_expressions import bare
-from ...inputs.script import Script
+from ...inputs.script import Script, default_of, written
 
 RULE = Rule("PF401", "log_of_softmax", "The logarithm of a softmax.")
+HIGH_TEMPERATURE = 4
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -45,11 +48,25 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, op.operand))
         if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
-            level = Level.WARNING if is_trained_through(script, call) else Level.NOTE
+            trained = is_trained_through(script, call) and not _is_flat(script, inner.operand)
+            level = Level.WARNING if trained else Level.NOTE
             yield at(
                 RULE, level, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
             )  # fmt: skip
+
+
+def _is_flat(script: Script, logits: ast.expr | None) -> bool:
+    """Logits over a high temperature, as in a distillation: they would have to differ by hundreds to underflow."""
+    logits = bare(script, logits)
+    if not (isinstance(logits, ast.BinOp) and isinstance(logits.op, ast.Div)):
+        return False
+    temperature = script.literal(logits.right)
+    function = script.scope(logits)
+    if isinstance(logits.right, ast.Name) and isinstance(function, ast.FunctionDef):
+        default = written(default_of(function, logits.right.id))
+        temperature = default if isinstance(default, int | float) else temperature
+    return isinstance(temperature, int | float) and temperature >= HIGH_TEMPERATURE
 
 
 SPECIMENS = [
@@ -62,6 +79,13 @@ def loss_fn(x, y):
 """,
 ]
 ONLY_NOTES = [
+    """
+import torch
+import torch.nn.functional as F
+def distill_loss(student, teacher, temperature=20):
+    log_p = torch.log(F.softmax(student / temperature, dim=1))
+    return F.kl_div(log_p, F.softmax(teacher / temperature, dim=1), reduction="sum")
+""",
     "import torch\ndef match(x):\n    return torch.log(torch.softmax(x, dim=-1))\n",
 ]
 NEAR_MISSES = [

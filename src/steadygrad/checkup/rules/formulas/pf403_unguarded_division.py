@@ -17,7 +17,8 @@ What to do
 
 Safety
     Exact where the divisor was not zero. Divisors that are positive by nature (exp, softmax) are not reported; norms
-    and masks that are not named after labels or a loss are notes: a zero vector or a row of padding alone is rare.
+    and masks that are not named after labels or a loss are notes: a zero vector or a row of padding alone is rare. So
+    are masks of living agents or of a masking ratio, and those that come with the batch out of another function.
 
 References
     https://github.com/OpenRLHF/OpenRLHF/pull/583
@@ -39,6 +40,8 @@ from ...inputs.script import Op, Script, last_word
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
 LABELS = re.compile(r"loss|label|ignore|action|response|completion|answer|-100")
 PADDING = re.compile(r"pad|attention|attn|len|arange")
+HARDLY_EMPTY = re.compile(PADDING.pattern + r"|active|alive")
+"""Of padding, and of agents that live: all of them do when an episode starts."""
 GATHERS = {"gather", "all_gather", "gather_for_metrics", "gather_object", "reduce"}
 ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
@@ -62,11 +65,28 @@ def of_script(script: Script) -> Iterator[Advice]:
             count = what != "norm"
             averaged = what == "count" and _averages_losses(script, node, divisor.operand)
             what = "labels" if averaged or (what == "valid" and "loss" in found) else what
+            if what == "labels" and (_is_handed_over(script, divisor.operand) or "mask_ratio" in script.words):
+                what = "count"  # the data may see to it that it is never empty
             yield at(
                 RULE, Level.WARNING if what == "labels" else Level.NOTE, script, node,
                 f"divides by {ast.unparse(node.right)}, which may be zero",
                 help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
             )  # fmt: skip
+
+
+def _is_handed_over(script: Script, mask: ast.expr) -> bool:
+    """A mask that comes out of another function beside the batch: `tokens, labels, loss_mask = get_batch(data)`."""
+    root = bare(script, mask)
+    if not isinstance(root, ast.Name):
+        return False
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Call)
+        and script.scope(node) is script.scope(root)
+        and any(isinstance(part, ast.Name) and part.id == root.id for part in node.targets[0].elts)
+        for node in script.nodes
+    )
 
 
 def _is_gathered(script: Script, node: ast.BinOp) -> bool:
@@ -148,7 +168,7 @@ def _averages_losses(script: Script, node: ast.BinOp, mask: ast.expr) -> bool:
     """`(text_loss * text_mask).sum() / text_mask.sum()`, of a mask that the function is given and that may be any."""
     function = script.scope(node)
     given = {each.arg for each in function.args.args} if isinstance(function, ast.FunctionDef) else set()
-    named = isinstance(mask, ast.Name) and mask.id in given and not PADDING.search(mask.id.lower())
+    named = isinstance(mask, ast.Name) and mask.id in given and not HARDLY_EMPTY.search(mask.id.lower())
     return named and any("loss" in name.lower() for name in names_in(node.left))
 
 
@@ -179,6 +199,23 @@ SPECIMENS = [
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
 ONLY_NOTES = [
+    """
+import torch
+def forward_step(data, model):
+    tokens, labels, loss_mask = get_batch(data)
+    losses = cross_entropy(model(tokens), labels)
+    loss_mask = loss_mask.view(-1)
+    return torch.sum(losses.view(-1) * loss_mask) / loss_mask.sum()
+""",
+    """
+import torch
+def forward_loss(pred, target, mask):
+    loss = ((pred - target) ** 2).mean(dim=-1)
+    return (loss * mask).sum() / mask.sum()
+def forward(images, mask_ratio=0.75):
+    return forward_loss(*encode(images, mask_ratio))
+""",
+    "import torch\ndef f(v_loss, active_masks):\n    return (v_loss * active_masks).sum() / active_masks.sum()\n",
     """
 import torch
 def match_lines(scores):

@@ -17,8 +17,9 @@ What to do
     `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.
 
 Safety
-    The epsilon shifts advantages by its share of the deviation. What is neither a reward, a return or an advantage nor
-    seen to go into a loss is a note.
+    The epsilon shifts advantages by its share of the deviation. A note for what is neither a reward, a return or an
+    advantage nor seen to go into a loss; for advantages over the values of a network, and rewards of environments that
+    give another one at every step, which are never equal; and for an episode, which rarely has one step.
 
 References
     https://github.com/huseinzol05/Stock-Prediction-Models/issues/43
@@ -28,12 +29,13 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends
+from ...inputs.gradient_paths import LOSS, ends
 from ...inputs.loop_calls import innermost_loop
 from ...inputs.loss_expressions import asked_before, bare, names_in
 from ...inputs.script import Script, last_word
@@ -41,6 +43,11 @@ from ...inputs.script import Script, last_word
 RULE = Rule("PF405", "unguarded_std", "A division by a standard deviation that may be zero.")
 
 FROM_LISTS = {"tensor", "stack", "cat", "FloatTensor", "Tensor", "as_tensor", "from_numpy"}
+DENSE = re.compile(
+    r"(dm_control/)?(Pendulum|HalfCheetah|Ant|Hopper|Walker2d|Humanoid|Swimmer|Reacher|BipedalWalker|MountainCarContinuous)"
+)
+"""Environments whose reward is a number that depends on the state and the action."""
+VALUES = {"value", "values", "value_preds", "v_target", "td_target", "deltas", "td_error", "gae"}
 LENGTHS = {"len", "numel", "shape", "size"}
 
 
@@ -57,8 +64,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         op = script.op(bare(script, right))
         if one := _of_one(script, node, right):
+            if asked_before(script, node, right):
+                continue
             yield at(
-                RULE, Level.WARNING, script, node, f"{one}.std() is NaN where {one} has a single element",
+                RULE, Level.NOTE, script, node, f"{one}.std() is NaN where {one} has a single element",
                 help="std(unbiased=False), or leave the normalisation out for fewer than two elements",
             )  # fmt: skip
             continue
@@ -73,12 +82,41 @@ def of_script(script: Script) -> Iterator[Advice]:
             or ((found := ends(script, node)) == {"looked at"} and not _is_reward(left))
         ):
             continue
-        learned = "loss" in found or _is_reward(left) or _is_reward(right)
-        level = Level.WARNING if learned else Level.NOTE
+        learned = ("loss" in found and _is_of_model(script, node)) or _is_reward(left) or _is_reward(right)
+        varies = _plays_dense(script) or _is_estimated(script, left) or _is_table(script, node, left)
+        level = Level.WARNING if learned and not varies else Level.NOTE
         yield at(
             RULE, level, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
             help="add an epsilon to the deviation",
         )  # fmt: skip
+
+
+def _plays_dense(script: Script) -> bool:
+    """Whether all environments that the file names give another reward at every step, so that no two are equal."""
+    made = [call for call in script.calls if last_word(call.func) == "make" and call.args]
+    names = [script.literal(call.args[0]) for call in made]
+    return bool(names) and all(isinstance(name, str) and DENSE.match(name) for name in names)
+
+
+def _is_estimated(script: Script, node: ast.expr) -> bool:
+    """Advantages over the values that a network gives to states: a float each, and no two alike."""
+    text = ast.unparse(node).lower()
+    names = {name.lower() for name in names_in(script.scope(node))}
+    given = {each.arg for each in ast.walk(script.scope(node)) if isinstance(each, ast.arg)}
+    return "adv" in text and "reward" not in text and bool((names | given) & VALUES)
+
+
+def _is_of_model(script: Script, node: ast.AST) -> bool:
+    """In a function that computes a loss or is a model's own, not one that prepares data."""
+    scope = script.scope(node)
+    owner = script.class_of(scope)
+    named = scope.name if isinstance(scope, ast.FunctionDef) else ""
+    return bool(LOSS.search(named) or named == "forward" or (owner is not None and LOSS.search(owner.name)))
+
+
+def _is_table(script: Script, node: ast.AST, left: ast.expr) -> bool:
+    """Measurements that a notebook standardises as a whole, outside of functions."""
+    return isinstance(script.scope(node), ast.Module) and not _is_reward(left)
 
 
 def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
@@ -158,14 +196,63 @@ def normalised(rewards, gamma):
 """
 SPECIMENS = [
     "import torch\ndef loss(batch):\n    r = batch['rewards']\n    return (r - r.mean()) / r.std()\n",
-    _EPISODE.format(std="std()", length=""),
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
 ONLY_NOTES = [
+    """
+import torch
+def get_data(size):
+    y = simulate(size)
+    ys = (y - y.mean()) / y.std()
+    loss = fit(ys)
+    return ys
+""",
+    _EPISODE.format(std="std()", length=""),
+    """
+import torch
+for _ in range(10):
+    train_y = (y - y.mean()) / y.std()
+    loss = -fit(x, train_y)
+""",
+    """
+import torch
+def estimate(rewards, values, gamma):
+    advantages = torch.zeros_like(rewards)
+    for i in reversed(range(len(rewards) - 1)):
+        advantages[i] = rewards[i] + gamma * values[i + 1] - values[i]
+    return (advantages - advantages.mean()) / advantages.std()
+""",
+    """
+import gym, torch
+env = gym.make("Pendulum-v0")
+def update(reward):
+    return (reward - reward.mean()) / reward.std()
+""",
+    """
+import torch
+def matches(query, docs):
+    scores = []
+    for doc in docs:
+        scores.append(torch.cosine_similarity(query, doc))
+    scores = torch.stack(scores)
+    return (scores - scores.mean()) / (scores.std() + 1e-6)
+""",
     "import torch\ndef effect(a, b):\n    d = a.mean() - b.mean()\n    return (d - 1) / torch.cat([a, b]).std()\n",
 ]
 NEAR_MISSES = [
+    """
+import math, torch
+class DiverseLoss(torch.nn.Module):
+    def forward(self, logits):
+        normalized = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
+        batch_size = normalized.shape[0]
+        loss = torch.logsumexp(logits @ logits.t(), dim=1).mean(0)
+        return loss - math.log(batch_size)
+""",
+    _EPISODE.format(std="std()", length="").replace(
+        "    return (", "    if not returns.std().isnan():\n        return ("
+    ),
     """
 import torch
 class Replays:

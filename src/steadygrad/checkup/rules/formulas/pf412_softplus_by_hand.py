@@ -35,6 +35,8 @@ from ...inputs.loss_expressions import bare, names_in
 from ...inputs.script import Script, last_word
 
 RULE = Rule("PF412", "softplus_by_hand", "The logarithm of one plus an exponential.")
+DISTANCES = {"norm", "cdist", "vector_norm", "abs", "pairwise_distance", "square"}
+KEEPS_SIGN = {"topk", "sort", "min", "max", "amin", "amax", "masked_select", "sqrt", "sum", "mean"}
 BOUNDED = {"clamp", "clamp_max", "clip", "minimum", "abs", "logsigmoid", "log_softmax", "log_sigmoid"}
 
 
@@ -82,10 +84,47 @@ def _is_bounded(script: Script, node: ast.expr | None) -> bool:
     if op is not None and op.name in BOUNDED:
         return True
     words = ast.unparse(node).lower() if node is not None else ""
-    return any(part in words for part in ("max", "min", "abs", "clamp", "logp", "log_p"))
+    return _is_below_margin(script, node) or any(
+        part in words for part in ("max", "min", "abs", "clamp", "logp", "log_p")
+    )
+
+
+def _is_below_margin(script: Script, node: ast.expr | None) -> bool:
+    """A number less a distance, `margin - d` or `-d + margin`: it is never above that number."""
+    if not isinstance(node, ast.BinOp):
+        return False
+    number, distance = node.left, node.right
+    if isinstance(node.op, ast.Add):
+        negative = [each for each in (node.left, node.right) if isinstance(each, ast.UnaryOp)]
+        if len(negative) != 1 or not isinstance(negative[0].op, ast.USub):
+            return False
+        number, distance = (node.right if negative[0] is node.left else node.left), negative[0].operand
+    elif not isinstance(node.op, ast.Sub):
+        return False
+    is_number = isinstance(script.literal(number), int | float) or "margin" in ast.unparse(number)
+    return is_number and _is_distance(script, distance)
+
+
+def _is_distance(script: Script, node: ast.expr | None) -> bool:
+    """A norm or a sum of squares, also the smallest or largest of them."""
+    for _ in range(8):
+        op = script.op(bare(script, node))
+        if op is None:
+            return False
+        if op.name in DISTANCES or (op.name == "pow" and [script.literal(each) for each in op.call.args][-1:] == [2]):
+            return True
+        if op.name not in KEEPS_SIGN:
+            return False
+        node = op.operand
+    return False
 
 
 SPECIMENS = [
+    """
+import torch
+def triplet_loss(a, b, c, margin):
+    return torch.log1p(torch.exp((a - b).pow(2).sum(1) - (a - c).pow(2).sum(1) + margin)).mean()
+""",
     "import torch\ndef loss(x):\n    return torch.log1p(torch.exp(x)).mean()\n",
     "import torch\ndef loss(x):\n    e = x.exp()\n    return torch.log(1 + e).mean()\n",
 ]
@@ -93,6 +132,14 @@ ONLY_NOTES = [
     "import torch\ndef match(x):\n    return torch.log1p(torch.exp(x))\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+def negative_only_loss(embeddings, mask, k, margin):
+    pairwise = (embeddings.unsqueeze(0) - embeddings.unsqueeze(1)).pow(2).sum(2)
+    hardest = torch.topk(pairwise, k=k, dim=1, largest=False)[0]
+    dneg = hardest[mask]
+    return torch.log1p(torch.exp(-dneg + float(margin))).mean()
+""",
     """
 import torch
 def swoosh(x):

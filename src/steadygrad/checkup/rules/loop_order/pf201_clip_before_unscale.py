@@ -26,12 +26,13 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loop_calls import OPTIMIZER, LoopCall, is_scaled, loops
+from ...inputs.loop_calls import OPTIMIZER, SCALER, LoopCall, is_scaled, loops
 from ...inputs.script import Script
 
 RULE = Rule("PF201", "clip_before_unscale", "Gradients are clipped while still multiplied by the loss scale.")
@@ -43,6 +44,8 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not any(is_scaled(event.node) for event in found if event.kind == "backward"):
             continue
         for place, event in enumerate(found):
+            if event.kind == "clip" and _is_given_scaler(event.node):
+                continue  # a function of the program, which can unscale first
             if event.kind == "clip" and not OPTIMIZER.search(event.owner) and _still_scaled(found[:place]):
                 yield at(
                     RULE, Level.ERROR, script, event.node, "clips gradients that still carry the loss scale",
@@ -58,6 +61,11 @@ def _still_scaled(before: list[LoopCall]) -> bool:
         if event.kind == "backward":
             return is_scaled(event.node)
     return False
+
+
+def _is_given_scaler(node: ast.AST) -> bool:
+    given = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else []
+    return any(SCALER.search(ast.unparse(each)) for each in given)
 
 
 SPECIMENS = [
@@ -83,6 +91,16 @@ for x in loader:
 """,
 ]
 NEAR_MISSES = [
+    """
+import torch
+from training import clip_grad_norm
+for x in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(x)).backward()
+    clip_grad_norm(1.0, model, optimizer, scaler)
+    scaler.step(optimizer)
+    scaler.update()
+""",
     """
 import torch
 for x in loader:

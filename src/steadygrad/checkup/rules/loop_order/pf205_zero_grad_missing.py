@@ -15,7 +15,8 @@ What to do
     `optimizer.zero_grad()` at the start or the end of every step, or at the end of every accumulation window.
 
 Safety
-    A file that hands its step to a framework is not reported.
+    A file that hands its step to a framework is not reported. A demonstration that sums what a model makes of random
+    numbers is a note.
 
 References
     https://github.com/pytorch/pytorch/issues/47175
@@ -24,12 +25,14 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loop_calls import hands_over, innermost_loop, loops
+from ...inputs.loop_calls import LoopCall, hands_over, innermost_loop, loops
+from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
 RULE = Rule("PF205", "zero_grad_missing", "Nothing ever clears the gradients.")
@@ -45,11 +48,26 @@ def of_script(script: Script) -> Iterator[Advice]:
     for events in found:
         step = next(event for event in events if event.kind in ("step", "scaler_step"))
         if innermost_loop(script, step.node) is not None:
+            level = Level.NOTE if _learns_nothing(script, events) else Level.ERROR
             yield at(
-                RULE, Level.ERROR, script, step.node, "gradients of all batches add up: nothing clears them",
+                RULE, level, script, step.node, "gradients of all batches add up: nothing clears them",
                 help="call optimizer.zero_grad() once a step",
             )  # fmt: skip
             return
+
+
+def _learns_nothing(script: Script, events: list[LoopCall]) -> bool:
+    """A demonstration: random numbers go in, and what comes out is summed, without a loss or a target."""
+    for event in events:
+        call = event.node
+        if event.kind == "backward" and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            summed = script.op(bare(script, call.func.value))
+            made = script.op(bare(script, summed.operand)) if summed is not None else None
+            if summed is None or made is None or summed.name not in ("sum", "mean"):
+                return False
+            given = [script.op(bare(script, each)) for each in made.call.args]
+            return bool(given) and all(each is not None and each.name in ("rand", "randn") for each in given)
+    return False
 
 
 SPECIMENS = [
@@ -58,6 +76,17 @@ import torch
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for x in loader:
     model(x).sum().backward()
+    optimizer.step()
+""",
+]
+ONLY_NOTES = [
+    """
+import torch
+optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+for i in range(10):
+    inp = torch.rand(20, 10).cuda(rank)
+    output = model(inp)
+    output.sum().backward()
     optimizer.step()
 """,
 ]

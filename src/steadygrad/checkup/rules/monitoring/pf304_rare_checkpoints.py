@@ -16,7 +16,7 @@ What to do
     Save every 500 to 1000 steps, keep at least three, and check what was saved: `steady scan`.
 
 Safety
-    A note where saving is off: short runs do not need it.
+    A note where saving is off, and for a run of at most 1000 steps: it is soon run again.
 
 References
     https://github.com/ultralytics/ultralytics/issues/24615
@@ -34,6 +34,8 @@ from ...inputs.run_settings import Settings
 
 RULE = Rule("PF304", "rare_checkpoints", "Checkpoints are saved too rarely, or the only one is replaced unchecked.")
 MOST_STEPS = 5000
+LONGER_THAN_RUNS = 100_000
+MOST_STEPS_OF_SHORT_RUN = 1000
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
@@ -42,9 +44,13 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return
     interval, kept = settings.number("save_interval"), settings.number("save_limit")
     off = settings.word("save_strategy") == "no"
-    if kept == 1 and not off and not settings.on("load_best_model_at_end"):
+    keeps_best = settings.has("load_best_model_at_end") and not settings.off("load_best_model_at_end")
+    if kept == 1 and not off and not keeps_best and not _saves_once(settings):
+        steps = settings.number("max_steps")
+        is_short = steps is not None and 0 < steps <= MOST_STEPS_OF_SHORT_RUN
+        level = Level.NOTE if is_short else Level.WARNING
         yield setting(
-            RULE, Level.WARNING, settings, "save_limit", "a poisoned save deletes the only good checkpoint",
+            RULE, level, settings, "save_limit", "a poisoned save deletes the only good checkpoint",
             help="save_total_limit=3, and steady scan before trusting one",
         )  # fmt: skip
     if off:
@@ -63,13 +69,28 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         )
 
 
+def _saves_once(settings: Settings) -> bool:
+    """An interval that no run reaches: the one save at the end deletes nothing."""
+    interval = settings.number("save_interval")
+    return interval is not None and interval >= LONGER_THAN_RUNS
+
+
 SPECIMENS = [
     {"output_dir": "x", "save_total_limit": 1},
     {"output_dir": "x", "save_strategy": "no"},
     {"output_dir": "x", "save_steps": 50000},
     {"lr": 1e-4, "batch_size": 8, "checkpoint_every": 50000},
 ]
+ONLY_NOTES = [
+    {"output_dir": "x", "save_total_limit": 1, "save_strategy": "steps", "save_steps": 1000000},
+    {"output_dir": "x", "save_total_limit": 1, "max_steps": 100},
+]
 NEAR_MISSES = [
+    """
+from transformers import TrainingArguments
+def main(num_val=2000):
+    return TrainingArguments("out", save_total_limit=1, load_best_model_at_end=True if num_val > 0 else False)
+""",
     {"lr": 1e-4, "batch_size": 8, "checkpoint_every": 1000},
     {"output_dir": "x", "save_total_limit": 3, "save_steps": 500},
     {"output_dir": "x", "save_total_limit": 1, "load_best_model_at_end": True},

@@ -35,6 +35,7 @@ from ...inputs.loss_expressions import asks_if_finite
 from ...inputs.script import Script, last_word
 
 RULE = Rule("PF305", "detector_without_action", "A NaN is seen, reported, and trained on.")
+STEPS = ("step", "scaler_step")
 SPEAKS = {
     "print",
     "warning",
@@ -60,11 +61,36 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not ("loss" in asked or "grad" in asked) or not all(_only_speaks(each) for each in node.body):
             continue
         scope = script.scope(node)
+        if _steps_only_if_finite(script, node, scope):
+            continue
         if any(isinstance(each, ast.Call) and kind_of(each) == "backward" for each in inside(scope)):
             yield at(
                 RULE, Level.WARNING, script, node, "a bad value is reported, and the step goes on with it",
                 help="skip the step on all ranks or raise; sg.Guard and sg.attach do it exactly",
             )  # fmt: skip
+
+
+def _steps_only_if_finite(script: Script, node: ast.If, scope: ast.AST) -> bool:
+    """Whether another condition of the function asks about the same value and holds the step."""
+    about = _asked_about(node.test)
+    for each in ast.walk(scope):
+        if not isinstance(each, ast.If) or each is node or not asks_if_finite(each.test):
+            continue
+        steps = [call for call in ast.walk(each) if isinstance(call, ast.Call) and kind_of(call) in STEPS]
+        if steps and _asked_about(each.test) & about and script.scope(each) is scope:
+            return True
+    return False
+
+
+def _asked_about(test: ast.expr) -> set[str]:
+    """The names of a condition, less those of functions."""
+    called = {id(each.func) for each in ast.walk(test) if isinstance(each, ast.Call)}
+    called |= {id(each.func.value) for each in ast.walk(test) if _is_method(each)}  # type: ignore[attr-defined]
+    return {each.id for each in ast.walk(test) if isinstance(each, ast.Name) and id(each) not in called}
+
+
+def _is_method(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and bool(node.args)
 
 
 def _only_speaks(statement: ast.stmt) -> bool:
@@ -103,6 +129,19 @@ for x in loader:
 """,
 ]
 NEAR_MISSES = [
+    """
+import math, torch
+for x in loader:
+    optimizer.zero_grad()
+    model(x).backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if math.isnan(grad_norm):
+        print("grad norm is NaN")
+    if amp:
+        scaler.step(optimizer)
+    elif not math.isnan(grad_norm):
+        optimizer.step()
+""",
     """
 import torch
 for x in loader:

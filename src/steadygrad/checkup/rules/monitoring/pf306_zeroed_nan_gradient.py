@@ -17,8 +17,9 @@ What to do
     Refuse the whole step, keep the batch, find the cause: `steady diagnose`.
 
 Safety
-    nan_to_num over rewards, inputs or outputs that are not differentiated is not reported. Nor are gradients set to
-    None, which every optimizer passes over, or a branch that leaves the step out by a jump or a flag.
+    A note where limits for both infinities are given, which is a choice. nan_to_num over rewards, inputs or outputs
+    that are not differentiated is not reported. Nor are gradients set to None, which every optimizer passes over, or a
+    branch that leaves the step out by a jump or a flag.
 
 References
     https://github.com/huggingface/trl/issues/6702
@@ -48,13 +49,18 @@ def of_script(script: Script) -> Iterator[Advice]:
         what = _what(script, node)
         if what and getattr(node, "lineno", 0) not in seen and not script.untracked_for_looking(node):
             seen.add(getattr(node, "lineno", 0))
-            yield at(RULE, Level.WARNING, script, node, what, help=HELP)
+            yield at(RULE, Level.NOTE if _is_chosen(node) else Level.WARNING, script, node, what, help=HELP)
     for node in script.nodes:
         place = _zeroed_and_stepped(script, node) if isinstance(node, ast.If) else None
         if place is not None and place.lineno not in seen:
             seen.add(place.lineno)
             what = "gradients are set to zero where a value is not finite, and the step is taken"
             yield at(RULE, Level.WARNING, script, place, what, help=HELP)
+
+
+def _is_chosen(node: ast.AST) -> bool:
+    """Limits for both infinities are given: whoever wrote them wants the step."""
+    return isinstance(node, ast.Call) and {"posinf", "neginf"} <= {word.arg for word in node.keywords}
 
 
 def _zeroed_and_stepped(script: Script, node: ast.If) -> ast.stmt | None:
@@ -200,6 +206,17 @@ def train(model, optimizer, loss):
     for p in model.parameters():
         if p.grad.isnan().any():
             p.grad = torch.zeros_like(p.grad)
+    optimizer.step()
+""",
+]
+ONLY_NOTES = [
+    """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    model(x).backward()
+    for p in model.parameters():
+        torch.nan_to_num(p.grad, nan=0, posinf=1e5, neginf=-1e5, out=p.grad)
     optimizer.step()
 """,
 ]

@@ -17,7 +17,8 @@ What to do
     1e-5 to 5e-5 for a whole pretrained model, 1e-4 to 3e-4 for LoRA, and a warm-up.
 
 Safety
-    Wide limits on purpose: only slips of the decimal point are reported.
+    Wide limits on purpose: only slips of the decimal point are reported. A note for convolutional networks and for
+    weights that were only drawn; nothing for optimizers whose rates are their own (LOMO).
 
 References
     https://arxiv.org/abs/2106.09685
@@ -27,6 +28,7 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -39,6 +41,13 @@ from ...inputs.script import Script, last_word
 from ...inputs.script_models import learning_rates, made, trained_expressions, trains_sequences
 
 RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside what works for this training.")
+
+OWN_RATES = re.compile(r"(^|[^a-z])(ada)?lomo([^a-z]|$)", re.IGNORECASE)
+"""Optimizers that step by the gradient itself, where 0.03 is usual."""
+BEARS_MORE = re.compile(
+    r"resnet|efficientnet|convnext|mobilenet|densenet|vgg|yolo|untrained|scratch|random|from_config", re.IGNORECASE
+)
+"""Convolutional networks, and weights that were only drawn."""
 
 
 def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
@@ -69,10 +78,14 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     words = [value for value in settings.values.values() if isinstance(value, str)]
     if any("noam" in text.lower() for text in [*words, *settings.text]):
         return  # there the number is a factor before width ** -0.5 * step ** -0.5
+    if any(OWN_RATES.search(text) for text in words):
+        return
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
         # Of a program's own settings that name no optimizer it is a guess that it is Adam's rate.
         sure = rate <= 0 or settings.lora or settings.pretrained or settings.has("optimizer") or settings.has_moments
+        if not settings.lora and any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model")):
+            sure = rate <= 0
         yield setting(
             RULE,
             Level.WARNING if sure else Level.NOTE,
@@ -155,6 +168,8 @@ def train(loader):
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
 ONLY_NOTES = [
+    {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "microsoft/resnet-50"},
+    {"learning_rate": 1.5e-3, "output_dir": "x", "model_name_or_path": "./tts-untrained-large"},
     {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},
     """
 import torch
@@ -167,6 +182,7 @@ for x in loader:
 """,
 ]
 NEAR_MISSES = [
+    {"learning_rate": 0.03, "output_dir": "x", "model_name_or_path": "llama/7B", "tag": "lomo"},
     {"model_name_or_path": "x", "train_mode": "full", "lora_rank": 64, "learning_rate": 5e-7, "output_dir": "x"},
     {"optim": "adam", "optim_conf": {"lr": 0.002}, "batch_size": 8, "postencoder": {"model_name_or_path": "bert-base"}},
     {"model": "transducer", "optim": "adam", "optim_conf": {"lr": 0.005}, "batch_size": 16, "grad_clip": 5},

@@ -26,6 +26,7 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -37,6 +38,10 @@ from ...inputs.script import Script, last_word
 from ...inputs.script_models import optimizer_calls
 
 RULE = Rule("PF210", "not_in_optimizer", "A trainable parameter is in no optimizer.")
+WITHOUT_PARAMETERS = re.compile(
+    r"Loss$|Dropout|Pool\dd$|Pad\dd$|(?<!P)ReLU6?$|[GSC]?ELU$|SiLU$|Mish$|Soft\w+$|LogSoftmax$|Sigmoid$|Tanh$|Identity$"
+    r"|latten$|Upsample|PixelShuffle$|Fold$|Similarity$|PairwiseDistance$|DataParallel$"
+)
 CHANGES = {"get_peft_model", "resize_token_embeddings", "add_module", "register_parameter"}
 
 
@@ -79,7 +84,7 @@ def _change(script: Script, statement: ast.AST, name: str) -> str:
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
         owner = ast.unparse(statement.targets[0].value)
         value = statement.value
-        made = isinstance(value, ast.Call) and script.dotted(value.func).startswith("torch.nn.")
+        made = isinstance(value, ast.Call) and _has_parameters(script.dotted(value.func))
         if (owner == name or owner.startswith(name + ".")) and made:
             return f"{ast.unparse(statement.targets[0])} is replaced"
     if isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.Call):
@@ -90,6 +95,11 @@ def _change(script: Script, statement: ast.AST, name: str) -> str:
         if word in CHANGES and name in (*given, owner):
             return f"{word} changes its parameters"
     return ""
+
+
+def _has_parameters(name: str) -> bool:
+    """A layer of torch that learns: a loss, an activation, a dropout or a pool has nothing to put into an optimizer."""
+    return name.startswith("torch.nn.") and not WITHOUT_PARAMETERS.search(name)
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
@@ -119,6 +129,16 @@ def main(model, tokenizer):
     Setup(parameters=(ParameterFacts(name="head", in_optimizer=False),), groups=(GroupFacts(),)),
 ]
 NEAR_MISSES = [
+    """
+import torch
+from torch import nn
+class Agent(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(4, 2)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        self.criterion = nn.MSELoss()
+        self.drop = nn.Dropout(0.1)
+""",
     """
 import torch
 from peft import get_peft_model

@@ -120,6 +120,14 @@ trainer = Trainer(model=model)
 SPECIMENS = [
     """
 import torch
+from transformers import AutoModelForCausalLM, Trainer
+model = AutoModelForCausalLM.from_pretrained("x")
+trainer = Trainer(model=model)
+model.half()
+trainer.train()
+""",
+    """
+import torch
 model = Net().half()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 """,
@@ -139,7 +147,20 @@ trainer = Trainer(model=model)
 args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 """,
 ]
+_AFTERWARDS = """
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer
+def run_inference(model):
+    return model.generate(max_new_tokens=8)
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("x"), LoraConfig())
+trainer = Trainer(model=model)
+trainer.train()
+model = AutoModelForCausalLM.from_pretrained("saved", torch_dtype=torch.float16)
+"""
 NEAR_MISSES = [
+    _AFTERWARDS + "model.to(device)\nrun_inference(model)\n",
+    _AFTERWARDS + "model = PeftModel.from_pretrained(model, 'saved').merge_and_unload()\n",
     """
 import torch
 from transformers import AutoModel, Trainer

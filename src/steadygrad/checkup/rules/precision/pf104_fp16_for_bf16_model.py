@@ -18,7 +18,8 @@ What to do
     them).
 
 Safety
-    Judged by the family's name alone: a checkpoint that was mended for float16 can be allowed with a comment.
+    Judged by the family's name alone: a checkpoint that was mended for float16 can be allowed with a comment. Of
+    t5-small, and of quantized layers that compute in bfloat16, nothing is said.
 
 References
     https://github.com/huggingface/transformers/issues/11461
@@ -35,9 +36,12 @@ from ....records.rules import Rule
 from ...advice import about, setting
 from ...inputs.facts import ParameterFacts, Setup
 from ...inputs.run_settings import Settings
+from ...inputs.script import keyword
 from ...inputs.script_models import BORN_IN_BF16, BORN_IN_BF16_TYPES, model_names
 
 RULE = Rule("PF104", "fp16_for_bf16_model", "float16 is used for a model that was made in bfloat16.")
+FITS = {"t5-small", "google-t5/t5-small"}
+"""Small enough for float16, as public training runs show."""
 HELP = "set bf16 instead of fp16; where the hardware has no bf16, train in float32"
 
 
@@ -48,12 +52,21 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     names = {str(settings.get("model"))} if isinstance(settings.get("model"), str) else set()
     if settings.script is not None:
         names |= model_names(settings.script)
-    known = sorted(name for name in names if BORN_IN_BF16.search(name))
-    if known and len(known) == len(names):
+    known = sorted(name for name in names if BORN_IN_BF16.search(name) and name.lower() not in FITS)
+    if known and len(known) == len(names) and not _computes_wide(settings):
         yield setting(
             RULE, Level.WARNING, settings, "fp16", f"{known[0]} was made in bfloat16 and overflows in float16",
             help=HELP,
         )  # fmt: skip
+
+
+def _computes_wide(settings: Settings) -> bool:
+    """Quantized layers that compute in bfloat16: `bnb_4bit_compute_dtype=torch.bfloat16`."""
+    if settings.word("bnb_4bit_compute_dtype") == "bfloat16":
+        return True
+    script = settings.script
+    given = [keyword(call, "bnb_4bit_compute_dtype") for call in script.calls] if script is not None else []
+    return script is not None and any(str(script.literal(each)).endswith("bfloat16") for each in given)
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
@@ -83,6 +96,14 @@ args = Seq2SeqTrainingArguments(output_dir="x", fp16=True)
     Setup(model_type="bert", precision="fp16", bf16_hardware=True, parameters=(ParameterFacts(name="w"),)),
 ]
 NEAR_MISSES = [
+    {"model_name_or_path": "t5-small", "fp16": True, "output_dir": "x"},
+    """
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainingArguments
+wide = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained("google/gemma-7b", quantization_config=wide)
+args = TrainingArguments(output_dir="x", fp16=True)
+""",
     {"model_name_or_path": "THUDM/chatglm2-6b", "fp16": True, "output_dir": "x"},
     {"model_name_or_path": "google/flan-t5-xl", "bf16": True, "output_dir": "x"},
     {"model_name_or_path": "bert-base-uncased", "fp16": True, "output_dir": "x"},

@@ -101,6 +101,8 @@ def _is_written(script: Script, home: ast.ClassDef, made: ast.AST, name: str) ->
                 return True
         if isinstance(node, ast.For) and ("parameters()" in ast.unparse(node.iter) or name in ast.unparse(node.iter)):
             return True
+    if any(_lists(node, name) for node in ast.walk(home)):
+        return True
     for node in script.nodes:
         if isinstance(node, ast.Assign) and node is not made and _gives(script, node, name):
             return True
@@ -109,6 +111,12 @@ def _is_written(script: Script, home: ast.ClassDef, made: ast.AST, name: str) ->
         if isinstance(node, ast.Call) and WRITES.search(ast.unparse(node.func)) and name in names_in(node):
             return node not in ast.walk(made)
     return False
+
+
+def _lists(node: ast.AST, name: str) -> bool:
+    """`[self.U, self.V]`: what is put into a list is written to through it."""
+    parts = node.elts if isinstance(node, ast.List | ast.Tuple) and isinstance(node.ctx, ast.Load) else []
+    return any(isinstance(part, ast.Attribute) and part.attr == name for part in parts)
 
 
 def _gives(script: Script, node: ast.Assign, name: str) -> bool:
@@ -153,6 +161,18 @@ class Clip(nn.Module):
 """
 ONLY_NOTES = [_MASKED, SPECIMENS[1], SPECIMENS[0].replace("(nn.Module)", "(Detector)")]
 NEAR_MISSES = [
+    """
+import torch
+from torch import nn
+class Cross(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.first = nn.Parameter(torch.Tensor(n, n, n))
+        self.second = nn.Parameter(torch.Tensor(n, n, n))
+        drawn = [self.first, self.second]
+        for each in drawn:
+            nn.init.xavier_normal_(each[0])
+""",
     """
 import torch
 from torch import nn

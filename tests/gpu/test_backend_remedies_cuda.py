@@ -139,6 +139,7 @@ def test_the_op_of_a_compiled_variance_is_located() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 def test_rows_left_in_the_input_of_a_captured_graph_are_the_cause() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()

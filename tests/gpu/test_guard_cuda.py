@@ -225,6 +225,30 @@ def test_a_poisoned_weight_is_rolled_back_to_the_bit(where: str, kind: str) -> N
     assert differing(expected, bits(model, optimizer)) == []
 
 
+def test_a_copy_on_the_host_has_the_buffers_from_before_the_forward_however_late_it_is_made() -> None:
+    model, optimizer = make()
+    with guard_of(model, optimizer, snapshots="host", policy=SKIP_ONLY.but(snapshot_every=1000)) as guard:
+        for batch in data(3):
+            guard.step(batch)
+        guard.settle()
+        ring = guard._loop.recovery._ring
+        assert ring is not None
+        before = {name: buffer.detach().cpu() for name, buffer in model.named_buffers()}
+        with torch.cuda.stream(ring._stream):
+            torch.cuda._sleep(500_000_000)  # the copies come a good while after the forward has been asked for
+        taken = ring.take(3)
+        for batch in data(2):
+            loss_fn(model, batch)
+        ring.wait_for_copies()
+        torch.cuda.synchronize()
+        copied = dict(taken.tree["buffers"])
+        after = {name: buffer.detach().cpu() for name, buffer in model.named_buffers()}
+        assert any(not torch.equal(after[name], before[name]) for name in before)
+        for name, buffer in before.items():
+            (kept,) = [value for key, value in copied.items() if key.endswith(name)]
+            assert torch.equal(kept, buffer), name
+
+
 def test_a_run_resumes_with_its_fused_state_on_the_device(tmp_path: Path) -> None:
     good = data(16)
     expected = plainly("adamw", good)

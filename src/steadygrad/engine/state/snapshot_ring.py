@@ -8,7 +8,7 @@ copy on the device, not on the host.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ class Snapshot:
             self._good = all(bool(torch.isfinite(part).all()) for part in self._largest if part.numel())
             self._largest = []
         return self._good
+
+
+_MOVED_BY_FORWARD = ("buffers", "counters", "extras")
 
 
 class SnapshotRing:
@@ -76,33 +79,37 @@ class SnapshotRing:
         return tuple(snapshot.step for snapshot in self._ring)
 
     def take(self, step: int, earlier: Tree | None = None) -> Snapshot:
-        """Copy the state, with the parts in `earlier` in place of the live ones. On a GPU the copy runs beside compute;
-        call `wait_for_copies` before the update."""
+        """Copy the state, with the parts in `earlier` in place of the live ones. On a GPU the copy runs beside compute:
+        the device first copies what a forward writes to; call `wait_for_copies` before the update."""
         self._make_room()
         started = time.perf_counter()
         reused = bool(self._spare)
         live = {**self._state.live(), **(earlier or {})}
         buffers = {f"buffer {name}": tensor for name, tensor in live["buffers"].items()}
-        tensors = [buffers.get(name, tensor) for name, tensor in self._state.floating_tensors()]
+        tensors = [(name, buffers.get(name, tensor)) for name, tensor in self._state.floating_tensors()]
         copier = _Copier(self._spare.pop() if self._spare else {}, self._device, self._on_device, _bytes_in(live))
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor in tensors:
-            by_device.setdefault(tensor.device, []).append(tensor)
+        moving, rest = {key: live[key] for key in _MOVED_BY_FORWARD}, dict(live)
+        first = _by_device(tensor for name, tensor in tensors if name in buffers)
+        later = _by_device(tensor for name, tensor in tensors if name not in buffers)
         done = None
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            main = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(main)
             with torch.cuda.stream(self._stream):
                 begun = _event()
                 begun.record(self._stream)
-                tree = copy_tree(live, copier)
-                largest = [copier(largest_magnitudes(group)) for group in by_device.values()]
+                tree = rest | copy_tree(moving, copier)
+                largest = [copier(largest_magnitudes(group)) for group in first]
+                main.wait_stream(self._stream)  # what the forward writes to; the rest waits for the update
+                tree |= copy_tree({key: value for key, value in live.items() if key not in moving}, copier)
+                largest += [copier(largest_magnitudes(group)) for group in later]
                 done = _event()
                 done.record(self._stream)
             self.copying = True
             self._timed = (begun, done)
         else:
             tree = copy_tree(live, copier)
-            largest = [largest_magnitudes(group) for group in by_device.values()]
+            largest = [largest_magnitudes(group) for group in (*first, *later)]
         snapshot = Snapshot(step, tree, largest, done)
         snapshot.place = self._state.forward.place
         self._ring.append(snapshot)
@@ -170,6 +177,13 @@ class _Copier:
             target = torch.empty_like(tensor)
         target.copy_(tensor, non_blocking=True)
         return target
+
+
+def _by_device(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device, []).append(tensor)
+    return list(groups.values())
 
 
 def _bytes_in(tree: Tree) -> int:

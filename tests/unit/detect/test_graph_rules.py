@@ -375,6 +375,23 @@ def test_a_deep_network_of_sigmoids_vanishes_and_one_of_relus_does_not() -> None
     assert vanishing_gradient.judge(_gradients(nn.Sequential(model, nn.Flatten()), healthy_models.tokens())) is None
 
 
+def test_outputs_that_shrink_with_the_gradients_leave_all_weights_with_next_to_nothing() -> None:
+    model = healthy_models.mlp(*[32] * 12, 4)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    found = vanishing_gradient.judge(_gradients(model, torch.randn(16, 32)))
+    assert found is not None
+    assert found.subject == "0.weight"
+
+
+def test_biases_that_get_less_and_less_are_healthy_where_the_weights_are_well() -> None:
+    weights = [GradientSize(f"{place}.weight", 1.0, 1, 2) for place in range(12)]
+    decaying = [GradientSize(f"{place}.bias", 10.0**-place, 1, 1) for place in range(12)]
+    assert vanishing_gradient.judge([each for pair in zip(decaying, weights, strict=True) for each in pair]) is None
+
+
 @pytest.mark.parametrize(
     "norms",
     [

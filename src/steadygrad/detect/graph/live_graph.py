@@ -85,7 +85,7 @@ class LiveGraph:
         if self.looks == 2:  # at the first one a term may still be without effect
             self._suspect(loss, update)
         self._layers = layers_by_depth(loss, {id(parameter): name for name, parameter in named.items()})
-        self.last_layer = id(named[self._layers[0]]) if self._layers else None
+        self.last_layer = next((id(named[name]) for name in self._layers if named[name].dim() > 1), None)
 
     @torch.no_grad()
     def _look_for_dead_units(self, loss: Tensor, update: int, named: Mapping[str, Tensor]) -> None:

@@ -143,7 +143,7 @@ def examine_setup(
 
 
 def layers_by_depth(loss: Tensor, names: Mapping[int, str]) -> list[str]:
-    """The names of the weight matrices in the order in which backward reaches them; empty where part of the graph is
+    """The names of weights and biases in the order in which backward reaches them; empty where part of the graph is
     compiled or longer than the walk, so that no order is known. For `vanishing_gradient.judge`."""
     with walked(loss, names=names) as graph:
         if graph.truncated or any(node.name.startswith("Compiled") for node in graph.nodes):
@@ -153,7 +153,7 @@ def layers_by_depth(loss: Tensor, names: Mapping[int, str]) -> list[str]:
             below = depth.setdefault(node.index, 0) + 1
             for each in graph.inputs(node):
                 depth[each.index] = max(depth.get(each.index, 0), below)
-        leaves = [node for node in graph.nodes if node.leaf is not None and node.leaf.dim() > 1]
+        leaves = [node for node in graph.nodes if node.leaf is not None and node.leaf.dim()]
         leaves.sort(key=lambda node: depth[node.index])
         return [names[id(node.leaf)] for node in leaves if id(node.leaf) in names]
 

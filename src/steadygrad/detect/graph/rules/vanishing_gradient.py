@@ -3,7 +3,8 @@
 What it sees
     The root mean square of the gradients of weight matrices, in the order in which backward reaches them, falls by a
     similar factor from layer to layer, threefold or more, over at least four layers, to less than 0.00001 of the
-    largest.
+    largest. Where the outputs shrink in the same way, so that all weight matrices get next to nothing beside the last
+    bias, the gradients of the biases fall so.
 
 Why it hurts
     The first layers stay what they were at the start: the network behind them learns from random features.
@@ -19,7 +20,7 @@ What to do
 
 Safety
     It changes nothing. Gradients of exactly zero (frozen, unused, an adapter at its start), one small factor between
-    two parts (LayerScale), biases and gains are not reported.
+    two parts (LayerScale), and biases and gains where the weights are well are not reported.
 
 References
     https://proceedings.mlr.press/v9/glorot10a.html
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -63,7 +65,20 @@ class GradientSize(NamedTuple):
 
 def judge(gradients: Sequence[GradientSize]) -> Finding | None:
     """Pure. `gradients` are in the order in which backward reaches them: the layer nearest to the loss comes first."""
-    layers = [g for g in gradients if g.ndim > 1 and g.rms > 0 and math.isfinite(g.rms)]
+    read = [g for g in gradients if g.rms > 0 and math.isfinite(g.rms)]
+    weights, biases = [g for g in read if g.ndim > 1], [g for g in read if g.ndim == 1]
+    silent = len(weights) > LAYERS and len(biases) > LAYERS and _largest(weights) < RATIO * _largest(biases)
+    found = _judge(biases if silent else weights)
+    if found is not None and weights[-1].rms < RATIO * _largest(read):
+        return replace(found, subject=weights[-1].name)  # whichever layer gets least in this batch
+    return found
+
+
+def _largest(gradients: Sequence[GradientSize]) -> float:
+    return max(each.rms for each in gradients)
+
+
+def _judge(layers: Sequence[GradientSize]) -> Finding | None:
     if len(layers) <= LAYERS:
         return None
     sizes = [math.log10(each.rms) for each in layers]

@@ -42,7 +42,6 @@ from .presets import Suggested as Suggested
 
 _POISONED = frozenset({"SY105", "SY106", "SY107"})
 _SPIKES = frozenset({"SY201", "SY202", "SY204"})
-_RAMP = 8
 RATE = "the learning rate"
 """How it is called in `Reading.bad_options`."""
 _TERM, _DIVERGENCE, _COLLAPSE, _OVERFLOW = "SY102", "SY203", "SY301", "SY304"
@@ -221,7 +220,7 @@ def _halt(
 def _streak_limit(policy: Policy, ledger: Ledger) -> int:
     """How many bad steps in a row halt: more where the program has not made a good update yet, or drives its own
     learning rate up, as a warm-up and a search for the largest rate do."""
-    replayable = not ledger.applied or ledger.rate_rises >= _RAMP
+    replayable = not ledger.applied or ledger.raises_rate
     return policy.skip_streak_halt * (policy.start_patience if replayable else 1)
 
 

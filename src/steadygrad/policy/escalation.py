@@ -20,6 +20,7 @@ from .presets import Capabilities, Policy
 
 APPLIED, SKIPPED, OVERFLOWED = "a", "s", "o"
 _MAX_BACKOFF = 5
+_RAMP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,12 @@ class Ledger:
         ledger = object.__new__(Ledger)
         ledger.__dict__.update(self.__dict__, **changes)
         return ledger
+
+    @property
+    def raises_rate(self) -> bool:
+        """Whether the program drives its learning rate up from update to update, as a warm-up and a search for the
+        largest one do: the end of a search is bad on purpose."""
+        return self.rate_rises >= _RAMP
 
     @property
     def rung(self) -> int:

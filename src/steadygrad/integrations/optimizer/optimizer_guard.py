@@ -121,8 +121,7 @@ class OptimizerGuard:
         self._skips = SkippedRounds(self._skipped_by_program)
         for loop in self._loops:
             self._skips.follow(id(loop), loop.parameters)
-        self._step = 0
-        self._closed = self._captures = False
+        self._step, self._closed, self._captures = 0, False, False
         self._final_state = "not checked"
         self._undo: list[Callable[[], Any]] = []
         self._models = HeardModels(self._undo, self._before_forward, self._after_forward, self._in_forward)
@@ -396,8 +395,9 @@ class OptimizerGuard:
 
     def _of_no_use(self, loop: OptimizerLoop) -> bool:
         """Whether a streak of bad steps is due for a rollback, which loses updates, and there is nothing to lose."""
-        due = (loop.log.ledger.streak + 1, Action.ROLLBACK) in self.policy.escalation
-        newest = self._ring.good()[-1:] if due and self.alone and self._ring is not None else ()
+        ledger = loop.log.ledger
+        due = self.alone and not ledger.raises_rate and (ledger.streak + 1, Action.ROLLBACK) in self.policy.escalation
+        newest = self._ring.good()[-1:] if due and self._ring is not None else ()
         return any(self._state.moved_since(snapshot.tree) > _OF_NO_USE for snapshot in newest)
 
     def withhold(self, loop: OptimizerLoop, reading: Reading) -> Reading:

@@ -289,8 +289,9 @@ class GoodStates:
         """The steps to which all ranks can go back if the weights, moments or buffers are bad, or where a streak of bad
         steps is due for it and shows them to be of no use: else nothing helps."""
         bad = reading.bad_parameters or reading.bad_state or reading.bad_buffers
-        due = (loop.log.ledger.streak + 1, Action.ROLLBACK) in self._watch.policy.escalation and not reading.bad_inputs
-        if reading.undone or not (bad or (due and self._watch.alone)):
+        ledger = loop.log.ledger
+        due = (ledger.streak + 1, Action.ROLLBACK) in self._watch.policy.escalation and not reading.bad_inputs
+        if reading.undone or not (bad or (due and self._watch.alone and not ledger.raises_rate)):
             return []
         with self._watch.barrier("snapshots", list[int]()) as answer:
             answer.value = self.steps if bad else self.steps_before_ruin()

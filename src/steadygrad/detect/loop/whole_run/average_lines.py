@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from ..program_frames import is_of_library
+from ..program_frames import frames_of_program, is_of_library
 
 _MAX_FILES, _MAX_BYTES = 400, 1 << 19
 _WEIGHTS = frozenset({"parameters", "named_parameters", "state_dict", "buffers", "named_buffers"})
@@ -40,7 +40,14 @@ def modules_of_program() -> list[ModuleType]:
 
 
 def _files_of_program() -> Iterator[Path]:
-    for file in sorted({str(module.__file__) for module in modules_of_program()}):
+    """Of the modules whose functions run now, and of those whose names these use."""
+    used = set[str]()
+    for frame in frames_of_program():
+        used.add(str(frame.f_globals.get("__name__")))
+        for value in list(frame.f_globals.values()):
+            name = value.__name__ if type(value) is ModuleType else getattr(value, "__module__", None)
+            used.add(name if isinstance(name, str) else "")
+    for file in sorted({str(module.__file__) for module in modules_of_program() if module.__name__ in used}):
         path = Path(file)
         if path.is_file() and path.stat().st_size <= _MAX_BYTES:
             yield path

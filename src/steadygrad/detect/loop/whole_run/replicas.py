@@ -157,6 +157,8 @@ def _siblings(model: nn.Module) -> Iterator[_Group]:
             continue
         kinds: dict[Any, list[tuple[str, nn.Module]]] = {}
         for child, module in parent.named_children():
+            if not all(map(describable, module.parameters())):
+                continue  # some have no values yet
             shapes = tuple((key, each.shape) for key, each in module.named_parameters())
             if any(len(shape) > 1 for _, shape in shapes):
                 kinds.setdefault((type(module), shapes), []).append((f"{name}.{child}" if name else child, module))

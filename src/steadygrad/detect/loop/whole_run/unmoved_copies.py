@@ -19,8 +19,9 @@ from ...tensors.readable_tensors import describable
 from ..program_frames import frames_of_program, variables_of
 from .average_lines import averages_thrown_away, modules_of_program
 
-AT = (12, 100)
-"""Updates at which copies are looked for, in a walk over all objects of the process."""
+AT = (4, 12, 100)
+"""Updates at which copies are looked for, in a walk over all objects of the process. At the first it is only noted how
+often each was written to: as it was made, a tensor may have been written to many times."""
 _WEIGHTS, _NUMBERS = 4, 16
 _WRITTEN = 0.5
 """A copy was written at so many of the updates."""
@@ -33,13 +34,17 @@ class UnmovedCopies:
         self._first: dict[str, Tensor] = {}
         self._places: dict[str, int] = {}
         self._shapes: list[torch.Size] = []
+        self._versions: dict[int, int] = {}
+        self._looked_at = 0
 
     @torch.no_grad()
     def before_first_update(self, model: nn.Module) -> None:
         """Copy a few numbers. Does not wait for a device."""
         named = dict(model.named_parameters())
+        if not all(map(describable, named.values())):
+            return  # some have no values yet
         self._shapes = [parameter.shape for parameter in named.values()]
-        trained = [name for name, each in named.items() if each.requires_grad and describable(each) and each.dim() > 1]
+        trained = [name for name, each in named.items() if each.requires_grad and each.dim() > 1]
         for name in trained[:: max(1, len(trained) // _WEIGHTS)][:_WEIGHTS]:
             self._first[name] = _some(named[name]).clone()
             self._places[name] = list(named).index(name)
@@ -52,17 +57,20 @@ class UnmovedCopies:
             return ""
         if not self._all_moved(dict(model.named_parameters())):
             return ""
-        unmoved, written = 0, 0
+        unmoved, written, versions, since = 0, 0, dict[int, int](), updates - self._looked_at
+        before, self._versions, self._looked_at = self._versions, versions, updates
         for copy in self._copies(model):
             if any(not torch.equal(_some(copy[name]), first) for name, first in self._first.items()):
                 return ""  # there is one that follows, or a state of a later time
             unmoved += 1
-            written = max(written, min(copy[name]._version for name in self._first))
-        if not unmoved:
+            versions.update((id(copy[name]), copy[name]._version) for name in self._first)
+            known = all(id(copy[name]) in before for name in self._first)
+            written = max(written, min(copy[n]._version - before[id(copy[n])] for n in self._first) if known else 0)
+        if not unmoved or updates <= AT[0]:
             return ""
         still = f"a copy of the weights is after {updates} updates what it was before the first"
-        if written > _WRITTEN * updates:
-            return f"{still}, though it was written {written} times"
+        if written > _WRITTEN * since:
+            return f"{still}, though it was written {written} times in the last {since}"
         line = averages_thrown_away()
         return f"{still}, and {line} computes an average of weights that is kept nowhere" if line else ""
 

@@ -289,7 +289,7 @@ class GoodStates:
         """The steps to which all ranks can go back if the weights, moments or buffers are bad, or where a streak of bad
         steps is due for it and shows them to be of no use: else nothing helps."""
         bad = reading.bad_parameters or reading.bad_state or reading.bad_buffers
-        ledger = loop.log.ledger
+        self._usual, ledger = [], loop.log.ledger
         due = (ledger.streak + 1, Action.ROLLBACK) in self._watch.policy.escalation and not reading.bad_inputs
         if reading.undone or not (bad or (due and self._watch.alone and not ledger.raises_rate)):
             return []

@@ -25,6 +25,7 @@ from ..records import Action, Decision, Finding, Reading, Severity
 from .escalation import (
     APPLIED,
     OVERFLOWED,
+    RATE_RAMP,
     SKIPPED,
     Ledger,
     climb,
@@ -220,7 +221,7 @@ def _halt(
 def _streak_limit(policy: Policy, ledger: Ledger) -> int:
     """How many bad steps in a row halt: more where the program has not made a good update yet, or drives its own
     learning rate up, as a warm-up and a search for the largest rate do."""
-    replayable = not ledger.applied or ledger.raises_rate
+    replayable = not ledger.applied or ledger.rate_rises >= RATE_RAMP
     return policy.skip_streak_halt * (policy.start_patience if replayable else 1)
 
 

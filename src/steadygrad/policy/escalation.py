@@ -20,7 +20,7 @@ from .presets import Capabilities, Policy
 
 APPLIED, SKIPPED, OVERFLOWED = "a", "s", "o"
 _MAX_BACKOFF = 5
-_RAMP = 8
+RATE_RAMP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Ledger:
     def raises_rate(self) -> bool:
         """Whether the program drives its learning rate up from update to update, as a warm-up and a search for the
         largest one do: the end of a search is bad on purpose."""
-        return self.rate_rises >= _RAMP
+        return self.rate_rises >= RATE_RAMP
 
     @property
     def rung(self) -> int:

@@ -85,8 +85,9 @@ class UnmovedCopies:
         """Other tensors of the process, by the names of the model's weights that are compared."""
         own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters() if describable(parameter)}
         for module in living(nn.Module):
-            inside = module._modules.get("module")
-            if module is not model and inside is not model and len(module._modules) <= 4096:
+            parts: Any = getattr(module, "_modules", None)  # a scripted module's has no `get`; one half made has none
+            around = parts and "module" in parts and parts["module"] is model
+            if module is not model and parts is not None and not around and len(parts) <= 4096:
                 yield from self._fitting(dict(module.named_parameters()), own)
         for held in held_by_program():
             if isinstance(held, dict):

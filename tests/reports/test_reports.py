@@ -22,6 +22,7 @@ from steadygrad.records.checks.checkup import Level
 
 PROGRAMS = Path(__file__).parent / "programs"
 STEADY = [sys.executable, "-m", "steadygrad.commands"]
+LONG = pytest.mark.slow  # the rows of docs/reports.md run the same programs
 
 
 def line_of(program: str, text: str) -> int:
@@ -139,9 +140,9 @@ def test_the_repaired_loops_are_checked_and_have_no_finding(program: str) -> Non
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("latents/zero_and_go_on.py", "15 of 16 updates applied, 1 refused (step 5)"),
+        pytest.param("latents/zero_and_go_on.py", "15 of 16 updates applied, 1 refused (step 5)", marks=LONG),
         ("latents/repaired.py", "15 updates, none refused, 1 skipped by the program"),
-        ("latents/norm_only.py", "15 updates, none refused, 1 skipped by the program"),
+        pytest.param("latents/norm_only.py", "15 updates, none refused, 1 skipped by the program", marks=LONG),
     ],
 )
 def test_the_empty_mask_is_diagnosed_in_every_form_of_the_loop(tmp_path: Path, program: str, words: str) -> None:
@@ -189,12 +190,12 @@ def test_equal_rewards_are_refused_with_line_and_cause(tmp_path: Path) -> None:
     ("factory", "code", "words"),
     [
         ("half_model/make.py:make", 1, "likely cause (PF105): eps=1e-08 is 0 in float16"),
-        ("half_model/make.py:repaired", 0, "fit in fp32"),
-        ("distillation/make.py:make", 1, "became non-finite in step 10, from a loss of nan"),
-        ("distillation/make.py:healthy", 0, "fit in fp32"),
+        pytest.param("half_model/make.py:repaired", 0, "fit in fp32", marks=LONG),
+        pytest.param("distillation/make.py:make", 1, "became non-finite in step 10, from a loss of nan", marks=LONG),
+        pytest.param("distillation/make.py:healthy", 0, "fit in fp32", marks=LONG),
         ("latents/make.py:make", 1, "became non-finite in step 6, from a loss of nan"),
-        ("latents/make.py:healthy", 0, "fit in fp32"),
-        ("policy/make.py:make", 1, "became non-finite in step 6, from a loss of nan"),
+        pytest.param("latents/make.py:healthy", 0, "fit in fp32", marks=LONG),
+        pytest.param("policy/make.py:make", 1, "became non-finite in step 6, from a loss of nan", marks=LONG),
         ("policy/make.py:healthy", 0, "fit in fp32"),
     ],
 )
@@ -210,10 +211,12 @@ def test_the_self_test_tells_the_failing_set_up_from_the_healthy_one(factory: st
 @pytest.mark.parametrize(
     ("program", "rate"),
     [
-        ("distillation/train.py", "93.8 % of 16 steps were applied; 1 were skipped by the program"),
-        ("latents/zero_and_go_on.py", "93.8 % of 16 steps were applied"),
+        pytest.param(
+            "distillation/train.py", "93.8 % of 16 steps were applied; 1 were skipped by the program", marks=LONG
+        ),
+        pytest.param("latents/zero_and_go_on.py", "93.8 % of 16 steps were applied", marks=LONG),
         ("latents/repaired.py", "93.8 % of 16 steps were applied; 1 were skipped by the program"),
-        ("policy/train.py", "91.7 % of 12 steps were applied"),
+        pytest.param("policy/train.py", "91.7 % of 12 steps were applied", marks=LONG),
     ],
 )
 def test_verify_counts_the_bad_batch_however_the_loop_dealt_with_it(tmp_path: Path, program: str, rate: str) -> None:

@@ -149,6 +149,9 @@ def undiagnosed(
     return device.peak, model, used
 
 
+LONG = [pytest.param(middle, marks=pytest.mark.slow) for middle in (Rooted, ByHand)]
+
+
 # -- healthy runs
 
 
@@ -172,7 +175,7 @@ def test_with_memory_to_spare_nothing_goes_to_the_host(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("sizes", [{"rows": 1024, "width": 64}, {"rows": 64, "width": 128}], ids=["rows", "weights"])
-@pytest.mark.parametrize("middle", [Divided, Rooted, ByHand])
+@pytest.mark.parametrize("middle", [Divided, *LONG])
 def test_with_five_percent_free_at_the_peak_the_answer_is_the_usual_one(
     monkeypatch: pytest.MonkeyPatch, middle: type[nn.Module], sizes: dict[str, int]
 ) -> None:
@@ -190,7 +193,7 @@ def test_with_five_percent_free_at_the_peak_the_answer_is_the_usual_one(
     assert same_bits(model, expected)
 
 
-@pytest.mark.parametrize("middle", [Divided, Rooted, ByHand])
+@pytest.mark.parametrize("middle", [Divided, *LONG])
 def test_with_five_percent_free_when_the_diagnosis_begins_the_origin_is_named(
     monkeypatch: pytest.MonkeyPatch, middle: type[nn.Module]
 ) -> None:
@@ -208,7 +211,7 @@ def test_with_five_percent_free_when_the_diagnosis_begins_the_origin_is_named(
     assert same_bits(model, expected)
 
 
-@pytest.mark.parametrize("middle", [Divided, Rooted, ByHand, Masked])
+@pytest.mark.parametrize("middle", [Divided, *LONG, pytest.param(Masked, marks=pytest.mark.slow)])
 def test_half_of_what_a_step_takes_suffices_with_its_tensors_on_the_host(
     monkeypatch: pytest.MonkeyPatch, middle: type[nn.Module]
 ) -> None:
@@ -293,6 +296,7 @@ def test_a_shortage_is_known_before_anything_is_taken(monkeypatch: pytest.Monkey
 # -- parts of a batch
 
 
+@pytest.mark.slow
 def test_rows_that_fail_only_together_are_not_blamed_by_a_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many rows are a failure here, and so are too few, of whatever batch."""
 

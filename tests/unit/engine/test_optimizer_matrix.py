@@ -116,8 +116,14 @@ def modes(form: str) -> tuple[str, ...]:
     return ("now", "late") if form == "fused" else ("now",)
 
 
+def skip_what_differs_by_itself(kind: str, form: str, name: str) -> None:
+    if (form, name) == ("fused", "bf16") and "momentum" in KINDS[kind][1] and kind.startswith("sgd"):
+        pytest.skip("torch's fused SGD with bf16 momentum on a CPU: a plain run does not equal itself")
+
+
 @pytest.mark.parametrize(("kind", "form", "name"), COMBINATIONS, ids=["-".join(c) for c in COMBINATIONS])
 def test_a_refused_step_leaves_no_bit_changed(kind: str, form: str, name: str) -> None:
+    skip_what_differs_by_itself(kind, form, name)
     dtype, make = DTYPES[name], maker(kind, form)
     good = data(4, dtype)
     bad = good[0].clone()
@@ -141,8 +147,7 @@ def test_a_refused_step_leaves_no_bit_changed(kind: str, form: str, name: str) -
 
 @pytest.mark.parametrize(("kind", "form", "name"), COMBINATIONS, ids=["-".join(c) for c in COMBINATIONS])
 def test_a_run_with_a_bad_batch_ends_as_one_without_it(kind: str, form: str, name: str) -> None:
-    if (form, name) == ("fused", "bf16") and "momentum" in KINDS[kind][1] and kind.startswith("sgd"):
-        pytest.skip("torch's fused SGD with bf16 momentum on a CPU: a plain run does not equal itself")
+    skip_what_differs_by_itself(kind, form, name)
     dtype, make = DTYPES[name], maker(kind, form)
     good = data(5, dtype)
     expected = bits(*plainly(make, good, dtype))

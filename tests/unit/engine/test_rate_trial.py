@@ -61,7 +61,7 @@ TOO_HIGH = {"sgd": (torch.optim.SGD, 0.05, 100.0), "adam": (torch.optim.Adam, 3e
             "rmsprop": (torch.optim.RMSprop, 1e-3, 1000.0)}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOO_HIGH)
+@pytest.mark.parametrize("name", ["sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "rmsprop"))])
 def test_a_rate_far_too_high_ends_near_a_rate_that_works(name: str) -> None:
     optimizer, rate, times = TOO_HIGH[name]
     healthy, _ = train(optimizer, rate)
@@ -90,6 +90,7 @@ def test_a_bad_shard_is_left_out_and_the_rate_stays() -> None:
     assert "16 batches left out" in guard.incidents[-1].decision.reason  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_rate_is_raised_again_once_a_trial_shows_that_more_holds(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -228,7 +229,7 @@ def test_rates_that_do_not_fall_are_refused(rates: tuple[float, ...]) -> None:
         sg.Policy.named("balanced").but(trial_rates=rates)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_follows_a_trial_is_the_training_with_that_rate_from_the_start(accumulate: int) -> None:
     def model_after(lr: float) -> tuple[nn.Module, sg.Guard]:
         model = network(normed=True)
@@ -269,6 +270,7 @@ def test_what_the_program_prints_and_counts_is_neither_heard_nor_kept_during_a_t
         assert model.calls == 30
 
 
+@pytest.mark.slow
 def test_after_trials_in_vain_it_is_looked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     from steadygrad.engine.recovery.divergence.rate_trial import RateTrial
 

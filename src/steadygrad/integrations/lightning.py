@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..engine.fault_barrier import boundary
 from ..records import Finding, Incident
 from ..records.errors import UsageError
+from .loops.loader_samples import LoaderSamples
 from .loops.loop_guard import LoopGuard
 from .loops.patch_barrier import report, undo_all
 from .loops.patching import Patches, wrap_method
@@ -44,6 +45,7 @@ class LightningGuard(Callback):
         self._trainer, self._options, self._log_metrics = trainer, options, log_metrics
         self._guard: LoopGuard | OptimizerGuard | None = None
         self._undo: list[Callable[[], Any]] = []
+        self._samples: LoaderSamples | None = None
         self._batch: dict[str, Any] | None = None
         self._output: Any = None
         self._in_update = False
@@ -90,11 +92,20 @@ class LightningGuard(Callback):
     # -- Lightning's hooks
 
     @boundary
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The loaders draw their first samples before training starts."""
+        self._let_go()
+        self._samples = LoaderSamples(report) if self._options.get("batch_key") is None else None
+
+    @boundary
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Optimizers, schedules and precision exist now."""
+        samples, self._samples = self._samples, None
         self._let_go()
         _refuse_strategy(trainer)
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+            if samples is not None:
+                samples.close()
             chosen = {key: value for key, value in self._options.items() if key in _FOR_OPTIMIZERS}
             logger.warning(
                 "with manual optimization each optimizer is guarded on its own: bad updates are refused and journaled, "
@@ -112,11 +123,13 @@ class LightningGuard(Callback):
             accumulate=trainer.accumulate_grad_batches,
             max_grad_norm=_clips_to(trainer),
             precision_shown=str(trainer.precision),
+            samples=samples,
             **self._options,
         )
         guard.preserve(pl_module)
         failed = guard.failed
         self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step, failed))
+        self._undo.append(wrap_method(trainer.strategy, "batch_to_device", self._to_device, failed))
         self._undo.append(wrap_method(trainer.fit_loop.epoch_loop, "_update_learning_rates", self._schedule, failed))
         self._undo.append(wrap_method(trainer, "save_checkpoint", self._save, failed))
         scaler = guard.scaler
@@ -228,6 +241,12 @@ class LightningGuard(Callback):
             return None
         return original(interval=interval, **kwargs)
 
+    def _to_device(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        moved = original(batch, *args, **kwargs)
+        if isinstance(self._guard, LoopGuard):
+            self._guard.batch_moved(batch, moved)
+        return moved
+
     def _save(self, original: Callable[..., Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._guard, LoopGuard) and (bad := self._guard.poisoned()):
             logger.warning(
@@ -260,6 +279,8 @@ class LightningGuard(Callback):
     @boundary
     def _let_go(self) -> None:
         undo_all(self._undo, self.failed)
+        if self._samples is not None:
+            self._samples.close()
         if self._guard is not None:
             self._guard.close()
 

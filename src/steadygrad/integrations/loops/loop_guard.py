@@ -30,6 +30,7 @@ from ...engine.step.step_row import Row
 from ...records import Finding, Incident, Outcome
 from ..build import build_loop
 from ..guard import check_model
+from .loader_samples import LoaderSamples
 from .patch_barrier import barred
 from .repeatable_model_calls import NOT_HEARD
 
@@ -45,6 +46,7 @@ class LoopGuard:
         accumulate: what the loop divides a micro-batch's loss by before backward. May be changed between windows.
         max_grad_norm: what the loop clips to. The loop clips; this is for batches that are run again.
         scheduler, scaler: the loop's own; it goes on stepping the schedule itself, where `landed` is true.
+        samples: what its loaders have drawn, where they were listened to before; by default from now on.
 
     The other options are those of `sg.Guard`.
     """
@@ -56,6 +58,7 @@ class LoopGuard:
         loss_fn: Callable[[nn.Module, Any], Any],
         *,
         precision_shown: str = "the loop's own",
+        samples: LoaderSamples | None = None,
         **options: Unpack[GuardOptions],
     ) -> None:
         check_model(model, loss_fn)
@@ -65,6 +68,10 @@ class LoopGuard:
         self.optimizers = validate.as_optimizers(optimizers, monitor=not self.policy.acts)
         self._engine = build_loop(model, self.optimizers, loss_fn, config)
         self._name_of = validate.batch_namer(config.batch_key, self._engine.barrier)
+        self._samples = samples
+        if config.batch_key is None:
+            self._samples = samples or LoaderSamples(functools.partial(self._engine.barrier.note, "batches"))
+            self._name_of = self._by_samples
         self._entry: Entry | None = None
         self._measured: tuple[Gradients | None, Row] | None = None
         self._closed = self._broken = False
@@ -92,6 +99,12 @@ class LoopGuard:
     def preserve(self, *objects: Any) -> None:
         """Attributes of these objects are as before after every replay: a trainer, a module of a framework."""
         self._engine.preserve(objects)
+
+    def batch_moved(self, before: Any, after: Any) -> None:
+        """The loop made `after` of a batch of its loader when it moved it to a device. Does not sync."""
+        if self._samples is not None:
+            with self._engine.barrier("batches", None):
+                self._samples.moved(before, after)
 
     def clips_to(self, max_grad_norm: float | None) -> None:
         """What the loop clips to, where that is known only once it does."""
@@ -280,7 +293,8 @@ class LoopGuard:
                 self._final_state = self._engine.recovery.final_state()
                 self._engine.log.journal.event("final_state", state=self._final_state)
             release = functools.partial(validate.release, self.optimizers)
-            for let_go in (release, self._engine.release, self._engine.log.close):
+            listened = (self._samples.close,) if self._samples is not None else ()
+            for let_go in (*listened, release, self._engine.release, self._engine.log.close):
                 with self._engine.barrier("closing", None):
                     let_go()
 
@@ -291,6 +305,12 @@ class LoopGuard:
         self.close()
 
     # -- small things
+
+    def _by_samples(self, batch: Any, count: int) -> str:
+        with self._engine.barrier("batches", str(count)) as answer:
+            assert self._samples is not None
+            answer.value = self._samples.name(batch, count)
+        return answer.value
 
     def _idle(self) -> bool:
         return self._closed or self._broken or self.busy

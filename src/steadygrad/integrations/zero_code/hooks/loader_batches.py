@@ -28,13 +28,11 @@ from ....detect.tensors.readable_tensors import describable, has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of
 from ....records import Diagnosis
 from ...loops.data_origin import LoaderSource
+from ...loops.loader_samples import fingerprint, heads, samples_in_words
 from .tensor_batches import SourceTensors, rows_of_view
 
 _RING = 64
 _KEPT = 2
-_SAMPLED = 64
-_SHOWN = 64
-_ROW_HEAD = 4
 _QUEUE = "_steadygrad_drawn"
 _GIVEN = "_steadygrad_given"
 _REPEATS = 3
@@ -60,6 +58,11 @@ class FoundSamples:
 
     indices: tuple[Any, ...]
     how: str
+
+    @property
+    def name(self) -> str:
+        """How a batch of these is called in the journal."""
+        return samples_in_words(self.indices)
 
 
 @dataclass(slots=True)
@@ -207,13 +210,13 @@ class LoaderBatches:
     def source_of(self, key: str | None) -> LoaderSource | None:
         """What made the batch of this name."""
         named = (each for each in reversed(self.ring) if each.indices)
-        return next((each.source for each in named if sample_key(FoundSamples(each.indices, "")) == key), None)
+        return next((each.source for each in named if samples_in_words(each.indices) == key), None)
 
     def name(self, arguments: Any) -> str:
         """How a batch is called: by its samples where a loader showed them, else by its number from 0."""
         found = self.find(arguments)
         if found is not None:
-            return sample_key(found)
+            return found.name
         tensors = _dense(arguments)
         handed, _ = self._match(tensors)
         handed = handed or self._in_order
@@ -272,37 +275,6 @@ def _dense(arguments: Any) -> list[Tensor]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
-    """A few numbers spread over a tensor on the host, with its size and kind; the shape may have changed since."""
-    array = _array(tensor)
-    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat  # no copy of all of it
-    step = max(1, array.size // _SAMPLED)
-    return tensor.dtype, array.size, flat[: step * _SAMPLED : step].tobytes()
-
-
-def heads(tensor: Tensor) -> tuple[Any, ...]:
-    """The first numbers of every row."""
-    rows = _array(tensor)[:_SAMPLED]
-    while rows.ndim > 2:
-        rows = rows[:, 0]
-    return tensor.dtype, tensor.shape[0], (rows[:, :_ROW_HEAD] if rows.ndim == 2 else rows).tobytes()
-
-
-def _array(tensor: Tensor) -> Any:
-    """The same memory as an array of numpy, whose small operations take a fraction of the time of torch's."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    try:
-        return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    except TypeError:  # a type that numpy does not have
-        return tensor.contiguous().view(torch.uint8).numpy()
-
-
-def sample_key(found: FoundSamples) -> str:
-    """The samples of a batch in words."""
-    shown = ", ".join(str(index) for index in found.indices[:_SHOWN])
-    return f"samples {shown}{', ...' if len(found.indices) > _SHOWN else ''}"
 
 
 def with_samples(diagnosis: Diagnosis, found: FoundSamples) -> Diagnosis:

@@ -32,11 +32,10 @@ from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
 from ...loops.data_origin import MadeBad, origin_in_loader
-from ...loops.update_origin import origin_of_rate, with_line_of_update
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, outputs_in
 from ..hooks.find_models import runs_alone
-from ..hooks.loader_batches import FoundSamples, bad_rows_of, sample_key, with_samples
+from ..hooks.loader_batches import FoundSamples, bad_rows_of, with_samples
 from ..look_budget import LookBudget
 from ..spoiled_weights import LINES_AFTER, kept_weights, spoiled_weights
 from .loop_lines import LoopPass
@@ -45,6 +44,7 @@ from .model_call_step import ModelCallStep, own_loss, rows_of_call
 from .rank_messages import RankMessages, on_its_own
 from .rerunnable_parts import RerunnableParts
 from .step_tracing import TRACED_STEPS, StepTracing, outside
+from .update_origin import origin_of_rate, with_line_of_update
 
 if TYPE_CHECKING:
     from ..process_loop import ProcessLoop
@@ -130,7 +130,7 @@ class RefusalExaminer:
     @property
     def batch_key(self) -> str | None:
         """How the batch is called in the journal: by its samples where a loader showed them."""
-        return None if self.found is None else sample_key(self.found)
+        return None if self.found is None else self.found.name
 
     # -- why
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ...detect.loop.program_frames import frames_of_program
-from ...records import Diagnosis
-from .data_origin import MadeBad, origin_in
+from ....detect.loop.program_frames import frames_of_program
+from ....records import Diagnosis
+from ...loops.data_origin import MadeBad, origin_in
 
 _BY_SCHEDULE = "the schedule was asked once more: this line of the program makes the learning rate non-finite"
 

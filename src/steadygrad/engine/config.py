@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypedDict
+
+from torch.optim import Optimizer
 
 from ..policy import PRESETS, Policy
 from ..records.errors import UsageError
@@ -101,8 +104,7 @@ class GuardConfig:
     def of(cls, options: Mapping[str, Any], **fixed: Any) -> GuardConfig:
         """The configuration of these keyword arguments; one clear sentence for a name or a value that cannot work."""
         known = {entry.name for entry in fields(cls)} - {"outside", "precision_shown"}
-        if unknown := sorted(set(options) - known):
-            raise UsageError(f"There is no option {', '.join(unknown)}. The options are: {', '.join(sorted(known))}.")
+        check_options(options, known)
         chosen = {**options, **fixed}
         if "policy" in chosen:
             chosen["policy"] = Policy.named(chosen["policy"])
@@ -127,6 +129,7 @@ class GuardConfig:
         _one_of("snapshots", self.snapshots, ("auto", "host", "device", "off"))
         _one_of("diagnose", self.diagnose, ("auto", "origin", "off"))
         _one_of("capsule", self.capsule, ("keep", "redact", "off"))
+        check_scheduler(self.scheduler)
         if any(kind.__name__ == "ReduceLROnPlateau" for kind in type(self.scheduler).__mro__) and not self.outside:
             raise UsageError(
                 "ReduceLROnPlateau needs a validation metric, so the guard cannot step it. "
@@ -172,3 +175,22 @@ def _share(value: Any) -> float:
 def _one_of(name: str, value: Any, choices: Any) -> None:
     if value not in choices:
         raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """One sentence for a name that is none of an option."""
+    if unknown := sorted(set(options) - set(known)):
+        near = get_close_matches(unknown[0], known, n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"There is no option {', '.join(unknown)}.{meant} The options are: {', '.join(sorted(known))}."
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """One sentence for something that is no schedule."""
+    if scheduler is not None and (isinstance(scheduler, Optimizer) or not callable(getattr(scheduler, "step", None))):
+        raise UsageError(
+            f"scheduler is a {type(scheduler).__name__}, not a learning-rate schedule. Give an object of "
+            "torch.optim.lr_scheduler, or leave it out."
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, overload
 
 from ..records.errors import UsageError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .handle import GuardHandle
     from .optimizer.optimizer_guard import OptimizerGuard
 
+logger = logging.getLogger("steadygrad")
 # A class that the target is or descends from, and who looks after it. Told by name, so that nothing is imported that
 # the user has not imported already.
 _OWNERS = (
@@ -77,11 +80,30 @@ def attach(target: Any, **options: Any) -> Any:
 
     targets = list(target) if isinstance(target, list | tuple) else [target]
     if targets and all(isinstance(each, Optimizer) for each in targets):
+        from ..engine.config import check_options, check_scheduler
         from .optimizer.optimizer_guard import OptimizerGuard
 
+        check_options(options, set(signature(OptimizerGuard).parameters) - {"optimizers"})
+        check_scheduler(options.get("scheduler"))
+        _check_model(targets, options.get("model"))
         return OptimizerGuard(targets, **options)
     raise UsageError(
         f"sg.attach does not know what to do with a {type(target).__name__}. It takes a transformers or Lightning "
         "Trainer, an Accelerator, a torch.optim.Optimizer or a list of them; for a loop of your own, "
         "sg.Guard(model, optimizer, loss_fn) does more."
     )
+
+
+def _check_model(optimizers: Sequence[Optimizer], model: Any) -> None:
+    """Say so where the model is not the one that is trained: its names and its state are of no use then."""
+    if model is None:
+        return
+    if not callable(getattr(model, "parameters", None)):
+        raise UsageError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+    own = set(map(id, model.parameters()))
+    if not any(id(p) in own for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
+        logger.warning(
+            "sg.attach(optimizer, model=model): none of the optimizer's parameters belongs to this %s, so tensors are "
+            "called by their numbers, and what its forward changes is not restored. Give the model that is trained.",
+            type(model).__name__,
+        )

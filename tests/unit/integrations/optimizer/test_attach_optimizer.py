@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from specimens import SKIP_ONLY, Setup, batches, differing, run_plain, setup, state_of
-from torch import Tensor
+from torch import Tensor, nn
 
 import steadygrad as sg
 from steadygrad.records import Finding, Severity
@@ -250,3 +250,26 @@ def test_whoever_asked_is_notified_of_an_incident() -> None:
             it.optimizer.step()
     assert [each["incident"]["first_step"] for each in told] == [3]
     assert guard.summary()["guard_faults"] == {}
+
+
+def test_an_option_that_is_none_is_named_with_the_one_that_was_meant() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(sg.UsageError, match=r"There is no option modell\. Did you mean model\? The options are: "):
+        sg.attach(optimizer, modell=model)
+    with pytest.raises(sg.UsageError, match="scheduler is a SGD, not a learning-rate schedule"):
+        sg.attach(optimizer, model=model, scheduler=optimizer)
+    with pytest.raises(sg.UsageError, match=r"model is a Tensor, not a torch\.nn\.Module"):
+        sg.attach(optimizer, model=torch.ones(3))
+    with sg.attach(optimizer, model=model) as guard:  # nothing was left behind
+        assert guard.summary()["applied"] == 0
+
+
+def test_a_model_that_is_not_the_one_trained_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    trained, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    with sg.attach(torch.optim.SGD(trained.parameters(), lr=0.1), model=trained):
+        pass
+    assert "belongs to this" not in caplog.text
+    with sg.attach(torch.optim.SGD(trained.parameters(), lr=0.1), model=other):
+        pass
+    assert "none of the optimizer's parameters belongs to this Linear" in caplog.text

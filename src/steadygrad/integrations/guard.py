@@ -179,6 +179,9 @@ class Guard:
         loop, barrier = self._loop, self._loop.barrier
         try:
             self.settle()
+            if waiting := len(loop.window):
+                what = f"{waiting} of {loop.program.accumulate} micro-batches of an update were there when the guard was closed"
+                loop.log.show_once(f"{what}; that update was not made")
             loop.diagnoses.finish()
             with barrier("final_state", None):
                 self._final_state = loop.recovery.final_state()

@@ -249,6 +249,19 @@ def test_an_accumulating_outcome_is_neither_applied_nor_skipped(window: int) -> 
     assert not any(o.skipped for o in outcomes)
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_micro_batches_that_are_left_when_the_guard_is_closed_are_told(
+    left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = make()
+    with make_guard(model, optimizer, loss_fn, accumulate=3) as guard:
+        for batch in batches(6 + left):
+            guard.step(batch)
+    assert guard.summary()["applied"] == 2
+    told = "2 of 3 micro-batches of an update were there when the guard was closed; that update was not made"
+    assert (told in caplog.text) is (left > 0)
+
+
 # -- observing
 
 

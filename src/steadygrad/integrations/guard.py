@@ -180,8 +180,8 @@ class Guard:
         try:
             self.settle()
             if waiting := len(loop.window):
-                what = f"{waiting} of {loop.program.accumulate} micro-batches of an update were there when the guard was closed"
-                loop.log.show_once(f"{what}; that update was not made")
+                there = f"{waiting} of {loop.program.accumulate} micro-batches of an update were there"
+                loop.log.show_once(f"{there} when the guard was closed; that update was not made")
             loop.diagnoses.finish()
             with barrier("final_state", None):
                 self._final_state = loop.recovery.final_state()

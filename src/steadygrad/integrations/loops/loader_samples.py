@@ -9,6 +9,7 @@ device. Never by their order, and on a device never by their values, which would
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections import deque
@@ -53,6 +54,8 @@ class LoaderSamples:
     def __init__(self, failed: Failed | None = None) -> None:
         self._drawn: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._ring: deque[_Given] = deque(maxlen=_RING)
+        self._copies = False
+        """Whether a batch that was trained on was a copy: then the next ones are known by their values."""
         self._patches = Patches(failed)
         kind = dataloader._BaseDataLoaderIter
         self._patches.around(kind, "__init__", self._begins)
@@ -70,20 +73,22 @@ class LoaderSamples:
 
     def name(self, batch: Any, count: int) -> str:
         """How a batch is called: by its samples, else by counting. Does not sync."""
-        tensors = _strided(batch)
+        tensors = _some_tensors(batch)
         given = next((each for each in reversed(self._ring) if each.has(tensors)), None)
-        if given is None and tensors and all(tensor.device.type == "cpu" for tensor in tensors):
-            prints = {fingerprint(tensor) for tensor in tensors}
+        if given is None and self._ring:
+            prints = _prints(tensors)
+            self._copies = self._copies or bool(prints)
             alike = [each for each in self._ring if prints & each.prints]
             given = alike[0] if len(alike) == 1 else None
         return samples_in_words(given.indices) if given is not None else str(count)
 
     def moved(self, before: Any, after: Any) -> None:
         """A framework made `after` of a batch: it is recognised by these tensors as well."""
-        tensors = _strided(before)
+        tensors = _some_tensors(before)
         given = next((each for each in reversed(self._ring) if each.has(tensors)), None)
-        if given is not None:
-            given.tensors += [weakref.ref(tensor) for tensor in _strided(after)]
+        others = _some_tensors(after) if given is not None else []
+        if given is not None and not any(map(operator.is_, tensors, others)):
+            given.tensors += [weakref.ref(tensor) for tensor in others]
 
     # -- what the loaders do
 
@@ -107,10 +112,9 @@ class LoaderSamples:
         indices = tuple(drawn) if isinstance(drawn, list | tuple) else (drawn,)
         # An iterable data set draws no indices; workers may hand out in the order in which they finish.
         known = all(index is not None for index in indices) and getattr(iterator, "_in_order", True) is not False
-        tensors = _strided(batch) if known and indices else []
+        tensors = _some_tensors(batch) if known and indices else []
         if tensors:
-            on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-            prints = frozenset(fingerprint(tensor) for tensor in on_host)
+            prints = _prints(tensors) if self._copies else frozenset()
             self._ring.append(_Given(indices, [weakref.ref(tensor) for tensor in tensors], prints))
         return batch
 
@@ -121,10 +125,14 @@ class LoaderSamples:
         return after
 
 
-def _strided(batch: Any) -> list[Tensor]:
-    """The first tensors of a batch that lie in memory."""
-    found = (tensor for tensor in tensors_in(batch) if describable(tensor))
-    return [tensor for tensor in found if tensor.layout is torch.strided and tensor.numel()][:_MOST_TENSORS]
+def _some_tensors(batch: Any) -> list[Tensor]:
+    return tensors_in(batch)[:_MOST_TENSORS]
+
+
+def _prints(tensors: Sequence[Tensor]) -> frozenset[Any]:
+    """What is compared of those that lie in memory of the host."""
+    on_host = (tensor for tensor in tensors if tensor.device.type == "cpu" and describable(tensor))
+    return frozenset(fingerprint(tensor) for tensor in on_host if tensor.layout is torch.strided and tensor.numel())
 
 
 def fingerprint(tensor: Tensor) -> tuple[Any, ...]:

@@ -227,3 +227,12 @@ def test_loaders_are_as_before_and_the_same_numbers_are_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), after_plain)
     listening.close()
     assert [vars(dataloader._BaseDataLoaderIter)[name] for name in PATCHED] == before
+
+
+def test_batches_that_are_copied_on_the_host_are_known_from_the_second_on(samples: LoaderSamples) -> None:
+    names = []
+    for number, (inputs, _) in enumerate(DataLoader(points(broken=False), 4)):
+        copied = inputs.clone()
+        del inputs
+        names.append(samples.name(copied, number))
+    assert names[:3] == ["0", "samples 4, 5, 6, 7", "samples 8, 9, 10, 11"]

@@ -351,3 +351,28 @@ def test_a_benchmark_does_not_learn(tmp_path: Path) -> None:
     text = "import torch\nwith torch.autocast('cuda'):\n    loss = model(x).sum()\n    loss.backward()\n"
     assert doctor_files([written(tmp_path, "benchmark.py", text)]).advice == ()
     assert [each.code for each in doctor_files([written(tmp_path, "train.py", text)]).advice] == ["PF107"]
+
+
+RATES = [{"epoch": 0.25, "learning_rate": 0.3, "loss": float("inf"), "step": 4}, {"learning_rate": 0.2, "step": 8}]
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {"log_history": RATES, "num_train_epochs": 2, "train_batch_size": 8, "logging_steps": 500, "save_steps": 16},
+        {"history": [{"step": 1, "train_loss": 2.5, "lr": 0.3, "optimizer": "adamw"}], "epochs": 3},
+        {"epoch": 1, "loss": 0.5, "learning_rate": 0.3, "optimizer": "adamw", "batch_size": 8},
+    ],
+    ids=["the state of a trainer", "a history", "a line of a log"],
+)
+def test_what_a_run_recorded_is_not_taken_for_its_settings(tmp_path: Path, recorded: dict[str, object]) -> None:
+    path = written(tmp_path, "trainer_state.json", json.dumps(recorded, indent=1))
+    with pytest.raises(UsageError, match="no training was recognised"):
+        codes(path)
+
+
+def test_a_configuration_that_names_its_loss_is_one_still(tmp_path: Path) -> None:
+    chosen = {"loss": "l1", "step": 10, "optimizer": "adamw", "learning_rate": 0.3, "batch_size": 8, "epochs": 3}
+    found = read_target(written(tmp_path, "config.json", json.dumps(chosen, indent=1)))
+    assert isinstance(found, Settings)
+    assert found.number("learning_rate") == 0.3

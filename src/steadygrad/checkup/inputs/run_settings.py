@@ -289,8 +289,11 @@ def parts(key: str) -> list[str]:
 
 
 def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Nested mappings as paths of keys. Lists are values, except lists of mappings, whose members are looked into."""
+    """Nested mappings as paths of keys. Lists are values, except lists of mappings, whose members are looked into. What
+    a run has recorded is none of its settings."""
     if isinstance(data, Mapping):
+        if _is_recorded(data):
+            return {}
         found: dict[tuple[str, ...], Any] = {}
         for key, value in data.items():
             found |= flatten(value, (*path, *parts(str(key))))
@@ -301,6 +304,12 @@ def flatten(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
             found |= flatten(item, (*path, str(number)))
         return found
     return {path: data} if path else {}
+
+
+def _is_recorded(data: Mapping[Any, Any]) -> bool:
+    """Whether a run wrote this down as it went: the state of a trainer, or a line of its log."""
+    measured = isinstance(data.get("loss", data.get("train_loss")), int | float)
+    return "log_history" in data or (measured and any(key in data for key in ("step", "epoch", "iteration")))
 
 
 def from_script(script: Script) -> Iterator[Settings]:

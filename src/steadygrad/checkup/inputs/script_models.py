@@ -16,6 +16,8 @@ TRAINS = re.compile(
 )
 BORN_IN_BF16 = re.compile(r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|(^|[/_\-])glm-?\d", re.IGNORECASE)
 BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^glm", re.IGNORECASE)
+FREEZES_OR_COPIES = {"deepspeed", "DeepSpeedCPUAdam", "fsdp", "FSDP", "FullyShardedDataParallel", "requires_grad_"}
+"""Words of files in which half weights may have a float32 copy, or are frozen but for a part."""
 SEQUENCE_WORDS = {
     "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
     "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",
@@ -156,6 +158,13 @@ def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
             continue
         node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return False
+
+
+def may_keep_wide(script: Script) -> bool:
+    """Whether half weights may well be healthy here: a framework or the command line may bring a float32 copy of them,
+    or most of them are frozen."""
+    freezes = any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in script.nodes)
+    return freezes or bool(script.words & (FREEZES_OR_COPIES | {"HfArgumentParser"})) or script.imports("apex")
 
 
 def model_names(script: Script) -> set[str]:

@@ -16,8 +16,9 @@ What to do
     `torch.log_softmax(x, dim=-1)`, which subtracts before it exponentiates.
 
 Safety
-    Exact where the old form was finite, up to rounding. A note over a temperature of 4 and more, where nothing
-    underflows.
+    Exact where the old form was finite, up to rounding. A warning where the file itself fills the logits with -inf or
+    a number like -1e9, whose softmax is exactly zero; elsewhere a note, for the file does not show how far apart the
+    logits are.
 
 References
     https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2
@@ -26,18 +27,16 @@ References
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
 from ...inputs.gradient_paths import ends, is_trained_through
-from ...inputs.loss_expressions import bare
-from ...inputs.script import Script, default_of, written
+from ...inputs.loss_expressions import bare, is_masked_out
+from ...inputs.script import Script
 
 RULE = Rule("PF401", "log_of_softmax", "The logarithm of a softmax.")
-HIGH_TEMPERATURE = 4
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -48,25 +47,12 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, op.operand))
         if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
-            trained = is_trained_through(script, call) and not _is_flat(script, inner.operand)
-            level = Level.WARNING if trained else Level.NOTE
+            shown = is_masked_out(script, inner.operand) and is_trained_through(script, call)
+            level = Level.WARNING if shown else Level.NOTE
             yield at(
                 RULE, level, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
             )  # fmt: skip
-
-
-def _is_flat(script: Script, logits: ast.expr | None) -> bool:
-    """Logits over a high temperature, as in a distillation: they would have to differ by hundreds to underflow."""
-    logits = bare(script, logits)
-    if not (isinstance(logits, ast.BinOp) and isinstance(logits.op, ast.Div)):
-        return False
-    temperature = script.literal(logits.right)
-    function = script.scope(logits)
-    if isinstance(logits.right, ast.Name) and isinstance(function, ast.FunctionDef):
-        default = written(default_of(function, logits.right.id))
-        temperature = default if isinstance(default, int | float) else temperature
-    return isinstance(temperature, int | float) and temperature >= HIGH_TEMPERATURE
 
 
 SPECIMENS = [
@@ -78,7 +64,23 @@ def loss_fn(x, y):
     return -p.gather(1, y).log().mean()
 """,
 ]
+WARNINGS = [
+    """
+import torch
+def loss_fn(scores, mask, chosen):
+    scores = scores.masked_fill(~mask, float("-inf"))
+    log_p = torch.log(torch.softmax(scores, dim=-1))
+    return -(log_p * chosen).sum()
+""",
+    """
+import torch
+def loss_fn(scores, mask, chosen):
+    p = torch.softmax(torch.where(mask, scores, torch.tensor(-1e9)), dim=-1)
+    return -(p.log() * chosen).sum()
+""",
+]
 ONLY_NOTES = [
+    *SPECIMENS,
     """
 import torch
 import torch.nn.functional as F

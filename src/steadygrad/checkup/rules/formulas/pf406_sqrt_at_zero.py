@@ -16,7 +16,8 @@ What to do
     `torch.sqrt(x + 1e-8)`, or `torch.linalg.vector_norm(a - b, dim=-1)`, whose gradient at zero is zero.
 
 Safety
-    The epsilon moves a distance of d by about 1e-8 / 2d. A root that is not seen to go into a loss is a note.
+    The epsilon moves a distance of d by about 1e-8 / 2d. A warning for distances of all pairs of one tensor that go
+    into a loss, whose diagonal is exactly zero; elsewhere a note, for a perfect prediction is rare.
 
 References
     https://github.com/pytorch/pytorch/issues/6394
@@ -39,8 +40,7 @@ RULE = Rule("PF406", "sqrt_at_zero", "The root of something that can be exactly 
 
 
 def of_script(script: Script) -> Iterator[Advice]:
-    """Only roots whose argument is plainly a square that may vanish: a warning where the file shows that the root goes
-    into a loss, and nothing where it is only compared or printed."""
+    """Only roots whose argument is plainly a square that may vanish, and nothing that is only compared or printed."""
     for call in script.calls:
         op = script.op(call)
         if op is None or op.name != "sqrt" or not op.of_torch or op.operand is None or script.untracked(call):
@@ -51,11 +51,26 @@ def of_script(script: Script) -> Iterator[Advice]:
             found = ends(script, call)
             if found == {"looked at"}:
                 continue
-            level = Level.WARNING if "loss" in found else Level.NOTE
+            shown = "loss" in found and _is_of_all_pairs(script, op.operand)
+            level = Level.WARNING if shown else Level.NOTE
             yield at(
                 RULE, level, script, call, "the gradient of this root is infinite where its argument is zero",
                 help="add a small number inside the root, or use torch.linalg.vector_norm",
             )  # fmt: skip
+
+
+def _is_of_all_pairs(script: Script, node: ast.expr) -> bool:
+    """Squares of `x[:, None] - x[None]`, summed and not indexed: every tensor is subtracted from itself too."""
+    summed = script.op(script.follow(node))
+    squared = script.follow(summed.operand) if summed is not None else None
+    power = script.op(squared)
+    base = squared.left if isinstance(squared, ast.BinOp) else power.operand if power is not None else None
+    difference = script.follow(base)
+    if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
+        return False
+    sides = [bare(script, difference.left), bare(script, difference.right)]
+    same = all(each is not None for each in sides) and len({ast.dump(each) for each in sides if each is not None}) == 1
+    return same and ast.dump(difference.left) != ast.dump(difference.right)
 
 
 def _is_feature(script: Script, call: ast.Call) -> bool:
@@ -132,7 +147,21 @@ class Loss(torch.nn.Module):
     "import torch\nimport torch.nn.functional as F\ndef rmse(a, b):\n    return torch.sqrt(F.mse_loss(a, b))\n",
     "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
 ]
+_PAIRS = """
+import torch
+def contrastive_loss(x, same):
+    difference = x.unsqueeze(0) - {other}
+    distance = {root}
+    return (distance * same).mean()
+"""
+WARNINGS = [
+    _PAIRS.format(other="x.unsqueeze(1)", root="difference.pow(2).sum(-1).sqrt()"),
+    _PAIRS.format(other="x[:, None]", root="torch.sqrt((difference**2).sum(-1))"),
+]
 ONLY_NOTES = [
+    *SPECIMENS,
+    _PAIRS.format(other="y.unsqueeze(1)", root="difference.pow(2).sum(-1).sqrt()"),
+    _PAIRS.format(other="x.unsqueeze(1)", root="difference.pow(2).sum(-1)[same > 0].sqrt()"),
     "import torch\ndef unit(x):\n    return x / torch.sqrt(torch.sum(x**2, dim=1, keepdim=True))\n",
 ]
 NEAR_MISSES = [

@@ -60,6 +60,7 @@ for x in loader:
     optimizer.step()
 """,
 ]
+WARNINGS = SPECIMENS
 NEAR_MISSES = [
     """
 import torch

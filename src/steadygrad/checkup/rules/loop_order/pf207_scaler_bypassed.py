@@ -17,7 +17,8 @@ What to do
     `scaler.step(optimizer)`, then `scaler.update()`.
 
 Safety
-    A file with both branches, with and without scaler, is fine.
+    A file with both branches, with and without scaler, is fine. A note where the file does not make a GradScaler: what
+    scales there may be anything.
 
 References
     https://github.com/IAHispano/Applio/pull/860
@@ -44,14 +45,15 @@ def of_script(script: Script) -> Iterator[Advice]:
         return
     of_scaler = {last_word(call.func) for call in script.calls if SCALER.search(owner_of(call))}
     step = next(event for event in found[0] if event.kind in ("step", "scaler_step"))
+    level = Level.ERROR if "GradScaler" in script.called else Level.NOTE
     if "step" not in of_scaler:
         yield at(
-            RULE, Level.ERROR, script, step.node, "steps on gradients that still carry the loss scale",
+            RULE, level, script, step.node, "steps on gradients that still carry the loss scale",
             help="scaler.step(optimizer); scaler.update()",
         )  # fmt: skip
     elif "update" not in of_scaler:
         yield at(
-            RULE, Level.ERROR, script, step.node, "the loss scale is never updated, so one overflow stops every step",
+            RULE, level, script, step.node, "the loss scale is never updated, so one overflow stops every step",
             help="call scaler.update() after scaler.step(optimizer)",
         )  # fmt: skip
 
@@ -72,6 +74,8 @@ for x in loader:
     scaler.step(optimizer)
 """,
 ]
+WARNINGS = ["scaler = torch.amp.GradScaler()\n" + specimen for specimen in SPECIMENS]
+ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
     """
 import torch

@@ -17,8 +17,9 @@ What to do
     1e-5 to 5e-5 for a whole pretrained model, 1e-4 to 3e-4 for LoRA, and a warm-up.
 
 Safety
-    Wide limits on purpose: only slips of the decimal point are reported. A note for convolutional networks and for
-    weights that were only drawn; nothing for optimizers whose rates are their own (LOMO).
+    Wide limits on purpose: only slips of the decimal point are reported. A warning only for a rate that learns nothing
+    in settings of transformers, or for one of 0.01 and above over a whole pretrained model; nothing for optimizers
+    whose rates are their own (LOMO).
 
 References
     https://arxiv.org/abs/2106.09685
@@ -48,6 +49,8 @@ BEARS_MORE = re.compile(
     r"resnet|efficientnet|convnext|mobilenet|densenet|vgg|yolo|untrained|scratch|random|from_config", re.IGNORECASE
 )
 """Convolutional networks, and weights that were only drawn."""
+
+SURELY_TOO_HIGH = 1e-2
 
 
 def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
@@ -82,10 +85,9 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
-        # Of a program's own settings that name no optimizer it is a guess that it is Adam's rate.
-        sure = rate <= 0 or settings.lora or settings.pretrained or settings.has("optimizer") or settings.has_moments
-        if not settings.lora and any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model")):
-            sure = rate <= 0
+        bears = any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model"))
+        high = settings.pretrained and not settings.lora and rate >= SURELY_TOO_HIGH and not bears
+        sure = settings.kind == "transformers" and (rate <= 0 or high)
         yield setting(
             RULE,
             Level.WARNING if sure else Level.NOTE,
@@ -106,8 +108,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            sure = loaded or rate <= 0  # a small network that is made here may train at 0.01
-            level = Level.WARNING if sure else Level.NOTE
+            level = Level.WARNING if loaded and rate >= SURELY_TOO_HIGH else Level.NOTE
             yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
 
@@ -167,7 +168,26 @@ def train(loader):
 """,
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
+_WHOLE = """
+import torch
+from transformers import AutoModel
+model = AutoModel.from_pretrained("x")
+optimizer = torch.optim.AdamW(model.parameters(), lr={rate})
+for x in loader:
+    optimizer.zero_grad()
+    model(x).loss.backward()
+    optimizer.step()
+"""
+WARNINGS = [
+    {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2"},
+    {"learning_rate": 0, "output_dir": "x"},
+    _WHOLE.format(rate=0.02),
+    Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
+]
 ONLY_NOTES = [
+    _WHOLE.format(rate=0.003),
+    {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "gpt2"},
+    {"optimizer": {"lr": 0.01, "eps": 1e-8}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
     {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "microsoft/resnet-50"},
     {"learning_rate": 1.5e-3, "output_dir": "x", "model_name_or_path": "./tts-untrained-large"},
     {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},

@@ -17,7 +17,8 @@ What to do
     Keep weights and moments in float32. If they must be float16, `eps=1e-4`, which float16 can hold.
 
 Safety
-    A fused optimizer adds epsilon in float32 and is not reported for the dtype.
+    A fused optimizer adds epsilon in float32 and is not reported for the dtype; nor is a file in which something may
+    keep a float32 copy of the weights.
 
 References
     https://github.com/pytorch/pytorch/issues/147437
@@ -33,7 +34,7 @@ from ...advice import about, at, setting
 from ...inputs.facts import SMALLEST, GroupFacts, Setup
 from ...inputs.run_settings import Settings
 from ...inputs.script import Script, keyword, last_word
-from ...inputs.script_models import loaded_as, optimizer_calls
+from ...inputs.script_models import loaded_as, may_keep_wide, optimizer_calls
 
 RULE = Rule("PF105", "vanishing_epsilon", "The optimizer's epsilon is zero, or rounds to zero in its dtype.")
 HELP = "keep weights and moments in float32, or use an eps that the dtype can hold (1e-4 for float16)"
@@ -41,7 +42,7 @@ HELP = "keep weights and moments in float32, or use an eps that the dtype can ho
 
 def of_script(script: Script) -> Iterator[Advice]:
     """An epsilon written down, where it is zero or the model beside it is float16."""
-    half = any(True for _ in loaded_as(script, "float16"))
+    half = not may_keep_wide(script) and any(True for _ in loaded_as(script, "float16"))
     for call in optimizer_calls(script):
         eps = script.literal(keyword(call, "eps"))
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not last_word(call.func).startswith("Adam"):
@@ -80,7 +81,9 @@ SPECIMENS = [
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float16",)),)),
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float32",), state_dtypes=("float16",)),)),
 ]
+WARNINGS = SPECIMENS
 NEAR_MISSES = [
+    "import deepspeed\n" + str(SPECIMENS[0]) + "deepspeed.initialize(model)\n",
     "import torch\nmodel = Net().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)\n",
     "import torch\nmodel = Net()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8)\n",
     {"adam_epsilon": 1e-8, "output_dir": "x"},

@@ -102,7 +102,7 @@ def ends(script: Script, node: ast.AST) -> set[str]:
         for name in names:
             if (scope, name) not in seen:
                 seen.add((scope, name))
-                stack += [(load, calls_left) for load in _loads(script, scope, name)]
+                stack += [(load, calls_left) for load in script.reads.get((scope, name), [])]
     return found
 
 
@@ -165,12 +165,6 @@ def _into(names: list[str]) -> tuple[str, list[str]]:
         return "loss", []
     kept = [name for name in names if name and not name.startswith(".")]
     return ("" if kept else "elsewhere"), kept
-
-
-def _loads(script: Script, scope: ast.AST, name: str) -> list[ast.AST]:
-    """Every place of a function that reads a name."""
-    read = [node for node in script.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return [node for node in read if node.id == name and script.scope(node) is scope]
 
 
 def _word(node: ast.AST) -> str:

@@ -17,7 +17,7 @@ What to do
     `scaler.step(optimizer)`, then `scaler.update()`.
 
 Safety
-    A file with both branches, with and without scaler, is fine. A note where the file does not make a GradScaler: what
+    A file with both branches, with and without scaler, is fine, and so is a step that is given the scaler. A note where the file does not make a GradScaler: what
     scales there may be anything.
 
 References
@@ -27,6 +27,7 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -41,7 +42,7 @@ RULE = Rule("PF207", "scaler_bypassed", "The loss is scaled, and the step ignore
 def of_script(script: Script) -> Iterator[Advice]:
     """Looks for `scaler.step` and `scaler.update` in the whole file before it speaks."""
     found = [events for events in loops(script) if any(is_scaled(e.node) for e in events if e.kind == "backward")]
-    if not found or hands_over(script):
+    if not found or hands_over(script) or any(_is_given_scaler(call) for call in script.calls):
         return
     of_scaler = {last_word(call.func) for call in script.calls if SCALER.search(owner_of(call))}
     step = next(event for event in found[0] if event.kind in ("step", "scaler_step"))
@@ -56,6 +57,12 @@ def of_script(script: Script) -> Iterator[Advice]:
             RULE, level, script, step.node, "the loss scale is never updated, so one overflow stops every step",
             help="call scaler.update() after scaler.step(optimizer)",
         )  # fmt: skip
+
+
+def _is_given_scaler(call: ast.Call) -> bool:
+    """`optimizer.step("generator", scaler=scaler)`: whoever wrote that step unscales in it."""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    return last_word(call.func) == "step" and any(SCALER.search(ast.unparse(each)) for each in given)
 
 
 SPECIMENS = [
@@ -77,6 +84,7 @@ for x in loader:
 WARNINGS = ["scaler = torch.amp.GradScaler()\n" + specimen for specimen in SPECIMENS]
 ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
+    WARNINGS[0].replace("optimizer.step()", "optimizer.step('generator', scaler=scaler)"),
     """
 import torch
 for x in loader:

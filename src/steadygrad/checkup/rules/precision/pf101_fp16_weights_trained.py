@@ -152,8 +152,8 @@ args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 WARNINGS = SPECIMENS[:-1]
 ONLY_NOTES = [
     SPECIMENS[-1],
-    SPECIMENS[2].replace("trainer =", "args = HfArgumentParser(TrainingArguments).parse_args()\ntrainer ="),
-    SPECIMENS[1] + "model.encoder.requires_grad_(False)\n",
+    str(SPECIMENS[2]).replace("trainer =", "args = HfArgumentParser(TrainingArguments).parse_args()\ntrainer ="),
+    str(SPECIMENS[1]) + "model.encoder.requires_grad_(False)\n",
 ]
 _AFTERWARDS = """
 import torch

@@ -109,7 +109,7 @@ def train(model, optimizer, loader):
     {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
 WARNINGS = [SPECIMENS[0], SPECIMENS[1]]
-ONLY_NOTES = [SPECIMENS[0] + "from torch.profiler import profile\n", *SPECIMENS[2:]]
+ONLY_NOTES = [str(SPECIMENS[0]) + "from torch.profiler import profile\n", *SPECIMENS[2:]]
 NEAR_MISSES = [
     {"lr": 1e-4, "warmup_steps": 100, "fp16": True, "loss_scale": 0},
     {"common": {"fp16": False}, "optimizer": {"lr": 1e-4, "betas": [0.9, 0.98]}, "model": {"loss_scale": 1}},

@@ -97,10 +97,15 @@ def _is_very_low(script: Script, node: ast.expr) -> bool:
 
 
 def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
-    """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first."""
+    """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first, or the
+    function writes to the part that is too small (`s[s < 0.001] = 0.001`)."""
     origin = script.follow(expression)
     words = names_in(expression) | (names_in(origin) if origin is not None else set())
     words -= {"sum", "std", "norm", "mean", "torch"}
+    for each in ast.walk(script.scope(node)):
+        place = each.targets[0] if isinstance(each, ast.Assign) else None
+        if isinstance(place, ast.Subscript) and names_in(place.value) & words & names_in(place.slice):
+            return True
     for each in script.above(node):
         test: ast.AST | None = None
         if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert):

@@ -17,8 +17,8 @@ What to do
     `scaler.step(optimizer)`, then `scaler.update()`.
 
 Safety
-    A file with both branches, with and without scaler, is fine, and so is a step that is given the scaler. A note where the file does not make a GradScaler: what
-    scales there may be anything.
+    A file with both branches, with and without scaler, is fine, and so is a step that is given the scaler. A note where
+    the file does not make a GradScaler: what scales there may be anything.
 
 References
     https://github.com/IAHispano/Applio/pull/860

@@ -51,6 +51,8 @@ BEARS_MORE = re.compile(
 """Convolutional networks, and weights that were only drawn."""
 
 SURELY_TOO_HIGH = 1e-2
+IN_PART = re.compile(r"reft|prompt|prefix|adapter|lora|ia3|peft|freeze|frozen|requires_grad|head", re.IGNORECASE)
+"""Words of files in which a part of the model is trained, which bears more."""
 
 
 def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
@@ -87,6 +89,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
         bears = any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model"))
         high = settings.pretrained and not settings.lora and rate >= SURELY_TOO_HIGH and not bears
+        high = high and not (settings.script is not None and _trains_a_part(settings.script))
         sure = settings.kind == "transformers" and (rate <= 0 or high)
         yield setting(
             RULE,
@@ -108,8 +111,13 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            level = Level.WARNING if loaded and rate >= SURELY_TOO_HIGH else Level.NOTE
+            shown = loaded and rate >= SURELY_TOO_HIGH and not _trains_a_part(script)
+            level = Level.WARNING if shown else Level.NOTE
             yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+
+
+def _trains_a_part(script: Script) -> bool:
+    return any(IN_PART.search(word) for word in script.words)
 
 
 def _is_set_later(script: Script) -> bool:
@@ -186,6 +194,7 @@ WARNINGS = [
 ]
 ONLY_NOTES = [
     _WHOLE.format(rate=0.003),
+    _WHOLE.format(rate=0.02).replace("for x in", "freeze(model.encoder)\nfor x in"),
     {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "gpt2"},
     {"optimizer": {"lr": 0.01, "eps": 1e-8}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
     {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "microsoft/resnet-50"},

@@ -25,7 +25,6 @@ OF_SHAPE = {"shape", "dtype", "device", "ndim"}
 ASKS_SHAPE = {"size", "dim", "numel", "len"}
 NUMBERS = re.compile(r"^(Optional\[)?(int|float|str|bool|torch\.device|torch\.dtype|device|dtype)\]?( \| None)?$")
 LOSS = re.compile(r"loss|criterion|objective|penalty|regulari[sz]|elbo|(^|_)nll?l?(_|$)|(^|_)kld?(_|$)", re.IGNORECASE)
-MODEL = re.compile(r"^forward|^__call__$|log_?p|log_?abs|likelihood|entropy|step$")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -104,14 +103,6 @@ def ends(script: Script, node: ast.AST) -> set[str]:
                 seen.add((scope, name))
                 stack += [(load, calls_left) for load in script.reads.get((scope, name), [])]
     return found
-
-
-def is_trained_through(script: Script, node: ast.AST) -> bool:
-    """Whether a value goes into a loss, or is what a model or a density returns, which others put into one."""
-    found = ends(script, node)
-    scope = script.scope(node)
-    named = scope.name if isinstance(scope, ast.FunctionDef) else ""
-    return "loss" in found or ("returned" in found and bool(MODEL.search(named)))
 
 
 def _way(script: Script, node: ast.AST) -> tuple[str, list[str]]:

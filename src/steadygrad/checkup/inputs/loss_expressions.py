@@ -29,7 +29,6 @@ POSITIVE = {
     "cosh", "size", "hann_window", "hamming_window", "Softmax",
 }  # fmt: skip
 
-LOWEST = -1e4
 MINUS_INFINITY = {"float('-inf')", "-float('inf')", "-torch.inf", "-math.inf", "-np.inf", "-inf"}
 
 
@@ -76,24 +75,6 @@ def is_positive(script: Script, node: ast.expr | None) -> bool:
     if op is not None and op.name in ("sum", "mean", "cumsum", "pow", "detach"):
         return is_positive(script, op.operand)
     return (op is not None and op.name in POSITIVE) or (isinstance(node, ast.Constant) and bool(node.value))
-
-
-def is_masked_out(script: Script, node: ast.expr | None) -> bool:
-    """Whether some entries are set so low (-inf, -1e9) that their softmax is exactly zero."""
-    op = script.op(bare(script, node))
-    if op is None or op.name not in ("masked_fill", "masked_fill_", "where"):
-        return False
-    given = [*op.call.args[1:], *(each.value for each in op.call.keywords)]
-    return any(_is_very_low(script, each) for each in given)
-
-
-def _is_very_low(script: Script, node: ast.expr) -> bool:
-    op = script.op(node)
-    if op is not None and op.name in ("tensor", "full_like"):
-        node = op.call.args[-1] if op.call.args else node
-    value = script.literal(node)
-    number = isinstance(value, int | float) and value <= LOWEST
-    return number or ast.unparse(node).replace('"', "'") in MINUS_INFINITY
 
 
 def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:

@@ -161,10 +161,12 @@ def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
 
 
 def may_keep_wide(script: Script) -> bool:
-    """Whether half weights may well be healthy here: a framework or the command line may bring a float32 copy of them,
-    or most of them are frozen."""
+    """Whether half weights may well be healthy here: a framework, the command line or the file itself may bring a
+    float32 copy of them, most of them are frozen, or the file shows no training."""
     freezes = any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in script.nodes)
-    return freezes or bool(script.words & (FREEZES_OR_COPIES | {"HfArgumentParser"})) or script.imports("apex")
+    widens = any("fp32" in word.lower() for word in script.words)
+    known = bool(script.words & (FREEZES_OR_COPIES | {"HfArgumentParser"})) or script.imports("apex")
+    return freezes or widens or known or not script.called & {"train", "fit", "step", "learn"}
 
 
 def model_names(script: Script) -> set[str]:

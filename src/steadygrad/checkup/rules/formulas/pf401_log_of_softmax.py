@@ -16,9 +16,7 @@ What to do
     `torch.log_softmax(x, dim=-1)`, which subtracts before it exponentiates.
 
 Safety
-    Exact where the old form was finite, up to rounding. A warning where the file itself fills the logits with -inf or
-    a number like -1e9, whose softmax is exactly zero; elsewhere a note, for the file does not show how far apart the
-    logits are.
+    A note: how far apart the logits get is not shown by the file. Exact where the old form was finite, up to rounding.
 
 References
     https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2
@@ -32,8 +30,8 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends, is_trained_through
-from ...inputs.loss_expressions import bare, is_masked_out
+from ...inputs.gradient_paths import ends
+from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
 RULE = Rule("PF401", "log_of_softmax", "The logarithm of a softmax.")
@@ -47,10 +45,8 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, op.operand))
         if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
-            shown = is_masked_out(script, inner.operand) and is_trained_through(script, call)
-            level = Level.WARNING if shown else Level.NOTE
             yield at(
-                RULE, level, script, call, "log of softmax is -inf where the softmax underflows",
+                RULE, Level.NOTE, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
             )  # fmt: skip
 
@@ -62,21 +58,6 @@ import torch.nn.functional as F
 def loss_fn(x, y):
     p = F.softmax(x, dim=-1)
     return -p.gather(1, y).log().mean()
-""",
-]
-WARNINGS = [
-    """
-import torch
-def loss_fn(scores, mask, chosen):
-    scores = scores.masked_fill(~mask, float("-inf"))
-    log_p = torch.log(torch.softmax(scores, dim=-1))
-    return -(log_p * chosen).sum()
-""",
-    """
-import torch
-def loss_fn(scores, mask, chosen):
-    p = torch.softmax(torch.where(mask, scores, torch.tensor(-1e9)), dim=-1)
-    return -(p.log() * chosen).sum()
 """,
 ]
 ONLY_NOTES = [

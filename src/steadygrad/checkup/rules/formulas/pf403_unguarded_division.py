@@ -66,7 +66,12 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _is_emptied(script: Script, mask: ast.expr) -> bool:
-    """Whether the file sets whole rows of such a mask to zero: `mask = torch.ones(64, 6)`, then `mask[20:24] = 0`."""
+    """Whether the function is given the mask, and another one sets whole rows of such a mask to zero:
+    `mask = torch.ones(64, 6)`, then `mask[20:24] = 0`."""
+    function = script.scope(mask)
+    given = {each.arg for each in function.args.args} if isinstance(function, ast.FunctionDef) else set()
+    if not (isinstance(mask, ast.Name) and mask.id in given):
+        return False
     kind = ast.unparse(mask).rpartition(".")[2].rpartition("_")[2]
     for node in script.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
@@ -75,9 +80,10 @@ def _is_emptied(script: Script, mask: ast.expr) -> bool:
         rows = place.slice if isinstance(place.slice, ast.Slice | ast.Constant) else None
         named = isinstance(place.value, ast.Name) and place.value.id.rpartition("_")[2] == kind
         made = script.op(script.value_of(place.value))
-        if rows is None or not named or made is None or made.name not in ("ones", "zeros", "full", "rand"):
+        if script.scope(node) is function or rows is None or not named or made is None:
             continue
-        if len(made.call.args) > 1 and script.literal(node.value) in (0, 0.0, False):
+        full = made.name in ("ones", "zeros", "full", "rand") and len(made.call.args) > 1
+        if full and script.literal(node.value) in (0, 0.0, False):
             return True
     return False
 

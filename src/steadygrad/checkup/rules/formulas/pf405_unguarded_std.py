@@ -85,14 +85,14 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _may_be_equal(script: Script, values: ast.expr | None) -> bool:
-    """Whether one of the ways on which the values are made gives a constant, or only zeros and ones."""
+    """Whether one of the ways on which the values are made gives a constant, or they are only zeros and ones. Without
+    another way a constant is memory that a loop fills."""
     node = bare(script, values)
-    ways = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
-    for way in ways:
-        op = script.op(bare(script, way))
-        if isinstance(bare(script, way), ast.Compare) or (op is not None and op.name in CONSTANTS | {"eq"}):
-            return True
-    return False
+    op = script.op(node)
+    if isinstance(node, ast.Compare) or (op is not None and op.name == "eq"):
+        return True
+    ways = [script.op(each) for each in (node.body, node.orelse)] if isinstance(node, ast.IfExp) else []
+    return any(each is not None and each.name in CONSTANTS for each in ways)
 
 
 def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
@@ -190,6 +190,7 @@ WARNINGS = [
 ]
 ONLY_NOTES = [
     *SPECIMENS,
+    _REWARDS.format(rewards="torch.zeros(len(answers))"),
     _REWARDS.format(rewards="-(answers - right).abs().float()"),
     """
 import torch

@@ -16,8 +16,8 @@ What to do
     `torch.sqrt(x + 1e-8)`, or `torch.linalg.vector_norm(a - b, dim=-1)`, whose gradient at zero is zero.
 
 Safety
-    The epsilon moves a distance of d by about 1e-8 / 2d. A warning for distances of all pairs of one tensor that go
-    into a loss, whose diagonal is exactly zero; elsewhere a note, for a perfect prediction is rare.
+    The epsilon moves a distance of d by about 1e-8 / 2d. A note, for a perfect prediction is rare, and
+    whether two rows are ever equal is not shown by the file.
 
 References
     https://github.com/pytorch/pytorch/issues/6394
@@ -48,29 +48,12 @@ def of_script(script: Script) -> Iterator[Advice]:
         if any(word == "grad" or word.startswith("grad_") for word in names_in(op.operand)):
             continue  # an optimizer's arithmetic on gradients is not differentiated
         if _is_square(script, bare(script, op.operand)) and not _is_feature(script, call):
-            found = ends(script, call)
-            if found == {"looked at"}:
+            if ends(script, call) == {"looked at"}:
                 continue
-            shown = "loss" in found and _is_of_all_pairs(script, op.operand)
-            level = Level.WARNING if shown else Level.NOTE
             yield at(
-                RULE, level, script, call, "the gradient of this root is infinite where its argument is zero",
+                RULE, Level.NOTE, script, call, "the gradient of this root is infinite where its argument is zero",
                 help="add a small number inside the root, or use torch.linalg.vector_norm",
             )  # fmt: skip
-
-
-def _is_of_all_pairs(script: Script, node: ast.expr) -> bool:
-    """Squares of `x[:, None] - x[None]`, summed and not indexed: every tensor is subtracted from itself too."""
-    summed = script.op(script.follow(node))
-    squared = script.follow(summed.operand) if summed is not None else None
-    power = script.op(squared)
-    base = squared.left if isinstance(squared, ast.BinOp) else power.operand if power is not None else None
-    difference = script.follow(base)
-    if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
-        return False
-    sides = [bare(script, difference.left), bare(script, difference.right)]
-    same = all(each is not None for each in sides) and len({ast.dump(each) for each in sides if each is not None}) == 1
-    return same and ast.dump(difference.left) != ast.dump(difference.right)
 
 
 def _is_feature(script: Script, call: ast.Call) -> bool:
@@ -147,21 +130,8 @@ class Loss(torch.nn.Module):
     "import torch\nimport torch.nn.functional as F\ndef rmse(a, b):\n    return torch.sqrt(F.mse_loss(a, b))\n",
     "import torch\ndef distance(a, b):\n    d = (a - b).pow(2).sum(1)\n    return d.sqrt()\n",
 ]
-_PAIRS = """
-import torch
-def contrastive_loss(x, same):
-    difference = x.unsqueeze(0) - {other}
-    distance = {root}
-    return (distance * same).mean()
-"""
-WARNINGS = [
-    _PAIRS.format(other="x.unsqueeze(1)", root="difference.pow(2).sum(-1).sqrt()"),
-    _PAIRS.format(other="x[:, None]", root="torch.sqrt((difference**2).sum(-1))"),
-]
 ONLY_NOTES = [
     *SPECIMENS,
-    _PAIRS.format(other="y.unsqueeze(1)", root="difference.pow(2).sum(-1).sqrt()"),
-    _PAIRS.format(other="x.unsqueeze(1)", root="difference.pow(2).sum(-1)[same > 0].sqrt()"),
     "import torch\ndef unit(x):\n    return x / torch.sqrt(torch.sum(x**2, dim=1, keepdim=True))\n",
 ]
 NEAR_MISSES = [

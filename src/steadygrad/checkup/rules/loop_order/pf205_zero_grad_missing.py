@@ -16,8 +16,8 @@ What to do
 
 Safety
     A file that hands its step to a framework is not reported. A note where the file does not make the optimizer, whose
-    step may clear the gradients itself, where the loop makes a new one each time, or for a demonstration that sums what
-    a model makes of random numbers.
+    step may clear the gradients itself, where the loop makes a new one each time, and where it only counts or the file
+    measures, as demonstrations do.
 
 References
     https://github.com/pytorch/pytorch/issues/47175
@@ -32,8 +32,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loop_calls import LoopCall, hands_over, innermost_loop, loops, zeroes_gradient
-from ...inputs.loss_expressions import bare
+from ...inputs.loop_calls import LoopCall, hands_over, innermost_loop, learns_from_data, loops, zeroes_gradient
 from ...inputs.script import Script, last_word
 from ...inputs.script_models import optimizer_calls
 
@@ -52,7 +51,7 @@ def of_script(script: Script) -> Iterator[Advice]:
     for events in found:
         step = next(event for event in events if event.kind in ("step", "scaler_step"))
         if innermost_loop(script, step.node) is not None:
-            shown = _is_made_before(script, step) and not _learns_nothing(script, events)
+            shown = _is_made_before(script, step) and learns_from_data(script, step.node)
             level = Level.ERROR if shown else Level.NOTE
             yield at(
                 RULE, level, script, step.node, "gradients of all batches add up: nothing clears them",
@@ -69,20 +68,6 @@ def _is_made_before(script: Script, step: LoopCall) -> bool:
         names = {last_word(target) for target in kept.targets} if isinstance(kept, ast.Assign) else set()
         if step.owner.rpartition(".")[2] in names and loop not in script.above(call):
             return True
-    return False
-
-
-def _learns_nothing(script: Script, events: list[LoopCall]) -> bool:
-    """A demonstration: random numbers go in, and what comes out is summed, without a loss or a target."""
-    for event in events:
-        call = event.node
-        if event.kind == "backward" and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            summed = script.op(bare(script, call.func.value))
-            made = script.op(bare(script, summed.operand)) if summed is not None else None
-            if summed is None or made is None or summed.name not in ("sum", "mean"):
-                return False
-            given = [script.op(bare(script, each)) for each in made.call.args]
-            return bool(given) and all(each is not None and each.name in ("rand", "randn") for each in given)
     return False
 
 

@@ -58,6 +58,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     for node in script.nodes:
         if not isinstance(node, ast.If) or node.orelse or not asks_if_finite(node.test):
             continue
+        if _asks_if_good(node.test):
+            continue
         asked = ast.unparse(node.test).lower()
         if not ("loss" in asked or "grad" in asked) or not all(_only_speaks(each) for each in node.body):
             continue
@@ -70,6 +72,13 @@ def of_script(script: Script) -> Iterator[Advice]:
                 RULE, level, script, node, "a bad value is reported, and the step goes on with it",
                 help="skip the step on all ranks or raise; sg.Guard and sg.attach do it exactly",
             )  # fmt: skip
+
+
+def _asks_if_good(test: ast.expr) -> bool:
+    """`if not torch.isnan(loss): total += loss.item()`: the body is for good values, and says nothing of bad ones."""
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    words = {last_word(each.func) for each in ast.walk(test) if isinstance(each, ast.Call)}
+    return bool(words & {"isnan", "isinf"}) and negated or "isfinite" in words and not negated
 
 
 def _steps_by_itself(scope: ast.AST) -> bool:
@@ -138,6 +147,8 @@ for x in loader:
 WARNINGS = SPECIMENS
 ONLY_NOTES = [SPECIMENS[0].replace("optimizer.step()", "scaler.step(optimizer)")]
 NEAR_MISSES = [
+    SPECIMENS[0].replace("if torch.isnan(loss):", "if not torch.isnan(loss):"),
+    SPECIMENS[0].replace("if torch.isnan(loss):", "if torch.isfinite(loss):"),
     """
 import math, torch
 for x in loader:

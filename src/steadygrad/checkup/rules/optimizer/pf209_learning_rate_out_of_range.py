@@ -17,9 +17,8 @@ What to do
     1e-5 to 5e-5 for a whole pretrained model, 1e-4 to 3e-4 for LoRA, and a warm-up.
 
 Safety
-    Wide limits on purpose: only slips of the decimal point are reported. A warning only for a rate that learns nothing
-    in settings of transformers, or for one of 0.01 and above over a whole pretrained model; nothing for optimizers
-    whose rates are their own (LOMO).
+    Wide limits on purpose: only slips of the decimal point are reported. A note for files, for prompts, adapters and
+    small networks bear more, and a schedule may begin at 0; nothing for optimizers whose rates are their own (LOMO).
 
 References
     https://arxiv.org/abs/2106.09685
@@ -45,14 +44,6 @@ RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside
 
 OWN_RATES = re.compile(r"(^|[^a-z])(ada)?lomo([^a-z]|$)", re.IGNORECASE)
 """Optimizers that step by the gradient itself, where 0.03 is usual."""
-BEARS_MORE = re.compile(
-    r"resnet|efficientnet|convnext|mobilenet|densenet|vgg|yolo|untrained|scratch|random|from_config", re.IGNORECASE
-)
-"""Convolutional networks, and weights that were only drawn."""
-
-SURELY_TOO_HIGH = 1e-2
-IN_PART = re.compile(r"reft|prompt|prefix|adapter|lora|ia3|peft|freeze|frozen|requires_grad|head", re.IGNORECASE)
-"""Words of files in which a part of the model is trained, which bears more."""
 
 
 def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
@@ -87,13 +78,9 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
-        bears = any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model"))
-        high = settings.pretrained and not settings.lora and rate >= SURELY_TOO_HIGH and not bears
-        high = high and not (settings.script is not None and _trains_a_part(settings.script))
-        sure = settings.kind == "transformers" and (rate <= 0 or high)
         yield setting(
             RULE,
-            Level.WARNING if sure else Level.NOTE,
+            Level.NOTE,
             settings,
             "learning_rate",
             why,
@@ -111,13 +98,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            shown = loaded and rate >= SURELY_TOO_HIGH and not _trains_a_part(script)
-            level = Level.WARNING if shown else Level.NOTE
-            yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
-
-
-def _trains_a_part(script: Script) -> bool:
-    return any(IN_PART.search(word) for word in script.words)
+            yield at(RULE, Level.NOTE, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
 
 def _is_set_later(script: Script) -> bool:
@@ -176,40 +157,8 @@ def train(loader):
 """,
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
-_WHOLE = """
-import torch
-from transformers import AutoModel
-model = AutoModel.from_pretrained("x")
-optimizer = torch.optim.AdamW(model.parameters(), lr={rate})
-for x in loader:
-    optimizer.zero_grad()
-    model(x).loss.backward()
-    optimizer.step()
-"""
-WARNINGS = [
-    {"learning_rate": 2e-2, "output_dir": "x", "model_name_or_path": "gpt2"},
-    {"learning_rate": 0, "output_dir": "x"},
-    _WHOLE.format(rate=0.02),
-    Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
-]
-ONLY_NOTES = [
-    _WHOLE.format(rate=0.003),
-    _WHOLE.format(rate=0.02).replace("for x in", "freeze(model.encoder)\nfor x in"),
-    {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "gpt2"},
-    {"optimizer": {"lr": 0.01, "eps": 1e-8}, "training": {"warmup_steps": 10, "dtype": "bf16"}},
-    {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "microsoft/resnet-50"},
-    {"learning_rate": 1.5e-3, "output_dir": "x", "model_name_or_path": "./tts-untrained-large"},
-    {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},
-    """
-import torch
-rnn = torch.nn.LSTM(28, 64)
-optimizer = torch.optim.Adam(rnn.parameters(), lr=0.01)
-for x in loader:
-    optimizer.zero_grad()
-    rnn(x)[0].sum().backward()
-    optimizer.step()
-""",
-]
+WARNINGS = SPECIMENS[-1:]
+ONLY_NOTES = SPECIMENS[:-1]
 NEAR_MISSES = [
     {"learning_rate": 0.03, "output_dir": "x", "model_name_or_path": "llama/7B", "tag": "lomo"},
     {"model_name_or_path": "x", "train_mode": "full", "lora_rank": 64, "learning_rate": 5e-7, "output_dir": "x"},

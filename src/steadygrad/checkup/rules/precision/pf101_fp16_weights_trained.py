@@ -149,9 +149,13 @@ trainer = Trainer(model=model)
 args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 """,
 ]
-WARNINGS = SPECIMENS[:-1]
+_TRAINED = "\ntrainer.train()\n"
+WARNINGS = [SPECIMENS[0], *(str(each) + _TRAINED for each in SPECIMENS[1:3]), SPECIMENS[3]]
+WARNINGS += [str(each) + _TRAINED for each in SPECIMENS[4:-1]]
 ONLY_NOTES = [
     SPECIMENS[-1],
+    SPECIMENS[1],
+    str(SPECIMENS[2]) + _TRAINED + "convert_models_to_fp32(model)\n",
     str(SPECIMENS[2]).replace("trainer =", "args = HfArgumentParser(TrainingArguments).parse_args()\ntrainer ="),
     str(SPECIMENS[1]) + "model.encoder.requires_grad_(False)\n",
 ]

@@ -21,7 +21,7 @@ What to do
 
 Safety
     Files that hand the step to Accelerate, Fabric or DeepSpeed are not reported: those scale by themselves. A note for
-    a configuration, whose program may scale in another way, and for a file that measures time.
+    a configuration, whose program may scale in another way, where the loop only counts, and for a file that measures.
 
 References
     https://docs.pytorch.org/docs/stable/notes/amp_examples.html
@@ -37,15 +37,12 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import about, at, setting
 from ...inputs.facts import ParameterFacts, Setup
-from ...inputs.loop_calls import autocast_dtype, hands_over, has_scaler, loops
+from ...inputs.loop_calls import autocast_dtype, hands_over, has_scaler, learns_from_data, loops
 from ...inputs.run_settings import Settings
 from ...inputs.script import Script
 
 RULE = Rule("PF102", "fp16_without_scaler", "float16 autocast without a loss scale.")
 HELP = "scale the loss with torch.amp.GradScaler, or use bfloat16"
-
-CLOCKS = {"perf_counter", "default_timer", "profile", "profiler", "Timer", "benchmark"}
-"""Words of files that measure time: what they train is thrown away. `time.time()` alone is in many training loops."""
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -54,7 +51,9 @@ def of_script(script: Script) -> Iterator[Advice]:
         return
     for call in script.calls:
         if autocast_dtype(script, call) == "float16" and not script.untracked(call) and _is_entered(script, call):
-            level = Level.NOTE if script.words & CLOCKS else Level.WARNING
+            steps = [event.node for found in loops(script) for event in found if event.kind == "step"]
+            shown = any(learns_from_data(script, step) for step in steps)
+            level = Level.WARNING if shown else Level.NOTE
             yield at(RULE, level, script, call, "forward runs in float16 and nothing scales the loss", help=HELP)
             return
 

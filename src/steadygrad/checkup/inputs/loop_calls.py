@@ -63,7 +63,7 @@ def kind_of(call: ast.Call) -> str:
             return "zero_grad"
         case "unscale_" | "unscale_gradients":
             return "unscale"
-        case "step" if SCALER.search(owner):
+        case "step" if SCALER.search(owner) or (call.args and OPTIMIZER.search(ast.unparse(call.args[0]))):
             return "scaler_step"
         case "step" if OPTIMIZER.search(owner) and not SCHEDULER.search(owner):
             return "step"

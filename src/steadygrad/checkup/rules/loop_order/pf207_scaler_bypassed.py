@@ -44,7 +44,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     found = [events for events in loops(script) if any(is_scaled(e.node) for e in events if e.kind == "backward")]
     if not found or hands_over(script) or any(_is_given_scaler(call) for call in script.calls):
         return
-    of_scaler = {last_word(call.func) for call in script.calls if SCALER.search(owner_of(call))}
+    scalers = {owner_of(call) for call in script.calls if last_word(call.func) == "scale"}
+    of_scaler = {last_word(call.func) for call in script.calls if _is_scaler(owner_of(call), scalers)}
     step = next(event for event in found[0] if event.kind in ("step", "scaler_step"))
     level = Level.ERROR if "GradScaler" in script.called else Level.NOTE
     if "step" not in of_scaler:
@@ -57,6 +58,11 @@ def of_script(script: Script) -> Iterator[Advice]:
             RULE, level, script, step.node, "the loss scale is never updated, so one overflow stops every step",
             help="call scaler.update() after scaler.step(optimizer)",
         )  # fmt: skip
+
+
+def _is_scaler(owner: str, scalers: set[str]) -> bool:
+    """By its name, or because it scales something: `amp.scale(loss).backward()`."""
+    return owner in scalers or bool(SCALER.search(owner))
 
 
 def _is_given_scaler(call: ast.Call) -> bool:
@@ -84,6 +90,18 @@ for x in loader:
 WARNINGS = ["scaler = torch.amp.GradScaler()\n" + specimen for specimen in SPECIMENS]
 ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
+    """
+amp = torch.cuda.amp.GradScaler()
+for x in loader:
+    if fp16:
+        amp.scale(model(x)).backward()
+        amp.step(opt)
+        amp.update()
+    else:
+        model(x).backward()
+        opt.step()
+    opt.zero_grad()
+""",
     WARNINGS[0].replace("optimizer.step()", "optimizer.step('generator', scaler=scaler)"),
     """
 import torch

@@ -156,6 +156,7 @@ ONLY_NOTES = [
     SPECIMENS[-1],
     SPECIMENS[1],
     str(SPECIMENS[2]) + _TRAINED + "convert_models_to_fp32(model)\n",
+    str(SPECIMENS[1]) + _TRAINED + "model = model.quantize(4)\n",
     str(SPECIMENS[2]).replace("trainer =", "args = HfArgumentParser(TrainingArguments).parse_args()\ntrainer ="),
     str(SPECIMENS[1]) + "model.encoder.requires_grad_(False)\n",
 ]

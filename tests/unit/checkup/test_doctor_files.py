@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from steadygrad.checkup.doctor import doctor_files
+from steadygrad.checkup.doctor import doctor_files, judge
 from steadygrad.checkup.inputs.input_files import read_target
 from steadygrad.checkup.inputs.run_settings import Settings
+from steadygrad.checkup.inputs.script import Script
+from steadygrad.checkup.rule_selection import Selection
 from steadygrad.commands import main
 from steadygrad.records.checks.checkup import Level
 from steadygrad.records.errors import UsageError
@@ -350,6 +352,25 @@ def test_a_large_file_of_data_beside_the_scripts_is_passed_over_in_seconds(tmp_p
     assert isinstance(found, Settings)
     assert found.kind == "unknown"
     assert time.process_time() - start < 5
+
+
+def test_a_line_of_data_without_a_key_is_passed_over_in_seconds(tmp_path: Path) -> None:
+    path = written(tmp_path, "session.json", json.dumps({"image": "A" * 400_000}))
+    start = time.process_time()
+    read_target(path)
+    assert time.process_time() - start < 5
+
+
+def test_a_class_of_a_file_that_is_not_there_adds_no_calls(tmp_path: Path) -> None:
+    models = "".join(f"model{n} = Net(model{n - 1}.part)\n" for n in range(1, 30))
+    text = (
+        f"import torch\nfrom models import Net\nmodel0 = Net(1)\n{models}torch.optim.Adam(model29.part.parameters())\n"
+    )
+    script = Script(str(tmp_path / "train.py"), text)
+    num_calls = len(script.calls)
+    for _ in range(3):
+        list(judge(script, Selection()))
+    assert len(script.calls) == num_calls
 
 
 def test_a_file_of_metrics_is_not_differentiated(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class Script:
             return self, self.classes.get(name)
         path = Path(self.path).parent / f"{self._local_homes[name]}.py"
         try:
-            beside = Script(str(path), path.read_text(encoding="utf-8")) if path.is_file() else self
+            beside = Script(str(path), path.read_text(encoding="utf-8"))
         except (OSError, ValueError, UsageError):
             return self, None
         # What this file passes to the class is what its parameters hold.

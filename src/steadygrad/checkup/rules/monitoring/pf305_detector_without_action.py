@@ -78,7 +78,7 @@ def _asks_if_good(test: ast.expr) -> bool:
     """`if not torch.isnan(loss): total += loss.item()`: the body is for good values, and says nothing of bad ones."""
     negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     words = {last_word(each.func) for each in ast.walk(test) if isinstance(each, ast.Call)}
-    return bool(words & {"isnan", "isinf"}) and negated or "isfinite" in words and not negated
+    return (bool(words & {"isnan", "isinf"}) and negated) or ("isfinite" in words and not negated)
 
 
 def _steps_by_itself(scope: ast.AST) -> bool:

@@ -66,6 +66,14 @@ def test_what_may_be_meant_so_is_a_note(rule: ModuleType, case: Any, tmp_path: P
     assert {(advice.code, advice.level) for advice in found} == {(rule.RULE.code, Level.NOTE)}
 
 
+@pytest.mark.parametrize(("rule", "case"), cases("WARNINGS"))
+def test_what_the_file_shows_is_a_warning_or_an_error(rule: ModuleType, case: Any, tmp_path: Path) -> None:
+    found = found_by(rule, case, tmp_path)
+    assert found
+    assert {advice.code for advice in found} == {rule.RULE.code}
+    assert all(advice.level is not Level.NOTE for advice in found)
+
+
 @pytest.mark.parametrize(("rule", "case"), cases("NEAR_MISSES"))
 def test_a_near_miss_does_not(rule: ModuleType, case: Any, tmp_path: Path) -> None:
     assert found_by(rule, case, tmp_path) == []
@@ -112,9 +120,9 @@ def test_a_rule_that_breaks_says_so_and_the_others_still_judge(monkeypatch: pyte
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(first, "of_script", broken)
-    text = "import torch\ndef loss(x):\n    return torch.log(torch.softmax(x, -1))\n"
+    text = "import torch\noptimizer = torch.optim.Adam(weights, eps=0)\n"
     found = list(judge(Script("a.py", text), Selection()))
-    assert [(advice.code, advice.level.value) for advice in found] == [(first.RULE.code, "note"), ("PF401", "warning")]
+    assert [(advice.code, advice.level.value) for advice in found] == [(first.RULE.code, "note"), ("PF105", "error")]
     assert "ZeroDivisionError: a bug" in found[0].detail
 
 

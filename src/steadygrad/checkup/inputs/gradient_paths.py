@@ -25,7 +25,6 @@ OF_SHAPE = {"shape", "dtype", "device", "ndim"}
 ASKS_SHAPE = {"size", "dim", "numel", "len"}
 NUMBERS = re.compile(r"^(Optional\[)?(int|float|str|bool|torch\.device|torch\.dtype|device|dtype)\]?( \| None)?$")
 LOSS = re.compile(r"loss|criterion|objective|penalty|regulari[sz]|elbo|(^|_)nll?l?(_|$)|(^|_)kld?(_|$)", re.IGNORECASE)
-MODEL = re.compile(r"^forward|^__call__$|log_?p|log_?abs|likelihood|entropy|step$")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -102,16 +101,8 @@ def ends(script: Script, node: ast.AST) -> set[str]:
         for name in names:
             if (scope, name) not in seen:
                 seen.add((scope, name))
-                stack += [(load, calls_left) for load in _loads(script, scope, name)]
+                stack += [(load, calls_left) for load in script.reads.get((scope, name), [])]
     return found
-
-
-def is_trained_through(script: Script, node: ast.AST) -> bool:
-    """Whether a value goes into a loss, or is what a model or a density returns, which others put into one."""
-    found = ends(script, node)
-    scope = script.scope(node)
-    named = scope.name if isinstance(scope, ast.FunctionDef) else ""
-    return "loss" in found or ("returned" in found and bool(MODEL.search(named)))
 
 
 def _way(script: Script, node: ast.AST) -> tuple[str, list[str]]:
@@ -165,12 +156,6 @@ def _into(names: list[str]) -> tuple[str, list[str]]:
         return "loss", []
     kept = [name for name in names if name and not name.startswith(".")]
     return ("" if kept else "elsewhere"), kept
-
-
-def _loads(script: Script, scope: ast.AST, name: str) -> list[ast.AST]:
-    """Every place of a function that reads a name."""
-    read = [node for node in script.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return [node for node in read if node.id == name and script.scope(node) is scope]
 
 
 def _word(node: ast.AST) -> str:

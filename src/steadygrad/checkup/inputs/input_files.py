@@ -21,8 +21,8 @@ CONFIGS = {".yaml", ".yml", ".toml", ".json"}
 SCRIPTS = {".py", ".ipynb"}
 SAVED = {".bin", ".pt"}
 LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
-KEY = re.compile(r"""([^\s"'{}\[\],:=.]+)["']?\s*[]:=.]""")
-"""A word as a key is written in JSON and TOML: before a colon, an equals sign, or in a table's head."""
+KEY = re.compile(r"""(?<![^\s"'{}\[\],:=.])([^\s"'{}\[\],:=.]+)["']?\s*[]:=.]""")
+"""A whole word as a key is written in JSON and TOML: before a colon, an equals sign, or in a table's head."""
 MOST_BYTES = 20 << 20
 MOST_SETTINGS = 20_000
 MOST_SAVED_BYTES = 4 << 20

@@ -19,6 +19,9 @@ SCALER = re.compile(r"scaler", re.IGNORECASE)
 CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients"}
 FRAMEWORKS = ("accelerate", "deepspeed", "colossalai", "lightning.fabric", "apex", "fairscale", "megatron", "horovod")
 
+MEASURES = {"perf_counter", "default_timer", "profile", "profiler", "Timer", "benchmark", "max_memory_allocated"}
+"""Words of files that measure time or memory. `time.time()` alone is in many training loops."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
@@ -60,7 +63,7 @@ def kind_of(call: ast.Call) -> str:
             return "zero_grad"
         case "unscale_" | "unscale_gradients":
             return "unscale"
-        case "step" if SCALER.search(owner):
+        case "step" if SCALER.search(owner) or (call.args and OPTIMIZER.search(ast.unparse(call.args[0]))):
             return "scaler_step"
         case "step" if OPTIMIZER.search(owner) and not SCHEDULER.search(owner):
             return "step"
@@ -154,6 +157,16 @@ def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
         if isinstance(each, ast.For | ast.While | ast.AsyncFor):
             return each
     return None
+
+
+def learns_from_data(script: Script, node: ast.AST) -> bool:
+    """Whether a step stands in a loop over data, and not in one that counts, or in a file that measures or shows: what
+    is trained there is thrown away."""
+    loop = innermost_loop(script, node)
+    counted = isinstance(loop, ast.For) and any(
+        isinstance(each, ast.Call) and last_word(each.func) in ("range", "trange") for each in ast.walk(loop.iter)
+    )
+    return isinstance(loop, ast.For) and not counted and not script.words & MEASURES
 
 
 def _forgets_gradient(node: ast.Assign) -> bool:

@@ -29,6 +29,8 @@ POSITIVE = {
     "cosh", "size", "hann_window", "hamming_window", "Softmax",
 }  # fmt: skip
 
+MINUS_INFINITY = {"float('-inf')", "-float('inf')", "-torch.inf", "-math.inf", "-np.inf", "-inf"}
+
 
 def bare(script: Script, node: ast.expr | None, most: int = 8) -> ast.expr | None:
     """The expression that decides the value: behind names, views, indexing, casts and functions of the same file."""
@@ -76,10 +78,15 @@ def is_positive(script: Script, node: ast.expr | None) -> bool:
 
 
 def asked_before(script: Script, node: ast.AST, expression: ast.expr) -> bool:
-    """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first."""
+    """Whether an `if`, a conditional expression or a `where` around `node` looks at part of `expression` first, or the
+    function writes to the part that is too small (`s[s < 0.001] = 0.001`)."""
     origin = script.follow(expression)
     words = names_in(expression) | (names_in(origin) if origin is not None else set())
     words -= {"sum", "std", "norm", "mean", "torch"}
+    for each in ast.walk(script.scope(node)):
+        place = each.targets[0] if isinstance(each, ast.Assign) else None
+        if isinstance(place, ast.Subscript) and names_in(place.value) & words & names_in(place.slice):
+            return True
     for each in script.above(node):
         test: ast.AST | None = None
         if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert):

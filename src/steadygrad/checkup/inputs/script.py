@@ -58,12 +58,14 @@ class Script:
         self.nodes: list[ast.AST] = []
         self._asked: set[ast.AST] = set()
         self.parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, ast.AST] = {self.tree: self.tree}
         stack: list[ast.AST] = [self.tree]
         while stack:
             node = stack.pop()
             self.nodes.append(node)
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
+                self._scopes[child] = node if isinstance(node, FUNCTIONS) else self._scopes[node]
                 stack.append(child)
 
     def line(self, number: int) -> str:
@@ -163,7 +165,7 @@ class Script:
 
     def scope(self, node: ast.AST) -> ast.AST:
         """The function, or the module, that `node` belongs to."""
-        return next((each for each in self.above(node) if isinstance(each, FUNCTIONS)), self.tree)
+        return self._scopes.get(node, self.tree)
 
     def untracked(self, node: ast.AST) -> bool:
         """Whether nothing that happens at `node` is differentiated."""
@@ -175,6 +177,15 @@ class Script:
         return any(only_looks(each.name) for each in around)
 
     # -- values
+
+    @cached_property
+    def reads(self) -> dict[tuple[ast.AST, str], list[ast.AST]]:
+        """Every place that reads a name, by its function and the name."""
+        found: dict[tuple[ast.AST, str], list[ast.AST]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.setdefault((self.scope(node), node.id), []).append(node)
+        return found
 
     @cached_property
     def _assigned(self) -> dict[tuple[ast.AST, str], list[tuple[int, ast.expr | None]]]:
@@ -249,7 +260,7 @@ class Script:
             return self, self.classes.get(name)
         path = Path(self.path).parent / f"{self._local_homes[name]}.py"
         try:
-            beside = Script(str(path), path.read_text(encoding="utf-8")) if path.is_file() else self
+            beside = Script(str(path), path.read_text(encoding="utf-8"))
         except (OSError, ValueError, UsageError):
             return self, None
         # What this file passes to the class is what its parameters hold.

@@ -16,6 +16,11 @@ TRAINS = re.compile(
 )
 BORN_IN_BF16 = re.compile(r"(^|[/_\-])(m|um|flan-|by|long|code|flan_)?t5|gemma|(^|[/_\-])glm-?\d", re.IGNORECASE)
 BORN_IN_BF16_TYPES = re.compile(r"^(m|um|long)?t5$|^gemma|^glm", re.IGNORECASE)
+MAY_BE_HEALTHY = re.compile(
+    r"deepspeed|fsdp|fullyshard|requires_grad|fp32|^hfargumentparser$|quanti|tuning|prefix|prompt|freeze|frozen",
+    re.IGNORECASE,
+)
+"""Words of files in which half weights may have a float32 copy, or are frozen or quantized but for a part."""
 SEQUENCE_WORDS = {
     "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Transformer", "TransformerEncoder",
     "TransformerEncoderLayer", "TransformerDecoder", "MultiheadAttention", "scaled_dot_product_attention",
@@ -156,6 +161,13 @@ def casts_to(script: Script, value: ast.expr, dtype: str) -> bool:
             continue
         node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return False
+
+
+def may_keep_wide(script: Script) -> bool:
+    """Whether half weights may well be healthy here: a framework, the command line or the file itself may bring a
+    float32 copy of them, most of them may be frozen or quantized, or the file shows no training."""
+    healthy = any(MAY_BE_HEALTHY.search(word) for word in script.words)
+    return healthy or script.imports("apex") or not script.called & {"train", "fit", "step", "learn"}
 
 
 def model_names(script: Script) -> set[str]:

@@ -25,13 +25,15 @@ def doctor(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", help="Not these codes or beginnings of codes.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for notes as well.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Read a training script or configuration and say what is likely to go wrong. Nothing in it is run.
 
     `# steady: allow PF101` on a line, or alone above it, silences a finding; `# steady: allow-file PF101` does so for
     the file. `[tool.steadygrad.doctor]` in pyproject.toml takes select, ignore and exclude. Exits with 1 if there is a
-    warning or an error, with 2 if no training was recognised in a file that was named, and with 0 otherwise.
+    warning or an error, and with --strict also for a note, which names what fails only for values that are not seen;
+    with 2 if no training was recognised in a file that was named, and with 0 otherwise.
     """
     from ...checkup.doctor import doctor_files
     from ...reporters.terminal.console import console, print_json
@@ -42,5 +44,7 @@ def doctor(
         print_json(found)
     else:
         print_checkup(console(), found)
-    if not found.clean or found.unchecked:
-        raise typer.Exit(2 if found.clean else 1)
+    if not found.clean or (strict and found.advice):
+        raise typer.Exit(1)
+    if found.unchecked:
+        raise typer.Exit(2)

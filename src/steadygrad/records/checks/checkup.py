@@ -8,11 +8,18 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """`error`: it will fail or teach nothing. `warning`: it fails on some data or hardware. `note`: worth knowing."""
+    """How sure it is: an error or a warning stands in the text or was measured, a note is worth a look.
+
+    `error`: it will fail or teach nothing. `warning`: it is seen how it fails. `note`: it fails for values that are not
+    seen here, or may be meant so.
+    """
 
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
+
+
+WHY_NOTES = "Worth a look: what is named below fails only for values that are not seen here, or may be meant so."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,16 @@ class Checkup:
         return sum(each.level is level for each in self.advice)
 
     @property
+    def serious(self) -> tuple[Advice, ...]:
+        """The errors and warnings."""
+        return tuple(each for each in self.advice if each.level is not Level.NOTE)
+
+    @property
+    def notes(self) -> tuple[Advice, ...]:
+        """The notes, by code: those of one rule stand together."""
+        return tuple(sorted((each for each in self.advice if each.level is Level.NOTE), key=lambda each: each.code))
+
+    @property
     def clean(self) -> bool:
         """Nothing worse than a note."""
         return not (self.count(Level.ERROR) or self.count(Level.WARNING))
@@ -126,16 +143,22 @@ class Checkup:
 
     def __str__(self) -> str:
         """The whole check-up as plain text: every finding with its help, the data set's numbers, and the summary."""
-        lines = []
-        for each in self.advice:
-            place = f"{each.path}:{each.line}" if each.path and each.line else each.path or each.subject
-            lines.append(f"{place} {each.level.value} {each.code} {each.slug}: {each.detail}")
-            lines += [f"    help: {each.help}"] if each.help else []
+        lines = _told(self.serious)
+        lines += [WHY_NOTES, *_told(self.notes)] if self.notes else []
         if (data := self.statistics) is not None:
             lines.append(f"data set: {data.num_rows_seen} of {data.num_rows or data.num_rows_seen} rows looked at")
             lines += [f"    {label:<26}{text}" for label, text in data.told()]
         # Names of modules and columns are anyone's: no control character of theirs reaches a terminal.
         return "\n".join(_printable(line) for line in [*lines, self.summary()])
+
+
+def _told(advice: tuple[Advice, ...]) -> list[str]:
+    lines = []
+    for each in advice:
+        place = f"{each.path}:{each.line}" if each.path and each.line else each.path or each.subject
+        lines.append(f"{place} {each.level.value} {each.code} {each.slug}: {each.detail}")
+        lines += [f"    help: {each.help}"] if each.help else []
+    return lines
 
 
 def _share(part: int, whole: int) -> str:

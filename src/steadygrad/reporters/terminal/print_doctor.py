@@ -6,21 +6,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...records.checks.checkup import Advice, Checkup, DataStatistics, Level
+from ...records.checks.checkup import WHY_NOTES, Advice, Checkup, DataStatistics, Level
 from .console import shown
 
 STYLES = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "bold blue"}
 
 
 def print_checkup(console: Console, checkup: Checkup) -> None:
-    """Every piece of advice, the data set's table, and one line that sums it up."""
-    for advice in checkup.advice:
+    """Errors and warnings, the notes below them, the data set's table, and one line that sums it up."""
+    for advice in checkup.serious:
+        print_advice(console, advice)
+    if checkup.notes:
+        console.print(Text(WHY_NOTES, style="bold blue"))
+    for advice in checkup.notes:
         print_advice(console, advice)
     if checkup.statistics is not None:
         print_statistics(console, checkup.statistics)
     console.print(Text(shown(checkup.summary()), style="bold" if checkup.clean else ""))
-    if codes := sorted({advice.code for advice in checkup.advice}):
-        console.print(Text(f"More: steady explain {codes[0]}", style="dim"))
+    if first := (*checkup.serious, *checkup.notes)[:1]:
+        console.print(Text(f"More: steady explain {first[0].code}", style="dim"))
 
 
 def print_advice(console: Console, advice: Advice) -> None:

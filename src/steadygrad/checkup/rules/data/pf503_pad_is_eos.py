@@ -17,8 +17,9 @@ What to do
     Give the pad its own token (an unused or added one), or mask by the attention mask instead of by the token.
 
 Safety
-    Setting it for generation alone is harmless and not reported. A note unless the file shows that its rows have end
-    tokens: windows cut from a running text have none to lose.
+    Setting it for generation alone is harmless and not reported. A warning only where the file sets the pad token in
+    every case and writes the end token into its texts (`text + tokenizer.eos_token`); elsewhere a note, for windows cut
+    from a running text have no end tokens to lose.
 
 References
     https://github.com/huggingface/blog/issues/1302
@@ -28,7 +29,6 @@ References
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, DataStatistics, Level
@@ -38,8 +38,6 @@ from ...inputs.facts import Data
 from ...inputs.script import Script, keyword, last_word
 
 RULE = Rule("PF503", "pad_is_eos", "The pad token is the end token, and so the end is never learnt.")
-ADDS_ENDS = {"apply_chat_template", "SFTTrainer", "SFTConfig"}
-END = re.compile(r"</s>|<\|endoftext\|>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<eos>")
 HELP = "give the pad its own token, or mask labels by the attention mask"
 
 
@@ -53,34 +51,18 @@ def of_script(script: Script) -> Iterator[Advice]:
         if not isinstance(node, ast.Assign) or last_word(node.targets[0]) not in ("pad_token", "pad_token_id"):
             continue
         if last_word(node.value) in ("eos_token", "eos_token_id"):
-            level = Level.WARNING if _puts_ends(script, node) else Level.NOTE
+            always = not any(isinstance(each, ast.If) for each in script.above(node))
+            level = Level.WARNING if always and _writes_ends(script) else Level.NOTE
             yield at(RULE, level, script, node, "the collator masks pads, and with them every end token", help=HELP)
 
 
-def _puts_ends(script: Script, given: ast.Assign) -> bool:
-    """Whether the file shows that its rows have end tokens: one is appended, written into a text or asked for, or a
-    chat template or TRL's trainer adds it. Windows cut from a running text have none, and nothing to lose."""
-    if script.called & ADDS_ENDS or script.words & {"add_eos_token"}:
-        return True
+def _writes_ends(script: Script) -> bool:
+    """`text + tokenizer.eos_token`, or the same in an f-string."""
     for node in script.nodes:
-        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-        if END.search(text) and (not END.fullmatch(text.strip()) or _is_put(script, node, given)):
-            return True
-        named = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-        if named and last_word(node) in ("eos_token", "eos_token_id") and _is_put(script, node, given):
-            return True
-    return False
-
-
-def _is_put(script: Script, node: ast.AST, given: ast.Assign) -> bool:
-    """An end token that is added to something, or stands in a list or a text."""
-    for each in script.above(node):
-        if each is given or isinstance(each, ast.Compare | ast.keyword | ast.stmt):
-            return False
-        if isinstance(each, ast.BinOp | ast.List | ast.JoinedStr):
-            return True
-        if isinstance(each, ast.Call) and last_word(each.func) in ("append", "extend", "format", "insert", "full"):
-            return True
+        if isinstance(node, ast.Attribute) and node.attr == "eos_token" and isinstance(node.ctx, ast.Load):
+            around = [each for each in script.above(node)[:2] if isinstance(each, ast.BinOp | ast.JoinedStr)]
+            if any(isinstance(each, ast.JoinedStr) or isinstance(each.op, ast.Add) for each in around):
+                return True
     return False
 
 
@@ -117,7 +99,13 @@ SPECIMENS = [
     _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="tokenizer.eos_token"),
     Data(eos=2, pad=2, statistics=DataStatistics(num_rows_seen=9, num_rows_with_eos=9)),
 ]
+WARNINGS = SPECIMENS
 ONLY_NOTES = [
+    _SCRIPT.format(
+        line="if tokenizer.pad_token is None:\n    tokenizer.pad_token = tokenizer.eos_token",
+        mlm=False,
+        end="tokenizer.eos_token",
+    ),
     _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="''")
     + "tokenizer.add_special_tokens({'eos_token': '<|endoftext|>'})\n",
     _SCRIPT.format(line="tokenizer.pad_token = tokenizer.eos_token", mlm=False, end="''"),

@@ -18,7 +18,7 @@ What to do
 
 Safety
     Encoder-decoder models pad on the right and are not reported; nor are batches of one prompt, or an engine that pads
-    by itself. A note unless one function pads and generates.
+    by itself. A note for a script, for prompts of one length have no pads; a warning for rows that have them.
 
 References
     https://github.com/huggingface/transformers/issues/26569
@@ -60,8 +60,7 @@ def of_script(script: Script) -> Iterator[Advice]:
         else:
             continue
         if script.literal(value) == "right":
-            level = Level.WARNING if _pads_for_it(script) else Level.NOTE
-            yield at(RULE, level, script, node, "prompts are padded on the right and generated from", help=HELP)
+            yield at(RULE, Level.NOTE, script, node, "prompts are padded on the right and generated from", help=HELP)
             return
 
 
@@ -69,15 +68,6 @@ def _generates(script: Script) -> bool:
     """Whether a model of transformers generates, and not an engine, which pads by itself."""
     calls = [call for call in script.calls if last_word(call.func) == "generate"]
     return any(not ENGINES.search(owner_of(call)) and keyword(call, "sampling_params") is None for call in calls)
-
-
-def _pads_for_it(script: Script) -> bool:
-    """Whether one function pads and generates: elsewhere the padded rows may be answers, or only scored."""
-    pads = [
-        call for call in script.calls if script.literal(keyword(call, "padding")) in (True, "longest", "max_length")
-    ]
-    generates = [call for call in script.calls if last_word(call.func) == "generate"]
-    return bool({script.scope(call) for call in pads} & {script.scope(call) for call in generates})
 
 
 def of_data(data: Data) -> Iterator[Advice]:

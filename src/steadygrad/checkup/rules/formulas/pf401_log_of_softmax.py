@@ -16,8 +16,7 @@ What to do
     `torch.log_softmax(x, dim=-1)`, which subtracts before it exponentiates.
 
 Safety
-    Exact where the old form was finite, up to rounding. A note over a temperature of 4 and more, where nothing
-    underflows.
+    A note: how far apart the logits get is not shown by the file. Exact where the old form was finite, up to rounding.
 
 References
     https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2
@@ -26,18 +25,16 @@ References
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends, is_trained_through
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import bare
-from ...inputs.script import Script, default_of, written
+from ...inputs.script import Script
 
 RULE = Rule("PF401", "log_of_softmax", "The logarithm of a softmax.")
-HIGH_TEMPERATURE = 4
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -48,25 +45,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         inner = script.op(bare(script, op.operand))
         if inner is not None and inner.name == "softmax" and inner.of_torch and ends(script, call) != {"looked at"}:
-            trained = is_trained_through(script, call) and not _is_flat(script, inner.operand)
-            level = Level.WARNING if trained else Level.NOTE
             yield at(
-                RULE, level, script, call, "log of softmax is -inf where the softmax underflows",
+                RULE, Level.NOTE, script, call, "log of softmax is -inf where the softmax underflows",
                 help="torch.log_softmax(x, dim)",
             )  # fmt: skip
-
-
-def _is_flat(script: Script, logits: ast.expr | None) -> bool:
-    """Logits over a high temperature, as in a distillation: they would have to differ by hundreds to underflow."""
-    logits = bare(script, logits)
-    if not (isinstance(logits, ast.BinOp) and isinstance(logits.op, ast.Div)):
-        return False
-    temperature = script.literal(logits.right)
-    function = script.scope(logits)
-    if isinstance(logits.right, ast.Name) and isinstance(function, ast.FunctionDef):
-        default = written(default_of(function, logits.right.id))
-        temperature = default if isinstance(default, int | float) else temperature
-    return isinstance(temperature, int | float) and temperature >= HIGH_TEMPERATURE
 
 
 SPECIMENS = [
@@ -79,6 +61,7 @@ def loss_fn(x, y):
 """,
 ]
 ONLY_NOTES = [
+    *SPECIMENS,
     """
 import torch
 import torch.nn.functional as F

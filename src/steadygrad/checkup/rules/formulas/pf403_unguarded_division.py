@@ -16,9 +16,9 @@ What to do
     `/ mask.sum().clamp(min=1)` for counts; `F.normalize(x, dim=-1)` for vectors.
 
 Safety
-    Exact where the divisor was not zero. Divisors that are positive by nature (exp, softmax) are not reported; norms
-    and masks that are not named after labels or a loss are notes: a zero vector or a row of padding alone is rare. So
-    are masks of living agents or of a masking ratio, and those that come with the batch out of another function.
+    Exact where the divisor was not zero. Divisors that are positive by nature (exp, softmax) are not reported. A
+    warning where the file itself empties whole rows of a mask (`mask[20:24] = 0`); elsewhere a note, for whether a
+    batch without a label or a zero vector ever comes is decided by the data.
 
 References
     https://github.com/OpenRLHF/OpenRLHF/pull/583
@@ -27,7 +27,6 @@ References
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -38,10 +37,6 @@ from ...inputs.loss_expressions import asked_before, bare, is_positive, names_in
 from ...inputs.script import Op, Script, last_word
 
 RULE = Rule("PF403", "unguarded_division", "A division by a sum, count or norm that may be zero.")
-LABELS = re.compile(r"loss|label|ignore|action|response|completion|answer|-100")
-PADDING = re.compile(r"pad|attention|attn|len|arange")
-HARDLY_EMPTY = re.compile(PADDING.pattern + r"|active|alive")
-"""Of padding, and of agents that live: all of them do when an episode starts."""
 GATHERS = {"gather", "all_gather", "gather_for_metrics", "gather_object", "reduce"}
 ASKS = {"any", "sum", "numel", "nelement", "count_nonzero", "all"}
 
@@ -62,31 +57,35 @@ def of_script(script: Script) -> Iterator[Advice]:
         what = "" if logged else _kind(script, node.left, divisor)
         found = ends(script, node) if what else set()
         if what and (what == "norm" or found != {"looked at"}):
-            count = what != "norm"
-            averaged = what == "count" and _averages_losses(script, node, divisor.operand)
-            what = "labels" if averaged or (what == "valid" and "loss" in found) else what
-            if what == "labels" and (_is_handed_over(script, divisor.operand) or "mask_ratio" in script.words):
-                what = "count"  # the data may see to it that it is never empty
+            shown = what == "count" and "loss" in found and _is_emptied(script, divisor.operand)
             yield at(
-                RULE, Level.WARNING if what == "labels" else Level.NOTE, script, node,
+                RULE, Level.WARNING if shown else Level.NOTE, script, node,
                 f"divides by {ast.unparse(node.right)}, which may be zero",
-                help=".clamp(min=1) on the divisor" if count else "torch.nn.functional.normalize, or a floor",
+                help=".clamp(min=1) on the divisor" if what == "count" else "torch.nn.functional.normalize, or a floor",
             )  # fmt: skip
 
 
-def _is_handed_over(script: Script, mask: ast.expr) -> bool:
-    """A mask that comes out of another function beside the batch: `tokens, labels, loss_mask = get_batch(data)`."""
-    root = bare(script, mask)
-    if not isinstance(root, ast.Name):
+def _is_emptied(script: Script, mask: ast.expr) -> bool:
+    """Whether the function is given the mask, and another one sets whole rows of such a mask to zero:
+    `mask = torch.ones(64, 6)`, then `mask[20:24] = 0`."""
+    function = script.scope(mask)
+    given = {each.arg for each in function.args.args} if isinstance(function, ast.FunctionDef) else set()
+    if not (isinstance(mask, ast.Name) and mask.id in given):
         return False
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Tuple)
-        and isinstance(node.value, ast.Call)
-        and script.scope(node) is script.scope(root)
-        and any(isinstance(part, ast.Name) and part.id == root.id for part in node.targets[0].elts)
-        for node in script.nodes
-    )
+    kind = ast.unparse(mask).rpartition(".")[2].rpartition("_")[2]
+    for node in script.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+            continue
+        place = node.targets[0]
+        rows = place.slice if isinstance(place.slice, ast.Slice | ast.Constant) else None
+        named = isinstance(place.value, ast.Name) and place.value.id.rpartition("_")[2] == kind
+        made = script.op(script.value_of(place.value))
+        if script.scope(node) is function or rows is None or not named or made is None:
+            continue
+        full = made.name in ("ones", "zeros", "full", "rand") and len(made.call.args) > 1
+        if full and script.literal(node.value) in (0, 0.0, False):
+            return True
+    return False
 
 
 def _is_gathered(script: Script, node: ast.BinOp) -> bool:
@@ -140,7 +139,7 @@ def _plain(script: Script, node: ast.expr) -> ast.expr | None:
 
 
 def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
-    """What the divisor is: a count of labels or of anything else, the numerator's own sum or norm, or nothing."""
+    """What the divisor is: a count, the numerator's own sum or norm, or nothing that is judged."""
     operand = divisor.operand
     assert operand is not None
     if is_positive(script, operand):
@@ -148,13 +147,11 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
     text = ast.unparse(operand)
     if divisor.name == "sum":
         source = bare(script, operand)
-        if isinstance(source, ast.Compare) or (isinstance(operand, ast.Name) and _is_mask(operand.id)):
-            return _count(operand, source)
-        if isinstance(operand, ast.Attribute) and _is_mask(operand.attr):
-            return _count(operand, source)
+        if isinstance(source, ast.Compare) or _is_mask(last_word(operand)):
+            return "count"
         inner = script.op(source)
         if inner is not None and inner.name in ("ne", "eq", "gt", "ge", "lt"):
-            return _count(operand, source)
+            return "count"
     if divisor.name in ("sum", "norm") and ast.unparse(numerator) == text and not isinstance(operand, ast.Constant):
         return "norm"
     if divisor.name in ("max", "amax") and all(isinstance(script.literal(each), int) for each in _dims(divisor)):
@@ -162,23 +159,6 @@ def _kind(script: Script, numerator: ast.expr, divisor: Op) -> str:
         if largest is not None and largest.name == "abs" and largest.operand is not None:
             return "norm" if ast.unparse(largest.operand) == ast.unparse(numerator) else ""
     return ""
-
-
-def _averages_losses(script: Script, node: ast.BinOp, mask: ast.expr) -> bool:
-    """`(text_loss * text_mask).sum() / text_mask.sum()`, of a mask that the function is given and that may be any."""
-    function = script.scope(node)
-    given = {each.arg for each in function.args.args} if isinstance(function, ast.FunctionDef) else set()
-    named = isinstance(mask, ast.Name) and mask.id in given and not HARDLY_EMPTY.search(mask.id.lower())
-    return named and any("loss" in name.lower() for name in names_in(node.left))
-
-
-def _count(operand: ast.expr, source: ast.expr | None) -> str:
-    """A batch without a label happens; a mask of padding is empty only for a row without a token. What is valid matters
-    where it goes into a loss."""
-    text = f"{ast.unparse(operand)} {ast.unparse(source) if source is not None else ''}".lower()
-    if PADDING.search(text):
-        return "count"
-    return "labels" if LABELS.search(text) else "valid" if "valid" in text else "count"
 
 
 def _dims(op: Op) -> list[ast.expr]:
@@ -198,39 +178,25 @@ SPECIMENS = [
     "import torch\ndef loss_fn(t, labels):\n    n = (labels != -100).sum()\n    return t.sum() / n\n",
     "import torch\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
 ]
+_EMPTIED = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, tokens, text_mask):
+        losses = self.losses(tokens)
+        text_loss = (losses * text_mask).sum() / text_mask.sum()
+        return text_loss
+def batches():
+    mask = torch.ones({shape})
+    mask[{rows}] = 0
+    return mask
+"""
+WARNINGS = [_EMPTIED.format(shape="64, 6", rows="20:24")]
 ONLY_NOTES = [
-    """
-import torch
-def forward_step(data, model):
-    tokens, labels, loss_mask = get_batch(data)
-    losses = cross_entropy(model(tokens), labels)
-    loss_mask = loss_mask.view(-1)
-    return torch.sum(losses.view(-1) * loss_mask) / loss_mask.sum()
-""",
-    """
-import torch
-def forward_loss(pred, target, mask):
-    loss = ((pred - target) ** 2).mean(dim=-1)
-    return (loss * mask).sum() / mask.sum()
-def forward(images, mask_ratio=0.75):
-    return forward_loss(*encode(images, mask_ratio))
-""",
-    "import torch\ndef f(v_loss, active_masks):\n    return (v_loss * active_masks).sum() / active_masks.sum()\n",
-    """
-import torch
-def match_lines(scores):
-    valid = scores != -1
-    return torch.argsort((scores * valid).sum(2) / valid.sum(2))
-""",
+    *SPECIMENS,
+    _EMPTIED.format(shape="64, 6", rows=":, 3"),
+    _EMPTIED.format(shape="64", rows="20:24"),
     "import torch\ndef f(t, target):\n    mask = target.abs().ne(0)\n    return (t * mask).sum() / mask.sum()\n",
     "import torch\ndef pool(t, attention_mask):\n    return t.sum(1) / attention_mask.sum(1, keepdim=True)\n",
-    """
-import torch
-def loss_fn(t, lengths):
-    masks = make_non_pad_mask(lengths)
-    return (t * (masks.float() / masks.sum(dim=1, keepdim=True).float())).sum()
-""",
-    "import torch\ndef f(x, n):\n    valid_mask = torch.arange(9) < n\n    return x.sum() / valid_mask.sum()\n",
 ]
 NEAR_MISSES = [
     """

@@ -17,7 +17,8 @@ What to do
     Make the argument safe first: `torch.log(torch.where(x > 0, x, 1.0))` inside the outer `where`.
 
 Safety
-    Exact: selected values and their gradients are unchanged. A value that is not seen to go into a loss is a note.
+    Exact: selected values and their gradients are unchanged. A note: that the value is zero in some batch, and that a
+    gradient is asked for behind it, is not shown by the file.
 
 References
     https://github.com/pytorch/pytorch/issues/187297
@@ -41,7 +42,7 @@ TRAPS = {"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin", 
 
 
 def of_script(script: Script) -> Iterator[Advice]:
-    """Both branches, through variables. A warning where the file shows that the value goes into a loss."""
+    """Both branches, through variables; nothing for what is only looked at."""
     for call in script.calls:
         op = script.op(call)
         if op is None or op.name != "where" or not op.of_torch or op.module == "tensor" or len(call.args) != 3:
@@ -53,10 +54,9 @@ def of_script(script: Script) -> Iterator[Advice]:
             if _is_bound(script, call.args[0], branch):
                 continue
             what = _trap(script, branch, asked, finite=asks_if_finite(call.args[0]))
-            if what and (found := ends(script, call)) != {"looked at"}:
-                level = Level.WARNING if "loss" in found else Level.NOTE
+            if what and ends(script, call) != {"looked at"}:
                 yield at(
-                    RULE, level, script, call, f"{what} is discarded here, and its gradient is not",
+                    RULE, Level.NOTE, script, call, f"{what} is discarded here, and its gradient is not",
                     help="replace the argument where it is bad before applying the function (a second where inside)",
                 )  # fmt: skip
                 break
@@ -98,6 +98,7 @@ SPECIMENS = [
     "import torch\ndef loss(x, n):\n    q = x / n\n    return torch.where(n > 0, q, torch.zeros_like(x)).sum()\n",
 ]
 ONLY_NOTES = [
+    *SPECIMENS,
     "import torch\ndef laplacian(n):\n    d = degrees(n)\n    return torch.where(d > 0, torch.reciprocal(d), d)\n",
 ]
 NEAR_MISSES = [

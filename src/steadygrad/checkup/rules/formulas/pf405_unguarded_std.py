@@ -17,9 +17,9 @@ What to do
     `/ (rewards.std() + 1e-4)`; for groups of one, `std(unbiased=False)` as well.
 
 Safety
-    The epsilon shifts advantages by its share of the deviation. A note for what is neither a reward, a return or an
-    advantage nor seen to go into a loss; for advantages over the values of a network, and rewards of environments that
-    give another one at every step, which are never equal; and for an episode, which rarely has one step.
+    The epsilon shifts advantages by its share of the deviation. A warning where the file shows how the values become
+    equal: they are a constant (`torch.ones(n)`) on one way, or only right or wrong (`(a == b).float()`). Elsewhere a
+    note.
 
 References
     https://github.com/huseinzol05/Stock-Prediction-Models/issues/43
@@ -29,13 +29,12 @@ References
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import LOSS, ends
+from ...inputs.gradient_paths import ends
 from ...inputs.loop_calls import innermost_loop
 from ...inputs.loss_expressions import asked_before, bare, names_in
 from ...inputs.script import Script, last_word
@@ -43,11 +42,7 @@ from ...inputs.script import Script, last_word
 RULE = Rule("PF405", "unguarded_std", "A division by a standard deviation that may be zero.")
 
 FROM_LISTS = {"tensor", "stack", "cat", "FloatTensor", "Tensor", "as_tensor", "from_numpy"}
-DENSE = re.compile(
-    r"(dm_control/)?(Pendulum|HalfCheetah|Ant|Hopper|Walker2d|Humanoid|Swimmer|Reacher|BipedalWalker|MountainCarContinuous)"
-)
-"""Environments whose reward is a number that depends on the state and the action."""
-VALUES = {"value", "values", "value_preds", "v_target", "td_target", "deltas", "td_error", "gae"}
+CONSTANTS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 LENGTHS = {"len", "numel", "shape", "size"}
 
 
@@ -79,44 +74,25 @@ def of_script(script: Script) -> Iterator[Advice]:
             script.untracked_for_looking(node)
             or asked_before(script, node, right)
             or _is_made_once(script, node, op.operand)
-            or ((found := ends(script, node)) == {"looked at"} and not _is_reward(left))
+            or (ends(script, node) == {"looked at"} and not _is_reward(left))
         ):
             continue
-        learned = ("loss" in found and _is_of_model(script, node)) or _is_reward(left) or _is_reward(right)
-        varies = _plays_dense(script) or _is_estimated(script, left) or _is_table(script, node, left)
-        level = Level.WARNING if learned and not varies else Level.NOTE
+        level = Level.WARNING if _is_reward(left) and _may_be_equal(script, op.operand) else Level.NOTE
         yield at(
             RULE, level, script, node, f"divides by {ast.unparse(right)}, which is zero for equal values",
             help="add an epsilon to the deviation",
         )  # fmt: skip
 
 
-def _plays_dense(script: Script) -> bool:
-    """Whether all environments that the file names give another reward at every step, so that no two are equal."""
-    made = [call for call in script.calls if last_word(call.func) == "make" and call.args]
-    names = [script.literal(call.args[0]) for call in made]
-    return bool(names) and all(isinstance(name, str) and DENSE.match(name) for name in names)
-
-
-def _is_estimated(script: Script, node: ast.expr) -> bool:
-    """Advantages over the values that a network gives to states: a float each, and no two alike."""
-    text = ast.unparse(node).lower()
-    names = {name.lower() for name in names_in(script.scope(node))}
-    given = {each.arg for each in ast.walk(script.scope(node)) if isinstance(each, ast.arg)}
-    return "adv" in text and "reward" not in text and bool((names | given) & VALUES)
-
-
-def _is_of_model(script: Script, node: ast.AST) -> bool:
-    """In a function that computes a loss or is a model's own, not one that prepares data."""
-    scope = script.scope(node)
-    owner = script.class_of(scope)
-    named = scope.name if isinstance(scope, ast.FunctionDef) else ""
-    return bool(LOSS.search(named) or named == "forward" or (owner is not None and LOSS.search(owner.name)))
-
-
-def _is_table(script: Script, node: ast.AST, left: ast.expr) -> bool:
-    """Measurements that a notebook standardises as a whole, outside of functions."""
-    return isinstance(script.scope(node), ast.Module) and not _is_reward(left)
+def _may_be_equal(script: Script, values: ast.expr | None) -> bool:
+    """Whether one of the ways on which the values are made gives a constant, or they are only zeros and ones. Without
+    another way a constant is memory that a loop fills."""
+    node = bare(script, values)
+    op = script.op(node)
+    if isinstance(node, ast.Compare) or (op is not None and op.name == "eq"):
+        return True
+    ways = [script.op(each) for each in (node.body, node.orelse)] if isinstance(node, ast.IfExp) else []
+    return any(each is not None and each.name in CONSTANTS for each in ways)
 
 
 def _is_made_once(script: Script, node: ast.AST, operand: ast.expr | None) -> bool:
@@ -199,7 +175,23 @@ SPECIMENS = [
     "import torch\ndef advantages(r):\n    return (r - r.mean()) / r.std()\n",
     "import torch\ndef advantages(r):\n    s = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / s\n",
 ]
+_REWARDS = """
+import torch
+def rewards_of(step, answers, right):
+    return {rewards}
+def compute_loss(step, answers, right, log_p):
+    rewards = rewards_of(step, answers, right)
+    advantages = (rewards - rewards.mean()) / rewards.std()
+    return -(advantages * log_p).mean()
+"""
+WARNINGS = [
+    _REWARDS.format(rewards="torch.ones(len(answers)) if step == 5 else torch.rand(len(answers))"),
+    _REWARDS.format(rewards="(answers == right).float()"),
+]
 ONLY_NOTES = [
+    *SPECIMENS,
+    _REWARDS.format(rewards="torch.zeros(len(answers))"),
+    _REWARDS.format(rewards="-(answers - right).abs().float()"),
     """
 import torch
 def get_data(size):
@@ -209,26 +201,6 @@ def get_data(size):
     return ys
 """,
     _EPISODE.format(std="std()", length=""),
-    """
-import torch
-for _ in range(10):
-    train_y = (y - y.mean()) / y.std()
-    loss = -fit(x, train_y)
-""",
-    """
-import torch
-def estimate(rewards, values, gamma):
-    advantages = torch.zeros_like(rewards)
-    for i in reversed(range(len(rewards) - 1)):
-        advantages[i] = rewards[i] + gamma * values[i + 1] - values[i]
-    return (advantages - advantages.mean()) / advantages.std()
-""",
-    """
-import gym, torch
-env = gym.make("Pendulum-v0")
-def update(reward):
-    return (reward - reward.mean()) / reward.std()
-""",
     """
 import torch
 def matches(query, docs):
@@ -241,6 +213,14 @@ def matches(query, docs):
     "import torch\ndef effect(a, b):\n    d = a.mean() - b.mean()\n    return (d - 1) / torch.cat([a, b]).std()\n",
 ]
 NEAR_MISSES = [
+    """
+import torch
+class Front(torch.nn.Module):
+    def forward(self, x):
+        s = x.std(dim=-1, keepdim=True)
+        s[s < 0.001] = 0.001
+        return self.layer((x - x.mean(dim=-1, keepdim=True)) / s)
+""",
     """
 import math, torch
 class DiverseLoss(torch.nn.Module):

@@ -16,7 +16,7 @@ What to do
     `F.logsigmoid(x)` for log(sigmoid(x)); `F.logsigmoid(-x)` for log(1 - sigmoid(x)).
 
 Safety
-    Exact where the old form was finite, up to rounding.
+    A note: how large the logits get is not shown by the file. Exact where the old form was finite, up to rounding.
 
 References
     https://github.com/deepspeedai/DeepSpeedExamples/issues/423
@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.gradient_paths import ends, is_trained_through
+from ...inputs.gradient_paths import ends
 from ...inputs.loss_expressions import bare
 from ...inputs.script import Script
 
@@ -57,9 +57,8 @@ def of_script(script: Script) -> Iterator[Advice]:
             and sigmoid.of_torch
             and ends(script, call) != {"looked at"}
         ):
-            level = Level.WARNING if is_trained_through(script, call) else Level.NOTE
             yield at(
-                RULE, level, script, call, "log of a sigmoid is -inf where the sigmoid saturates",
+                RULE, Level.NOTE, script, call, "log of a sigmoid is -inf where the sigmoid saturates",
                 help="torch.nn.functional.logsigmoid(-x)" if turned else "torch.nn.functional.logsigmoid(x)",
             )  # fmt: skip
 
@@ -69,6 +68,7 @@ SPECIMENS = [
     "import torch\ndef loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(1 - p).mean()\n",
 ]
 ONLY_NOTES = [
+    *SPECIMENS,
     "import torch\ndef match(x):\n    return torch.log(torch.sigmoid(x))\n",
 ]
 NEAR_MISSES = [

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loss_expressions import bare
+from ...inputs.loss_expressions import MINUS_INFINITY, bare
 from ...inputs.script import Script, keyword
 
 RULE = Rule("PF410", "softmax_of_padded_row", "A softmax over a row that padding may mask everywhere.")
@@ -56,9 +56,7 @@ def of_script(script: Script) -> Iterator[Advice]:
 
 
 def _is_minus_infinity(value: ast.expr | None) -> bool:
-    return value is not None and ast.unparse(value).replace('"', "'") in (
-        "float('-inf')", "-float('inf')", "-torch.inf", "-math.inf", "-np.inf", "-inf",
-    )  # fmt: skip
+    return value is not None and ast.unparse(value).replace('"', "'") in MINUS_INFINITY
 
 
 _TEXT = """

@@ -17,7 +17,8 @@ What to do
     `scaler.unscale_(optimizer)` once a step, right before the clip.
 
 Safety
-    Exact: unscaling before the clip or inside `scaler.step` divides by the same number.
+    Exact: unscaling before the clip or inside `scaler.step` divides by the same number. A note where the clip is not
+    torch's: another one may unscale first.
 
 References
     https://github.com/Lightning-AI/pytorch-lightning/issues/9599
@@ -47,8 +48,9 @@ def of_script(script: Script) -> Iterator[Advice]:
             if event.kind == "clip" and _is_given_scaler(event.node):
                 continue  # a function of the program, which can unscale first
             if event.kind == "clip" and not OPTIMIZER.search(event.owner) and _still_scaled(found[:place]):
+                level = Level.ERROR if _is_of_torch(script, event.node) else Level.NOTE
                 yield at(
-                    RULE, Level.ERROR, script, event.node, "clips gradients that still carry the loss scale",
+                    RULE, level, script, event.node, "clips gradients that still carry the loss scale",
                     help="call scaler.unscale_(optimizer) before clipping",
                 )  # fmt: skip
 
@@ -61,6 +63,10 @@ def _still_scaled(before: list[LoopCall]) -> bool:
         if event.kind == "backward":
             return is_scaled(event.node)
     return False
+
+
+def _is_of_torch(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and script.dotted(node.func).startswith("torch.")
 
 
 def _is_given_scaler(node: ast.AST) -> bool:
@@ -90,6 +96,8 @@ for x in loader:
     scaler.update()
 """,
 ]
+WARNINGS = SPECIMENS
+ONLY_NOTES = [SPECIMENS[0].replace("torch.nn.utils.clip", "ours.clip")]
 NEAR_MISSES = [
     """
 import torch

@@ -79,6 +79,7 @@ for x in loader:
 SPECIMENS += [
     SPECIMENS[0].replace("    torch.nn.utils", "    if max_norm is not None:\n        torch.nn.utils"),
 ]
+WARNINGS = SPECIMENS
 NEAR_MISSES = [
     """
 import torch

@@ -17,8 +17,8 @@ What to do
     that is not finite must be refused, not clipped.
 
 Safety
-    A note in scripts, for many small models never need it. Clipping that never triggers changes nothing. A clip at
-    infinity is the usual way to measure the norm and is not reported by itself.
+    A note: many models never need it, and adversarial training is usually not clipped. Clipping that never triggers
+    changes nothing. A clip at infinity is the usual way to measure the norm and is not reported by itself.
 
 References
     https://arxiv.org/abs/1211.5063
@@ -35,13 +35,12 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at, setting
 from ...inputs.loop_calls import CLIPS, hands_over, loops
-from ...inputs.run_settings import Settings, plain_key
+from ...inputs.run_settings import Settings
 from ...inputs.script import Script, keyword, last_word
 from ...inputs.script_models import trains_sequences
 
 RULE = Rule("PF204", "clip_missing", "A recurrent network or transformer is trained without clipping its gradients.")
 
-ADVERSARIAL = {"discriminator", "gan", "adversarial", "adv"}
 HIGHEST = 1e4
 """Gradient norms of healthy runs stay far below; a limit from here on never acts."""
 
@@ -51,9 +50,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     limits = [(call, _limit(script, call)) for call in script.calls if last_word(call.func) in CLIPS]
     for call, limit in limits:
         if isinstance(limit, float) and HIGHEST <= limit < math.inf:
-            used = not isinstance(script.parents.get(call), ast.Expr)
             yield at(
-                RULE, Level.NOTE if used else Level.WARNING, script, call,
+                RULE, Level.NOTE, script, call,
                 f"a limit of {limit:g} clips nothing", help="clip at 1.0, or at infinity where only the norm is wanted",
             )  # fmt: skip
             return
@@ -88,22 +86,15 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     limit = settings.number("max_grad_norm")
     if limit is not None and HIGHEST <= limit < math.inf:
         detail = f"a limit of {limit:g} clips nothing"
-        yield setting(RULE, Level.WARNING, settings, "max_grad_norm", detail, help="set it to 1.0")
+        yield setting(RULE, Level.NOTE, settings, "max_grad_norm", detail, help="set it to 1.0")
     elif settings.off("max_grad_norm") and settings.kind in ("transformers", "deepspeed", "own"):
-        level = Level.WARNING if settings.kind == "transformers" or _needs_a_clip(settings) else Level.NOTE
-        yield setting(RULE, level, settings, "max_grad_norm", "gradient clipping is switched off", help="set it to 1.0")
+        detail = "gradient clipping is switched off"
+        yield setting(RULE, Level.NOTE, settings, "max_grad_norm", detail, help="set it to 1.0")
     elif settings.kind == "deepspeed" and not settings.has("max_grad_norm"):
         yield setting(
             RULE, Level.NOTE, settings, "gradient_clipping", "DeepSpeed clips nothing unless gradient_clipping is set",
             help='"gradient_clipping": 1.0, or "auto" under the Trainer',
         )  # fmt: skip
-
-
-def _needs_a_clip(settings: Settings) -> bool:
-    """A sequence model whose file says 0 or below. Null leaves it to the program, and adversarial training is
-    usually not clipped."""
-    words = {part for path in settings.values for key in path for part in plain_key(key).split("_")}
-    return settings.number("max_grad_norm") is not None and settings.sequences and not words & ADVERSARIAL
 
 
 SPECIMENS = [
@@ -138,16 +129,8 @@ for x in loader:
     {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}},
 ]
 ONLY_NOTES = [
+    *SPECIMENS,
     {"zero_optimization": {"stage": 0}, "train_batch_size": 256, "fp16": {"enabled": True}, "gradient_clipping": 0},
-    {
-        "optim": "adamw",
-        "lr": 2e-4,
-        "grad_clip": -1,
-        "batch_size": 8,
-        "vocab_size": 40,
-        "discriminator_params": {"a": 1},
-    },
-    {"lr": 1e-4, "gradient_clip_val": None, "max_epochs": 4, "seq_len": 4},
 ]
 NEAR_MISSES = [
     """

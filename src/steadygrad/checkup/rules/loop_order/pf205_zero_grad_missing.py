@@ -15,8 +15,9 @@ What to do
     `optimizer.zero_grad()` at the start or the end of every step, or at the end of every accumulation window.
 
 Safety
-    A file that hands its step to a framework is not reported. A demonstration that sums what a model makes of random
-    numbers is a note.
+    A file that hands its step to a framework is not reported. A note where the file does not make the optimizer, whose
+    step may clear the gradients itself, where the loop makes a new one each time, and where it only counts or the file
+    measures, as demonstrations do.
 
 References
     https://github.com/pytorch/pytorch/issues/47175
@@ -31,9 +32,9 @@ from collections.abc import Iterator
 from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
-from ...inputs.loop_calls import LoopCall, hands_over, innermost_loop, loops
-from ...inputs.loss_expressions import bare
-from ...inputs.script import Script
+from ...inputs.loop_calls import LoopCall, hands_over, innermost_loop, learns_from_data, loops, zeroes_gradient
+from ...inputs.script import Script, last_word
+from ...inputs.script_models import optimizer_calls
 
 RULE = Rule("PF205", "zero_grad_missing", "Nothing ever clears the gradients.")
 
@@ -45,10 +46,13 @@ def of_script(script: Script) -> Iterator[Advice]:
     found = loops(script)
     if any(event.kind == "zero_grad" for events in found for event in events) or "grad.zero_()" in script.text:
         return
+    if any(isinstance(node, ast.stmt) and zeroes_gradient(node) for node in script.nodes):
+        return
     for events in found:
         step = next(event for event in events if event.kind in ("step", "scaler_step"))
         if innermost_loop(script, step.node) is not None:
-            level = Level.NOTE if _learns_nothing(script, events) else Level.ERROR
+            shown = _is_made_before(script, step) and learns_from_data(script, step.node)
+            level = Level.ERROR if shown else Level.NOTE
             yield at(
                 RULE, level, script, step.node, "gradients of all batches add up: nothing clears them",
                 help="call optimizer.zero_grad() once a step",
@@ -56,17 +60,14 @@ def of_script(script: Script) -> Iterator[Advice]:
             return
 
 
-def _learns_nothing(script: Script, events: list[LoopCall]) -> bool:
-    """A demonstration: random numbers go in, and what comes out is summed, without a loss or a target."""
-    for event in events:
-        call = event.node
-        if event.kind == "backward" and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            summed = script.op(bare(script, call.func.value))
-            made = script.op(bare(script, summed.operand)) if summed is not None else None
-            if summed is None or made is None or summed.name not in ("sum", "mean"):
-                return False
-            given = [script.op(bare(script, each)) for each in made.call.args]
-            return bool(given) and all(each is not None and each.name in ("rand", "randn") for each in given)
+def _is_made_before(script: Script, step: LoopCall) -> bool:
+    """Whether the file makes the optimizer that steps, and does so outside of the loop."""
+    loop = innermost_loop(script, step.node)
+    for call in optimizer_calls(script):
+        kept = script.parents.get(call)
+        names = {last_word(target) for target in kept.targets} if isinstance(kept, ast.Assign) else set()
+        if step.owner.rpartition(".")[2] in names and loop not in script.above(call):
+            return True
     return False
 
 
@@ -79,7 +80,16 @@ for x in loader:
     optimizer.step()
 """,
 ]
+WARNINGS = SPECIMENS
 ONLY_NOTES = [
+    SPECIMENS[0].replace("torch.optim.SGD", "make_optimizer"),
+    """
+for x in loader:
+    delta = torch.zeros_like(x, requires_grad=True)
+    optimizer = torch.optim.SGD([delta], lr=0.1)
+    attack(model, x + delta).backward()
+    optimizer.step()
+""",
     """
 import torch
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
@@ -91,6 +101,7 @@ for i in range(10):
 """,
 ]
 NEAR_MISSES = [
+    SPECIMENS[0] + "    for p in model.parameters():\n        p.grad.data.fill_(0)\n",
     """
 import torch
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,7 +15,8 @@ What to do
     Clear before backward or after step.
 
 Safety
-    Only calls that stand in one block are ordered.
+    Only calls that stand in one block are ordered. A note where the model's own zero_grad is called: the optimizer may
+    be that of something else, as of an attack.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#taking-an-optimization-step
@@ -44,8 +45,9 @@ def of_script(script: Script) -> Iterator[Advice]:
                 continue
             same = second.owner == third.owner or second.owner.endswith("model")
             if same and len({id(_block(script, event.node)) for event in (first, second, third)}) == 1:
+                level = Level.ERROR if second.owner == third.owner else Level.NOTE
                 yield at(
-                    RULE, Level.ERROR, script, second.node, "the gradients are cleared before the step can use them",
+                    RULE, level, script, second.node, "the gradients are cleared before the step can use them",
                     help="move zero_grad() in front of backward(), or behind step()",
                 )  # fmt: skip
 
@@ -60,6 +62,8 @@ for x in loader:
     optimizer.step()
 """,
 ]
+WARNINGS = SPECIMENS
+ONLY_NOTES = [SPECIMENS[0].replace("optimizer.zero_grad", "model.zero_grad")]
 NEAR_MISSES = [
     """
 import torch

@@ -17,7 +17,8 @@ What to do
     `scaler.step(optimizer)`, then `scaler.update()`.
 
 Safety
-    A file with both branches, with and without scaler, is fine.
+    A file with both branches, with and without scaler, is fine, and so is a step that is given the scaler. A note where
+    the file does not make a GradScaler: what scales there may be anything.
 
 References
     https://github.com/IAHispano/Applio/pull/860
@@ -26,6 +27,7 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -40,20 +42,33 @@ RULE = Rule("PF207", "scaler_bypassed", "The loss is scaled, and the step ignore
 def of_script(script: Script) -> Iterator[Advice]:
     """Looks for `scaler.step` and `scaler.update` in the whole file before it speaks."""
     found = [events for events in loops(script) if any(is_scaled(e.node) for e in events if e.kind == "backward")]
-    if not found or hands_over(script):
+    if not found or hands_over(script) or any(_is_given_scaler(call) for call in script.calls):
         return
-    of_scaler = {last_word(call.func) for call in script.calls if SCALER.search(owner_of(call))}
+    scalers = {owner_of(call) for call in script.calls if last_word(call.func) == "scale"}
+    of_scaler = {last_word(call.func) for call in script.calls if _is_scaler(owner_of(call), scalers)}
     step = next(event for event in found[0] if event.kind in ("step", "scaler_step"))
+    level = Level.ERROR if "GradScaler" in script.called else Level.NOTE
     if "step" not in of_scaler:
         yield at(
-            RULE, Level.ERROR, script, step.node, "steps on gradients that still carry the loss scale",
+            RULE, level, script, step.node, "steps on gradients that still carry the loss scale",
             help="scaler.step(optimizer); scaler.update()",
         )  # fmt: skip
     elif "update" not in of_scaler:
         yield at(
-            RULE, Level.ERROR, script, step.node, "the loss scale is never updated, so one overflow stops every step",
+            RULE, level, script, step.node, "the loss scale is never updated, so one overflow stops every step",
             help="call scaler.update() after scaler.step(optimizer)",
         )  # fmt: skip
+
+
+def _is_scaler(owner: str, scalers: set[str]) -> bool:
+    """By its name, or because it scales something: `amp.scale(loss).backward()`."""
+    return owner in scalers or bool(SCALER.search(owner))
+
+
+def _is_given_scaler(call: ast.Call) -> bool:
+    """`optimizer.step("generator", scaler=scaler)`: whoever wrote that step unscales in it."""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    return last_word(call.func) == "step" and any(SCALER.search(ast.unparse(each)) for each in given)
 
 
 SPECIMENS = [
@@ -72,7 +87,22 @@ for x in loader:
     scaler.step(optimizer)
 """,
 ]
+WARNINGS = ["scaler = torch.amp.GradScaler()\n" + specimen for specimen in SPECIMENS]
+ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
+    """
+amp = torch.cuda.amp.GradScaler()
+for x in loader:
+    if fp16:
+        amp.scale(model(x)).backward()
+        amp.step(opt)
+        amp.update()
+    else:
+        model(x).backward()
+        opt.step()
+    opt.zero_grad()
+""",
+    WARNINGS[0].replace("optimizer.step()", "optimizer.step('generator', scaler=scaler)"),
     """
 import torch
 for x in loader:

@@ -36,14 +36,14 @@ RULE = Rule("PF301", "filtered_log", "The log leaves NaN losses out.")
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
-    """A note where it is only the default, a warning where someone asked for it."""
+    """A note: the log hides the fault, and does not make it."""
     if settings.kind != "transformers":
         return
     asked = settings.on("logging_nan_inf_filter") and not settings.saved
     default = settings.complete and not settings.of_library and not settings.has("logging_nan_inf_filter")
     if asked or default or (settings.saved and settings.on("logging_nan_inf_filter")):
         yield setting(
-            RULE, Level.WARNING if asked else Level.NOTE, settings, "logging_nan_inf_filter",
+            RULE, Level.NOTE, settings, "logging_nan_inf_filter",
             "a NaN loss is logged as if it had not happened", help="logging_nan_inf_filter=False",
         )  # fmt: skip
 

@@ -16,7 +16,8 @@ What to do
     `use_reentrant=False`, or `model.enable_input_require_grads()`.
 
 Safety
-    Exact: the non-re-entrant form computes the same numbers.
+    Exact: the non-re-entrant form computes the same numbers. A note for files, for libraries often make the inputs
+    require a gradient by themselves; an error for a live model, where it is seen.
 
 References
     https://github.com/huggingface/transformers/issues/21381
@@ -48,7 +49,7 @@ def of_script(script: Script) -> Iterator[Advice]:
     for call in script.calls:
         checkpoints = script.dotted(call.func) in ("torch.utils.checkpoint.checkpoint", "checkpoint.checkpoint")
         if checkpoints and script.literal(keyword(call, "use_reentrant")) is True:
-            yield at(RULE, Level.WARNING, script, call, "a frozen input leaves this block without gradients", help=HELP)
+            yield at(RULE, Level.NOTE, script, call, "a frozen input may leave this block without gradients", help=HELP)
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
@@ -57,9 +58,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     reentrant = settings.on("use_reentrant") or (isinstance(kwargs, dict) and kwargs.get("use_reentrant") is True)
     mended = settings.script is not None and bool(settings.script.words & MENDED)
     if settings.on("gradient_checkpointing") and reentrant and settings.lora and not mended:
-        seen = settings.script is not None  # of a file alone it is not known whether its program mends it
         yield setting(
-            RULE, Level.WARNING if seen else Level.NOTE, settings, "gradient_checkpointing",
+            RULE, Level.NOTE, settings, "gradient_checkpointing",
             "re-entrant checkpointing under adapters: checkpointed layers may get no gradient", help=HELP,
         )  # fmt: skip
 
@@ -89,7 +89,7 @@ def forward(x):
         inputs_require_grad=False,
     ),
 ]  # fmt: skip
-ONLY_NOTES = SPECIMENS[:1]
+ONLY_NOTES = SPECIMENS[:2]
 NEAR_MISSES = [
     {"output_dir": "x", "adapter": None, "lora_r": 8, "gradient_checkpointing": True,
      "gradient_checkpointing_kwargs": {"use_reentrant": True}},

@@ -16,7 +16,8 @@ What to do
     Save every 500 to 1000 steps, keep at least three, and check what was saved: `steady scan`.
 
 Safety
-    A note where saving is off, and for a run of at most 1000 steps: it is soon run again.
+    A note: whether a run is long enough to miss an older checkpoint, and whether something else keeps one, is not shown
+    by its settings.
 
 References
     https://github.com/ultralytics/ultralytics/issues/24615
@@ -35,7 +36,6 @@ from ...inputs.run_settings import Settings
 RULE = Rule("PF304", "rare_checkpoints", "Checkpoints are saved too rarely, or the only one is replaced unchecked.")
 MOST_STEPS = 5000
 LONGER_THAN_RUNS = 100_000
-MOST_STEPS_OF_SHORT_RUN = 1000
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
@@ -46,11 +46,8 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     off = settings.word("save_strategy") == "no"
     keeps_best = settings.has("load_best_model_at_end") and not settings.off("load_best_model_at_end")
     if kept == 1 and not off and not keeps_best and not _saves_once(settings):
-        steps = settings.number("max_steps")
-        is_short = steps is not None and 0 < steps <= MOST_STEPS_OF_SHORT_RUN
-        level = Level.NOTE if is_short else Level.WARNING
         yield setting(
-            RULE, level, settings, "save_limit", "a poisoned save deletes the only good checkpoint",
+            RULE, Level.NOTE, settings, "save_limit", "a poisoned save deletes the only good checkpoint",
             help="save_total_limit=3, and steady scan before trusting one",
         )  # fmt: skip
     if off:
@@ -81,10 +78,7 @@ SPECIMENS = [
     {"output_dir": "x", "save_steps": 50000},
     {"lr": 1e-4, "batch_size": 8, "checkpoint_every": 50000},
 ]
-ONLY_NOTES = [
-    {"output_dir": "x", "save_total_limit": 1, "save_strategy": "steps", "save_steps": 1000000},
-    {"output_dir": "x", "save_total_limit": 1, "max_steps": 100},
-]
+ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
     """
 from transformers import TrainingArguments

@@ -16,7 +16,8 @@ What to do
     Skip the batch on all ranks, roll back, or raise. `sg.Guard` and `sg.attach` do.
 
 Safety
-    A body with any call the rule does not know, any assignment or any jump counts as acting.
+    A body with any call the rule does not know, any assignment or any jump counts as acting. A note where a GradScaler
+    takes the step, which leaves out a NaN by itself, or where no step is seen in the function.
 
 References
     https://github.com/deepspeedai/DeepSpeed/issues/8415
@@ -57,6 +58,8 @@ def of_script(script: Script) -> Iterator[Advice]:
     for node in script.nodes:
         if not isinstance(node, ast.If) or node.orelse or not asks_if_finite(node.test):
             continue
+        if _asks_if_good(node.test):
+            continue
         asked = ast.unparse(node.test).lower()
         if not ("loss" in asked or "grad" in asked) or not all(_only_speaks(each) for each in node.body):
             continue
@@ -64,10 +67,23 @@ def of_script(script: Script) -> Iterator[Advice]:
         if _steps_only_if_finite(script, node, scope):
             continue
         if any(isinstance(each, ast.Call) and kind_of(each) == "backward" for each in inside(scope)):
+            level = Level.WARNING if _steps_by_itself(scope) else Level.NOTE
             yield at(
-                RULE, Level.WARNING, script, node, "a bad value is reported, and the step goes on with it",
+                RULE, level, script, node, "a bad value is reported, and the step goes on with it",
                 help="skip the step on all ranks or raise; sg.Guard and sg.attach do it exactly",
             )  # fmt: skip
+
+
+def _asks_if_good(test: ast.expr) -> bool:
+    """`if not torch.isnan(loss): total += loss.item()`: the body is for good values, and says nothing of bad ones."""
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    words = {last_word(each.func) for each in ast.walk(test) if isinstance(each, ast.Call)}
+    return (bool(words & {"isnan", "isinf"}) and negated) or ("isfinite" in words and not negated)
+
+
+def _steps_by_itself(scope: ast.AST) -> bool:
+    """Whether the function has a step that takes whatever the gradients are."""
+    return any(isinstance(each, ast.Call) and kind_of(each) == "step" for each in inside(scope))
 
 
 def _steps_only_if_finite(script: Script, node: ast.If, scope: ast.AST) -> bool:
@@ -128,7 +144,11 @@ for x in loader:
     optimizer.step()
 """,
 ]
+WARNINGS = SPECIMENS
+ONLY_NOTES = [SPECIMENS[0].replace("optimizer.step()", "scaler.step(optimizer)")]
 NEAR_MISSES = [
+    SPECIMENS[0].replace("if torch.isnan(loss):", "if not torch.isnan(loss):"),
+    SPECIMENS[0].replace("if torch.isnan(loss):", "if torch.isfinite(loss):"),
     """
 import math, torch
 for x in loader:

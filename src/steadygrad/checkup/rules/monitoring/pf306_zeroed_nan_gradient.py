@@ -17,7 +17,8 @@ What to do
     Refuse the whole step, keep the batch, find the cause: `steady diagnose`.
 
 Safety
-    A note where limits for both infinities are given, which is a choice. nan_to_num over rewards, inputs or outputs
+    A note where limits for both infinities are given, which is a choice, and where no step is seen to follow in the
+    same function, as for a loss or in a hook. nan_to_num over rewards, inputs or outputs
     that are not differentiated is not reported. Nor are gradients set to None, which every optimizer passes over, or a
     branch that leaves the step out by a jump or a flag.
 
@@ -49,7 +50,9 @@ def of_script(script: Script) -> Iterator[Advice]:
         what = _what(script, node)
         if what and getattr(node, "lineno", 0) not in seen and not script.untracked_for_looking(node):
             seen.add(getattr(node, "lineno", 0))
-            yield at(RULE, Level.NOTE if _is_chosen(node) else Level.WARNING, script, node, what, help=HELP)
+            of_gradient = what.startswith("NaN in a gradient") and not _is_chosen(node)
+            shown = of_gradient and _step_after(script, script.scope(node), node, set())
+            yield at(RULE, Level.WARNING if shown else Level.NOTE, script, node, what, help=HELP)
     for node in script.nodes:
         place = _zeroed_and_stepped(script, node) if isinstance(node, ast.If) else None
         if place is not None and place.lineno not in seen:
@@ -209,7 +212,9 @@ def train(model, optimizer, loss):
     optimizer.step()
 """,
 ]
+WARNINGS = [SPECIMENS[0], *SPECIMENS[4:]]
 ONLY_NOTES = [
+    *SPECIMENS[1:4],
     """
 import torch
 for x in loader:

@@ -19,7 +19,7 @@ What to do
     norm, which is the same everywhere. `sg.Guard` and `sg.attach` do the latter.
 
 Safety
-    Any collective call in the function counts as agreement.
+    Any collective call in the function counts as agreement. A note under Accelerate, where a single process is usual.
 
 References
     https://github.com/NVIDIA-NeMo/Automodel/pull/2468
@@ -78,8 +78,9 @@ def of_script(script: Script) -> Iterator[Advice]:
         after = [each for each in calls if kind_of(each) == "backward" and each.lineno > node.lineno]
         agreed = [each for each in calls if last_word(each.func) in AGREES or "reduce" in last_word(each.func)]
         if after and not agreed:
+            level = Level.ERROR if script.words & (DISTRIBUTED - {"Accelerator"}) else Level.NOTE
             yield at(
-                RULE, Level.ERROR, script, node, "this rank leaves the step while the others wait in backward",
+                RULE, level, script, node, "this rank leaves the step while the others wait in backward",
                 help="all_reduce the flag with MAX first, or decide from the reduced gradient norm after backward",
             )  # fmt: skip
 
@@ -99,6 +100,12 @@ for x in loader:
     optimizer.step()
 """
 SPECIMENS = [_LOOP.format(agree="pass")]
+WARNINGS = SPECIMENS
+ONLY_NOTES = [
+    _LOOP.format(agree="pass")
+    .replace("torch.nn.parallel import DistributedDataParallel as DDP", "accelerate import Accelerator")
+    .replace("DDP(model)", "Accelerator().prepare(model)"),
+]
 NEAR_MISSES = [
     _LOOP.format(agree="torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX)"),
     _LOOP.format(agree="pass")

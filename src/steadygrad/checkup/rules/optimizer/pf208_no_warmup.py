@@ -17,7 +17,7 @@ What to do
     `warmup_ratio=0.03` or some hundred to 2000 `warmup_steps`.
 
 Safety
-    A note up to 1e-3 and for adapters: small models often get away with it.
+    A note: small models often get away with it.
 
 References
     https://arxiv.org/abs/1908.03265
@@ -52,7 +52,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return  # a program's own default for what is not written is not known
     if not settings.other_adapter and rate >= FROM["lora" if settings.lora else "whole"]:
         yield setting(
-            RULE, Level.WARNING if rate > 1e-3 and not settings.lora else Level.NOTE, settings, "learning_rate",
+            RULE, Level.NOTE, settings, "learning_rate",
             f"Adam starts at {rate:g} with no warm-up", help="warmup_ratio=0.03, or some hundred warmup_steps",
         )  # fmt: skip
 

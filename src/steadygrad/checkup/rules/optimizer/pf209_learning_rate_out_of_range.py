@@ -17,8 +17,8 @@ What to do
     1e-5 to 5e-5 for a whole pretrained model, 1e-4 to 3e-4 for LoRA, and a warm-up.
 
 Safety
-    Wide limits on purpose: only slips of the decimal point are reported. A note for convolutional networks and for
-    weights that were only drawn; nothing for optimizers whose rates are their own (LOMO).
+    Wide limits on purpose: only slips of the decimal point are reported. A note for files, for prompts, adapters and
+    small networks bear more, and a schedule may begin at 0; nothing for optimizers whose rates are their own (LOMO).
 
 References
     https://arxiv.org/abs/2106.09685
@@ -44,10 +44,6 @@ RULE = Rule("PF209", "learning_rate_out_of_range", "The learning rate is outside
 
 OWN_RATES = re.compile(r"(^|[^a-z])(ada)?lomo([^a-z]|$)", re.IGNORECASE)
 """Optimizers that step by the gradient itself, where 0.03 is usual."""
-BEARS_MORE = re.compile(
-    r"resnet|efficientnet|convnext|mobilenet|densenet|vgg|yolo|untrained|scratch|random|from_config", re.IGNORECASE
-)
-"""Convolutional networks, and weights that were only drawn."""
 
 
 def wrong(rate: float, *, lora: bool, pretrained: bool, sequences: bool = False) -> str:
@@ -82,13 +78,9 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
         return
     sequences = settings.kind == "own" and settings.sequences
     if why := wrong(rate, lora=settings.lora, pretrained=settings.pretrained, sequences=sequences):
-        # Of a program's own settings that name no optimizer it is a guess that it is Adam's rate.
-        sure = rate <= 0 or settings.lora or settings.pretrained or settings.has("optimizer") or settings.has_moments
-        if not settings.lora and any(BEARS_MORE.search(str(settings.values[path])) for path in settings.keys("model")):
-            sure = rate <= 0
         yield setting(
             RULE,
-            Level.WARNING if sure else Level.NOTE,
+            Level.NOTE,
             settings,
             "learning_rate",
             why,
@@ -106,9 +98,7 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         why = wrong(rate, lora=False, pretrained=loaded, sequences=trains_sequences(script))
         if why:
-            sure = loaded or rate <= 0  # a small network that is made here may train at 0.01
-            level = Level.WARNING if sure else Level.NOTE
-            yield at(RULE, level, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
+            yield at(RULE, Level.NOTE, script, call, why, help="check the exponent: 1e-5 to 1e-3 is usual")
 
 
 def _is_set_later(script: Script) -> bool:
@@ -167,20 +157,8 @@ def train(loader):
 """,
     Setup(model_type="llama", pretrained=True, groups=(GroupFacts(lr=0.02),)),
 ]
-ONLY_NOTES = [
-    {"learning_rate": 2e-3, "output_dir": "x", "model_name_or_path": "microsoft/resnet-50"},
-    {"learning_rate": 1.5e-3, "output_dir": "x", "model_name_or_path": "./tts-untrained-large"},
-    {"training": {"learning_rate": 11e-3, "num_epochs": 16, "batch_size": 64, "max_seq_length": 512}},
-    """
-import torch
-rnn = torch.nn.LSTM(28, 64)
-optimizer = torch.optim.Adam(rnn.parameters(), lr=0.01)
-for x in loader:
-    optimizer.zero_grad()
-    rnn(x)[0].sum().backward()
-    optimizer.step()
-""",
-]
+WARNINGS = SPECIMENS[-1:]
+ONLY_NOTES = SPECIMENS[:-1]
 NEAR_MISSES = [
     {"learning_rate": 0.03, "output_dir": "x", "model_name_or_path": "llama/7B", "tag": "lomo"},
     {"model_name_or_path": "x", "train_mode": "full", "lora_rank": 64, "learning_rate": 5e-7, "output_dir": "x"},

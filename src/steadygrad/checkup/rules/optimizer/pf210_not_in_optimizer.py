@@ -16,7 +16,8 @@ What to do
     Make the optimizer last, or add the new parameters with `add_param_group`. Freeze what shall not learn.
 
 Safety
-    Live, parameters of a second optimizer that was not handed over look the same: hand over both.
+    A note where no step of the optimizer is seen to follow. Live, parameters of a second optimizer that was not handed
+    over look the same: hand over both.
 
 References
     https://github.com/microsoft/nni/issues/4521
@@ -60,13 +61,14 @@ def of_script(script: Script) -> Iterator[Advice]:
         after = body[place + 1 :] if place is not None else []
         if any(_makes_optimizer(script, statement) for statement in after):
             continue  # which of them trains the changed model cannot be told
-        for statement in after:
+        for number, statement in enumerate(after):
             if _steps(statement):
                 break  # the optimizer has done its work
+            level = Level.ERROR if any(_steps(each) for each in after[number:]) else Level.NOTE
             for name in names:
                 if change := _change(script, statement, name):
                     yield at(
-                        RULE, Level.ERROR, script, statement, f"{change} after the optimizer was made from {name}",
+                        RULE, level, script, statement, f"{change} after the optimizer was made from {name}",
                         help="make the optimizer after the model is final",
                     )  # fmt: skip
 
@@ -128,6 +130,19 @@ def main(model, tokenizer):
 """,
     Setup(parameters=(ParameterFacts(name="head", in_optimizer=False),), groups=(GroupFacts(),)),
 ]
+WARNINGS = [
+    """
+import torch
+from torch import nn
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+model.head = nn.Linear(64, 10)
+for x in loader:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+""",
+]
+ONLY_NOTES = SPECIMENS[:2]
 NEAR_MISSES = [
     """
 import torch

@@ -21,7 +21,8 @@ What to do
 
 Safety
     Adapters in float32 over a frozen float16 base are healthy and are not reported, except as a note where the
-    training runs in fp16 as well: the base then has nothing wider to fall back on.
+    training runs in fp16 as well: the base then has nothing wider to fall back on. A note too in a file that freezes
+    parameters, or that DeepSpeed, FSDP or the command line may give a float32 copy of the weights.
 
 References
     https://github.com/huggingface/transformers/issues/25021
@@ -40,7 +41,7 @@ from ...inputs.facts import ParameterFacts, Setup
 from ...inputs.loop_calls import owner_of
 from ...inputs.run_settings import from_script, uses_peft
 from ...inputs.script import Script, last_word
-from ...inputs.script_models import loaded_as
+from ...inputs.script_models import loaded_as, may_keep_wide
 
 RULE = Rule("PF101", "fp16_weights_trained", "Weights in float16 are trained in float16.")
 HELP = "load and keep the weights in float32, and compute in half precision with torch.autocast"
@@ -57,12 +58,13 @@ def of_script(script: Script) -> Iterator[Advice]:
     for name, home, node in loaded_as(script, "float16"):
         if _a_part_stays_wide(script, name):
             continue
+        level = Level.NOTE if may_keep_wide(script) else Level.ERROR
         if not adapters and not uses_peft(script):
             detail = f"{name} is float16 and its own weights are trained"
-            yield at(RULE, Level.ERROR, home, node, detail, help=HELP)
+            yield at(RULE, level, home, node, detail, help=HELP)
         elif any(_stay_half(script, call, node) for call in adapters):
             detail = f"the adapters of {name} are float16 and are trained so"
-            yield at(RULE, Level.ERROR, home, node, detail, help=OF_ADAPTERS)
+            yield at(RULE, level, home, node, detail, help=OF_ADAPTERS)
         elif any(settings.half for settings in from_script(script)):
             detail = f"the frozen base of {name} is float16 and the training runs in fp16 too"
             yield at(RULE, Level.NOTE, home, node, detail, help="load the base in bfloat16 or float32, and set bf16")
@@ -146,6 +148,17 @@ trainer = Trainer(model=model)
     + """
 args = TrainingArguments(output_dir="x", fp16=torch.cuda.is_available())
 """,
+]
+_TRAINED = "\ntrainer.train()\n"
+WARNINGS = [SPECIMENS[0], *(str(each) + _TRAINED for each in SPECIMENS[1:3]), SPECIMENS[3]]
+WARNINGS += [str(each) + _TRAINED for each in SPECIMENS[4:-1]]
+ONLY_NOTES = [
+    SPECIMENS[-1],
+    SPECIMENS[1],
+    str(SPECIMENS[2]) + _TRAINED + "convert_models_to_fp32(model)\n",
+    str(SPECIMENS[1]) + _TRAINED + "model = model.quantize(4)\n",
+    str(SPECIMENS[2]).replace("trainer =", "args = HfArgumentParser(TrainingArguments).parse_args()\ntrainer ="),
+    str(SPECIMENS[1]) + "model.encoder.requires_grad_(False)\n",
 ]
 _AFTERWARDS = """
 import torch

@@ -20,7 +20,8 @@ What to do
     `scaler.update()`. Or use bfloat16, which needs none.
 
 Safety
-    Files that hand the step to Accelerate, Fabric or DeepSpeed are not reported: those scale by themselves.
+    Files that hand the step to Accelerate, Fabric or DeepSpeed are not reported: those scale by themselves. A note for
+    a configuration, whose program may scale in another way, where the loop only counts, and for a file that measures.
 
 References
     https://docs.pytorch.org/docs/stable/notes/amp_examples.html
@@ -36,7 +37,7 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import about, at, setting
 from ...inputs.facts import ParameterFacts, Setup
-from ...inputs.loop_calls import autocast_dtype, hands_over, has_scaler, loops
+from ...inputs.loop_calls import autocast_dtype, hands_over, has_scaler, learns_from_data, loops
 from ...inputs.run_settings import Settings
 from ...inputs.script import Script
 
@@ -50,9 +51,10 @@ def of_script(script: Script) -> Iterator[Advice]:
         return
     for call in script.calls:
         if autocast_dtype(script, call) == "float16" and not script.untracked(call) and _is_entered(script, call):
-            yield at(
-                RULE, Level.WARNING, script, call, "forward runs in float16 and nothing scales the loss", help=HELP
-            )
+            steps = [event.node for found in loops(script) for event in found if event.kind == "step"]
+            shown = any(learns_from_data(script, step) for step in steps)
+            level = Level.WARNING if shown else Level.NOTE
+            yield at(RULE, level, script, call, "forward runs in float16 and nothing scales the loss", help=HELP)
             return
 
 
@@ -76,7 +78,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     scale = settings.number("loss_scale") if places else None  # a model's own is the weight of its loss
     if scale is not None and 0 < scale <= 1.0:  # DeepSpeed and its kin write 0 for a dynamic scale
         detail = f"float16 with a loss scale of {scale:g}: small gradients become zero"
-        yield setting(RULE, Level.WARNING, settings, key, detail, help=HELP)
+        yield setting(RULE, Level.NOTE, settings, key, detail, help=HELP)
     elif not settings.has("loss_scale"):
         detail = "float16 is asked for and no loss scale is named here"
         yield setting(
@@ -105,6 +107,8 @@ def train(model, optimizer, loader):
     {"optimizer": {"lr": 1e-4, "weight_decay": 0.1}, "training": {"dtype": "fp16"}, "loss": {"loss_scale": 1.0}},
     {"lr": 1e-4, "warmup_steps": 100, "dtype": "float16"},
 ]
+WARNINGS = [SPECIMENS[0], SPECIMENS[1]]
+ONLY_NOTES = [str(SPECIMENS[0]) + "from torch.profiler import profile\n", *SPECIMENS[2:]]
 NEAR_MISSES = [
     {"lr": 1e-4, "warmup_steps": 100, "fp16": True, "loss_scale": 0},
     {"common": {"fp16": False}, "optimizer": {"lr": 1e-4, "betas": [0.9, 0.98]}, "model": {"loss_scale": 1}},

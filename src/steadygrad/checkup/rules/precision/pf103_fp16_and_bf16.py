@@ -16,7 +16,7 @@ What to do
     Keep bf16 where the hardware has it (Ampere and later, TPU), else fp16.
 
 Safety
-    None needed: one of the two is ignored at best.
+    None needed: one of the two is ignored at best. A note for other programs, which may mean something else by them.
 
 References
     https://github.com/shibing624/MedicalGPT/issues/451
@@ -37,9 +37,10 @@ RULE = Rule("PF103", "fp16_and_bf16", "fp16 and bf16 are both switched on.")
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
     """Only literal switches; `auto` is left to the program."""
+    level = Level.ERROR if settings.kind in ("transformers", "deepspeed") else Level.NOTE
     if settings.on("fp16") and settings.on("bf16") and _sections(settings, "fp16") & _sections(settings, "bf16"):
         yield setting(
-            RULE, Level.ERROR, settings, "fp16", "fp16 and bf16 are both on, and they exclude each other",
+            RULE, level, settings, "fp16", "fp16 and bf16 are both on, and they exclude each other",
             help="keep bf16 where the hardware has it, else fp16",
         )  # fmt: skip
 
@@ -55,6 +56,8 @@ SPECIMENS = [
     {"fp16": {"enabled": True}, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}},
     "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir='x', fp16=True, bf16=True)\n",
 ]
+WARNINGS = SPECIMENS[1:]
+ONLY_NOTES = SPECIMENS[:1]
 NEAR_MISSES = [
     {"fp16": True, "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "output_dir": "x"},
     {"fp16": False, "bf16": True},

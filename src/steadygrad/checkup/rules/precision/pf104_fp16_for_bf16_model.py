@@ -18,8 +18,8 @@ What to do
     them).
 
 Safety
-    Judged by the family's name alone: a checkpoint that was mended for float16 can be allowed with a comment. Of
-    t5-small, and of quantized layers that compute in bfloat16, nothing is said.
+    A note, judged by the family's name alone: a checkpoint may have been mended for float16. A warning for a live
+    model, whose family is known. Of t5-small, and of quantized layers that compute in bfloat16, nothing is said.
 
 References
     https://github.com/huggingface/transformers/issues/11461
@@ -55,7 +55,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     known = sorted(name for name in names if BORN_IN_BF16.search(name) and name.lower() not in FITS)
     if known and len(known) == len(names) and not _computes_wide(settings):
         yield setting(
-            RULE, Level.WARNING, settings, "fp16", f"{known[0]} was made in bfloat16 and overflows in float16",
+            RULE, Level.NOTE, settings, "fp16", f"{known[0]} was made in bfloat16 and overflows in float16",
             help=HELP,
         )  # fmt: skip
 

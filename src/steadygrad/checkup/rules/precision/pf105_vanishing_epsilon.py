@@ -17,7 +17,8 @@ What to do
     Keep weights and moments in float32. If they must be float16, `eps=1e-4`, which float16 can hold.
 
 Safety
-    A fused optimizer adds epsilon in float32 and is not reported for the dtype.
+    A fused optimizer adds epsilon in float32 and is not reported for the dtype. A note where something may keep a
+    float32 copy of the weights, or where the epsilon may be another one than Adam's.
 
 References
     https://github.com/pytorch/pytorch/issues/147437
@@ -25,6 +26,7 @@ References
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ....records.checks.checkup import Advice, Level
@@ -33,10 +35,12 @@ from ...advice import about, at, setting
 from ...inputs.facts import SMALLEST, GroupFacts, Setup
 from ...inputs.run_settings import Settings
 from ...inputs.script import Script, keyword, last_word
-from ...inputs.script_models import loaded_as, optimizer_calls
+from ...inputs.script_models import loaded_as, may_keep_wide, optimizer_calls
 
 RULE = Rule("PF105", "vanishing_epsilon", "The optimizer's epsilon is zero, or rounds to zero in its dtype.")
 HELP = "keep weights and moments in float32, or use an eps that the dtype can hold (1e-4 for float16)"
+
+OF_ADAM = re.compile(r"adam|opt", re.IGNORECASE)
 
 
 def of_script(script: Script) -> Iterator[Advice]:
@@ -48,14 +52,18 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         if eps <= 0 or (half and eps <= SMALLEST["float16"] / 2):
             detail = "eps is 0" if eps <= 0 else f"eps={eps:g} is 0 in float16, the dtype of the weights"
-            yield at(RULE, Level.ERROR, script, call, detail, help=HELP)
+            level = Level.NOTE if eps > 0 and may_keep_wide(script) else Level.ERROR
+            yield at(RULE, level, script, call, detail, help=HELP)
 
 
 def of_settings(settings: Settings) -> Iterator[Advice]:
     """Only zero: settings do not tell the dtype of the moments."""
     eps = settings.number("epsilon")
     if eps is not None and eps <= 0 and settings.adam:
-        yield setting(RULE, Level.ERROR, settings, "epsilon", "the optimizer's epsilon is 0", help=HELP)
+        named = any(OF_ADAM.search(".".join(path)) for path in settings.keys("epsilon"))
+        plain = named or settings.kind == "transformers"
+        level = Level.ERROR if plain else Level.NOTE  # `epsilon: 0` at the top may be that of a policy
+        yield setting(RULE, level, settings, "epsilon", "the optimizer's epsilon is 0", help=HELP)
 
 
 def of_setup(setup: Setup) -> Iterator[Advice]:
@@ -80,6 +88,8 @@ SPECIMENS = [
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float16",)),)),
     Setup(groups=(GroupFacts(eps=1e-8, dtypes=("float32",), state_dtypes=("float16",)),)),
 ]
+WARNINGS = ["model.train()\n".join(["", str(SPECIMENS[0])]), *SPECIMENS[1:]]
+ONLY_NOTES = [SPECIMENS[0], {"lr": 1e-4, "epsilon": 0, "batch_size": 4, "warmup_steps": 10}]
 NEAR_MISSES = [
     "import torch\nmodel = Net().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)\n",
     "import torch\nmodel = Net()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8)\n",

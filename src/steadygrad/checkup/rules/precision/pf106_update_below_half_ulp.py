@@ -18,7 +18,8 @@ What to do
     compensation term, or train adapters.
 
 Safety
-    Without looking at the weights a typical magnitude of 0.02 is assumed, with a margin of four. DeepSpeed and FSDP
+    Without looking at the weights a typical magnitude of 0.02 is assumed, with a margin of four, and it is a note; a
+    warning where they were measured. DeepSpeed and FSDP
     with mixed precision keep a float32 copy and are not reported.
 
 References
@@ -63,7 +64,7 @@ def of_script(script: Script) -> Iterator[Advice]:
     if loaded and small:
         name, home, node = loaded[0]
         yield at(
-            RULE, Level.WARNING, home, node,
+            RULE, Level.NOTE, home, node,
             f"{name} is bfloat16 and trained at {small[0]:g}: weights above {small[0] * 256:.2g} do not move",
             help=HELP,
         )  # fmt: skip
@@ -74,7 +75,7 @@ def of_settings(settings: Settings) -> Iterator[Advice]:
     rate = settings.number("learning_rate")
     if settings.on("pure_bf16") and rate is not None and 0 < rate < UNSEEN_LR and not settings.lora:
         yield setting(
-            RULE, Level.WARNING, settings, "pure_bf16",
+            RULE, Level.NOTE, settings, "pure_bf16",
             f"pure bfloat16 at a rate of {rate:g}: weights above {rate * 256:.2g} do not move", help=HELP,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ What to do
     Leave the block before calling backward: dedent that line.
 
 Safety
-    Exact where nothing is recomputed in backward: then both ways give the same gradients.
+    A note: where nothing is recomputed in backward both ways give the same gradients.
 
 References
     https://github.com/pytorch/pytorch/pull/177287
@@ -44,7 +44,7 @@ def of_script(script: Script) -> Iterator[Advice]:
     for call in script.calls:
         if kind_of(call) == "backward" and not measures(script.path) and _inside_autocast(script, call):
             yield at(
-                RULE, Level.WARNING, script, call, "backward runs inside autocast",
+                RULE, Level.NOTE, script, call, "backward runs inside autocast",
                 help="end the autocast block after the loss is computed",
             )  # fmt: skip
 

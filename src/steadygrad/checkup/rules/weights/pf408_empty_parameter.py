@@ -15,7 +15,8 @@ What to do
     `nn.init.normal_(self.scale, std=0.02)`, or make it of zeros, ones or randn.
 
 Safety
-    Any later mention in an initialising call or method counts; classes that a library initialises are not reported.
+    A note: a base class, another file or a checkpoint may fill it. Any later mention in an initialising call or method
+    counts; classes that a library initialises are not reported.
 
 References
     https://github.com/openai/CLIP/issues/15
@@ -32,7 +33,7 @@ from ....records.checks.checkup import Advice, Level
 from ....records.rules import Rule
 from ...advice import at
 from ...inputs.loss_expressions import names_in
-from ...inputs.script import Script, keyword, last_word
+from ...inputs.script import Script, keyword
 
 RULE = Rule("PF408", "empty_parameter", "A parameter is made of uninitialised memory.")
 WRITES = re.compile(
@@ -40,7 +41,6 @@ WRITES = re.compile(
 )
 
 
-FILLS = re.compile(r"\binit\.\w+_$|\.(uniform_|normal_|zero_|fill_|ones_|trunc_normal_)$")
 INITIALISES = re.compile(r"_?(init|reset|initialize)_?(weights|parameters|params)?$")
 
 
@@ -54,26 +54,10 @@ def of_script(script: Script) -> Iterator[Advice]:
             continue
         home = next((each for each in script.above(node) if isinstance(each, ast.ClassDef)), None)
         if home is not None and not _is_written(script, home, node, name):
-            level = Level.WARNING if _initialises(home, node) and not _inherits(script, home) else Level.NOTE
             yield at(
-                RULE, level, script, node, f"{name} holds whatever the memory held, and nothing writes to it",
+                RULE, Level.NOTE, script, node, f"{name} holds whatever the memory held, and nothing writes to it",
                 help=f"torch.nn.init.normal_(self.{name}, std=0.02), or torch.zeros", subject=name,
             )  # fmt: skip
-
-
-def _inherits(script: Script, home: ast.ClassDef) -> bool:
-    """From a class of another file, which may write to it."""
-    bases = [last_word(base) for base in home.bases]
-    return any(base not in ("Module", "LightningModule") and base not in script.classes for base in bases)
-
-
-def _initialises(home: ast.ClassDef, made: ast.AST) -> bool:
-    """Whether the class writes to other parameters by itself: then no one else is meant to write to this one."""
-    own = {id(each) for each in ast.walk(made)}
-    calls = [each for each in ast.walk(home) if isinstance(each, ast.Call) and id(each) not in own]
-    parameters = {id(part) for each in calls if last_word(each.func) == "Parameter" for part in ast.walk(each)}
-    fills = [each for each in calls if FILLS.search(ast.unparse(each.func))]
-    return any(id(each) in parameters or "self." in ast.unparse(each) for each in fills)
 
 
 def _is_empty_parameter(script: Script, value: ast.expr) -> bool:
@@ -147,19 +131,7 @@ class Scale(nn.Module):
         return x * self.scale
 """,
 ]
-_MASKED = """
-import torch
-from torch import nn
-class Clip(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.projection = nn.Parameter(torch.empty(n))
-    def causal(self, n):
-        mask = torch.empty(n, n)
-        mask.fill_(float("-inf"))
-        return mask
-"""
-ONLY_NOTES = [_MASKED, SPECIMENS[1], SPECIMENS[0].replace("(nn.Module)", "(Detector)")]
+ONLY_NOTES = SPECIMENS
 NEAR_MISSES = [
     """
 import torch

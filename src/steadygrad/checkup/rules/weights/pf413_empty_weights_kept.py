@@ -18,7 +18,8 @@ What to do
     `to_empty`.
 
 Safety
-    Any later call with init, reset, load or copy in its name counts as giving values.
+    A note: another file may give them values. Any later call with init, reset, load or copy in its name counts as
+    giving values.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to_empty
@@ -48,7 +49,7 @@ def of_script(script: Script) -> Iterator[Advice]:
         later = [last_word(each.func).lower() for each in script.calls if each.lineno > call.lineno]
         if not any(part in word for word in later for part in GIVES):
             yield at(
-                RULE, Level.WARNING, script, call, "the weights are uninitialised memory, and nothing sets them",
+                RULE, Level.NOTE, script, call, "the weights are uninitialised memory, and nothing sets them",
                 help="initialise them (reset_parameters) or load a state dict after to_empty",
             )  # fmt: skip
 

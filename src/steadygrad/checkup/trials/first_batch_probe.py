@@ -226,9 +226,7 @@ def _look_at_positions(
                 facts.tag_shift = shift
 
 
-def _look_at_images(
-    images: Tensor, used: Sequence[UsedOutput], known: Mapping[str, Tensor], facts: BatchFacts
-) -> None:
+def _look_at_images(images: Tensor, used: Sequence[UsedOutput], known: Mapping[str, Tensor], facts: BatchFacts) -> None:
     """Pictures on a canvas, and the outputs that have a prediction for each pixel."""
     for output in used:
         if output.image == images.shape[2:] and output.shape[0] == len(images):

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from ...records import Finding, Severity
 from ..tensors.living_objects import living
 from .autograd_graph import walked
+from .decay_in_gradient import DecayInGradient
 from .graph_findings import num_ranks
-from .rules import dead_relu, vanishing_gradient
+from .rules import dead_relu, vanishing_gradient, weight_decay_dominates
 from .rules.losses.loss_inputs import adds_a_number
 from .rules.vanishing_gradient import GradientSize
 from .run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
@@ -43,6 +44,7 @@ class LiveGraph:
         self.looks = LOOKS if self._off else 0
         self._dead = 0
         """How many losses in a row showed a dead layer that was not reported yet."""
+        self._decay = DecayInGradient()
         self.found: list[Finding] = []
 
     @property
@@ -141,6 +143,12 @@ class LiveGraph:
         model, optimizers = self._live()
         if model is not None and num_ranks() == 1:
             findings = examine_setup(model, optimizers, step=update, failed=self._failed)
+            if not update:
+                weight_decay_dominates.first_look(self._decay, optimizers, update)
+            else:
+                names = {id(parameter): name for name, parameter in model.named_parameters()}
+                found = weight_decay_dominates.judge_divided(self._decay, update, names)
+                findings += [replace(found, step=update)] if found is not None else []
             self.found += self._confirmed.new(findings, updated=update > 0)
 
     def take(self) -> list[Finding]:

@@ -45,10 +45,11 @@ def judge(record: LoopRecord) -> Finding | None:
         recent = list(record.updates) if record.count == len(record.updates) >= _IN_TURN else []
     if not recent or not all(update.no_gradient and not update.closure for update in recent):
         return None
+    last = f"the last {len(recent)} updates had none"
     return loop_finding(
         RULE,
         record,
-        f"the gradients that backward gave were cleared before optimizer.step(): the last {len(recent)} updates had none",
+        f"the gradients that backward gave were cleared before optimizer.step(): {last}",
         fix="clear the gradients before backward or after the update, not between them",
     )
 

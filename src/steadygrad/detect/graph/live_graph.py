@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
 from ...records import Finding, Severity
 from ..tensors.living_objects import living
@@ -24,6 +25,7 @@ NOT_HELD = "SY405"
 _DETACHED = "SY438"
 LOOKS = 4
 """Losses that are looked at: what one batch shows by chance, several do not."""
+_MAX_WEIGHTS, _MAX_NUMEL, _SAME = 8, 1 << 20, 0.9
 LATER = (20, 60, 150)
 """Updates whose losses are looked at for units that have died since."""
 
@@ -45,6 +47,8 @@ class LiveGraph:
         self._dead = 0
         """How many losses in a row showed a dead layer that was not reported yet."""
         self._decay = DecayInGradient()
+        self._faint: list[tuple[TensorWeakRef, Tensor]] = []
+        """Weights with hardly any gradient, and what they were before the last update that was looked at."""
         self.found: list[Finding] = []
 
     @property
@@ -123,6 +127,7 @@ class LiveGraph:
         layers, self._layers = self._layers, []
         model, _ = self._live()
         if not layers or model is None or update != self._looked_at:
+            self._faint = []
             return
         named = dict(model.named_parameters())
         chosen = [(name, named[name]) for name in layers if name in named]
@@ -134,9 +139,19 @@ class LiveGraph:
             GradientSize(name, norm, gradient.numel(), gradient.dim())
             for (name, gradient), norm in zip(gradients, norms, strict=True)
         ]
-        found = vanishing_gradient.judge(sizes)
+        found = vanishing_gradient.judge(sizes, self._unmoved(named))
+        small = [named[name] for name in vanishing_gradient.faint(sizes) if named[name].numel() <= _MAX_NUMEL]
+        self._faint = [(TensorWeakRef(weight), weight.detach().clone()) for weight in small[-_MAX_WEIGHTS:]]
         if found is not None:
             self.found += self._confirmed.new([replace(found, step=update)], updated=update > 0)
+
+    @torch.no_grad()
+    def _unmoved(self, named: Mapping[str, Tensor]) -> set[str]:
+        """The weights with hardly any gradient of which the update since the last look changed next to nothing."""
+        names = {id(weight): name for name, weight in named.items()}
+        before = [(weight, then) for reference, then in self._faint if (weight := reference()) is not None]
+        same = [(weight, (weight == then).float().mean()) for weight, then in before if weight.shape == then.shape]
+        return {names[id(weight)] for weight, share in same if id(weight) in names and float(share) > _SAME}
 
     def setup(self, update: int) -> None:
         """Model and optimizers as they are at the first update and after a few."""

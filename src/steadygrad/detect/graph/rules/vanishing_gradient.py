@@ -3,8 +3,9 @@
 What it sees
     The root mean square of the gradients of weight matrices, in the order in which backward reaches them, falls by a
     similar factor from layer to layer, threefold or more, over at least four layers, to less than 0.00001 of the
-    largest. Where the outputs shrink in the same way, so that all weight matrices get next to nothing beside the last
-    bias, the gradients of the biases fall so.
+    largest. A smaller factor is enough where updates leave the weights of the layer at the end as they were: what
+    they take off is lost by rounding. Where the outputs shrink in the same way, so that all weight matrices get next to
+    nothing beside the last bias, the gradients of the biases fall so.
 
 Why it hurts
     The first layers stay what they were at the start: the network behind them learns from random features.

@@ -2,7 +2,8 @@
 
 What it sees
     Backward gave gradients, and at the next two updates there were none left, or their norm was exactly zero. Where
-    several optimizers take turns, at every update of this one since the first, and at eight of them at least.
+    several optimizers take turns, at every update of this one that backward gave gradients for, since the first, and
+    at eight of them at least.
 
 Why it hurts
     The optimizer is stepped and nothing is learnt; with momentum or weight decay the weights still drift.
@@ -42,7 +43,8 @@ def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
     recent = record.recent(2)
     if any(update.in_turn for update in recent):  # one that waits for the others may be stepped without a gradient
-        recent = list(record.updates) if record.count == len(record.updates) >= _IN_TURN else []
+        given = [update for update in record.updates if update.backwards]
+        recent = given if record.count == len(record.updates) and len(given) >= _IN_TURN else []
     if not recent or not all(update.no_gradient and not update.closure for update in recent):
         return None
     last = f"the last {len(recent)} updates had none"

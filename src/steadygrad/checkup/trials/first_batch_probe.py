@@ -182,9 +182,9 @@ def _facts_of_call(
     known = {key: t.detach().cpu() for key, t in _named_tensors(batch, call)}
     facts.unlabelled = _unlabelled(known, used, facts.rows)
     prober = _CallProber(call, {each.shape for each in used}, found)
-    if facts.unlabelled is None and (share := _without_label(known, used, facts.rows)) >= labels_mostly_masked.MASKED:
+    if facts.unlabelled is None and (empty := _without_label(known, used, facts.rows)) >= labels_mostly_masked.MASKED:
         # Rows that others look at, as the nodes of a graph, teach something without a label of their own.
-        facts.unlabelled = share if prober.replace_a_row(facts.rows) == 0 else None
+        facts.unlabelled = empty if prober.replace_a_row(facts.rows) == 0 else None
     for each in given:
         if each.dim() == 4 and why_not_read(each) is None:
             _look_at_images(each.detach().cpu(), used, known, facts)

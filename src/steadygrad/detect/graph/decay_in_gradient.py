@@ -46,9 +46,13 @@ class DecayInGradient:
     @torch.no_grad()
     def first(self, optimizers: Sequence[Optimizer], update: int, step: Step) -> None:
         """The first look. Reads the device where there is such a group."""
-        for optimizer in optimizers:
+        divided: dict[tuple[Any, ...], bool] = {}
+        for number, optimizer in enumerate(optimizers):
             for place, group in enumerate(optimizer.param_groups):
-                if not _is_divided(optimizer, group, step):
+                key = (number, *sorted((k, repr(v)) for k, v in group.items() if k != "params"))
+                if key not in divided:
+                    divided[key] = _is_divided(optimizer, group, step)
+                if not divided[key]:
                     continue
                 weights = _weights(group)
                 found = _sizes(weights, group)

@@ -24,6 +24,8 @@ _TIMES = 2.0
 _HALF = 0.5
 """So much of what decay alone would have taken is gone, for so much of the group."""
 
+_KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 Step = Callable[[Optimizer, Mapping[str, Any], float, float], float | None]
 
 
@@ -103,7 +105,8 @@ def _weights(group: Mapping[str, Any]) -> list[Tensor]:
         each
         for each in group["params"]
         if each.grad is not None and each.grad.layout is torch.strided
-        and has_values(each.detach()) and has_values(each.grad) and not each.is_complex()
+        and has_values(each.detach()) and has_values(each.grad)
+        and each.dtype in _KNOWN and each.grad.dtype in _KNOWN
     ]  # fmt: skip
 
 
@@ -124,10 +127,15 @@ def _share(seen: Sequence[_Seen], chosen: Sequence[bool]) -> float:
 
 
 def _mean(tensor: Any) -> Tensor:
-    found: Tensor = tensor.detach().float().abs().mean()
-    return found
+    return _norm(tensor, 1) / max(1, tensor.numel())
 
 
 def _rms(tensor: Any) -> Tensor:
-    found: Tensor = tensor.detach().float().pow(2).mean().sqrt()
-    return found
+    return _norm(tensor, 2) / max(1.0, tensor.numel() ** 0.5)
+
+
+def _norm(tensor: Tensor, order: int) -> Tensor:
+    """Without a copy of the tensor: it may be large."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    found: Tensor = torch.linalg.vector_norm(tensor.detach(), order, dtype=wide)
+    return found.float()

@@ -127,11 +127,13 @@ def _share(seen: Sequence[_Seen], chosen: Sequence[bool]) -> float:
 
 
 def _mean(tensor: Any) -> Tensor:
-    return _norm(tensor, 1) / max(1, tensor.numel())
+    found: Tensor = _norm(tensor, 1) / max(1, tensor.numel())
+    return found
 
 
 def _rms(tensor: Any) -> Tensor:
-    return _norm(tensor, 2) / max(1.0, tensor.numel() ** 0.5)
+    found: Tensor = _norm(tensor, 2) / max(1.0, tensor.numel() ** 0.5)
+    return found
 
 
 def _norm(tensor: Tensor, order: int) -> Tensor:

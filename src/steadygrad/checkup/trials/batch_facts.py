@@ -16,6 +16,9 @@ SHIFTS = range(-2, 5)
 MATCH, OTHERS = 0.95, 0.9
 MIN_TARGETS = 8
 _COVERED = 0.5
+_FEW, _MAX_TAGS = 0.1, 64
+_SURE = 3.0
+"""A difference of two shares, in units of what chance gives them."""
 _MISSED = 2
 """Targets that a shift must miss, in text that repeats, to be ruled out beside one that misses none."""
 
@@ -101,6 +104,8 @@ class BatchFacts:
         others_changed: the share of the other rows whose outputs changed when one row was replaced; None where it was
             not tried.
         unlabelled: the share of the rows that have no label; None where the batch has no labels with an ignored value.
+        tag_shift: by how many positions the targets are moved against the tags of the batch, in a model that sees both
+            sides, though it is the tag's own token that tells it; 0 where that is not so.
     """
 
     rows: int = 0
@@ -108,6 +113,7 @@ class BatchFacts:
     paddings: list[PaddingFacts] = field(default_factory=list)
     others_changed: float | None = None
     unlabelled: float | None = None
+    tag_shift: int = 0
 
 
 @dataclass(slots=True)
@@ -119,6 +125,8 @@ class UsedOutput:
     targets: Tensor
     classes_first: bool = False
     """Whether it is (rows, classes, positions), as convolutions give it."""
+    image: tuple[int, ...] = ()
+    """Height and width of (rows, classes, height, width); `counted` has a place for each pixel. Empty for others."""
 
     @staticmethod
     def of(output: Tensor, gradient: Tensor) -> UsedOutput:
@@ -136,12 +144,15 @@ class UsedOutput:
             turned = UsedOutput.of(output.transpose(1, 2), gradient.transpose(1, 2))
             turned.shape, turned.classes_first = output.shape, True
             found.append(turned)
+        if gradient.dim() == 4:
+            pixels = torch.stack([(row != 0).any(0).flatten() for row in gradient]).cpu()
+            found.append(UsedOutput(output.shape, pixels, pixels.new_zeros(len(pixels), 0), image=(*output.shape[2:],)))
         return found
 
     def of_rows(self, count: int) -> UsedOutput:
         """The first rows of it."""
         shape = torch.Size((count, *self.shape[1:]))
-        return UsedOutput(shape, self.counted[:count], self.targets[:count], self.classes_first)
+        return UsedOutput(shape, self.counted[:count], self.targets[:count], self.classes_first, self.image)
 
     @property
     def positions(self) -> int:
@@ -184,6 +195,63 @@ def padded_positions(inputs: Tensor, others: Mapping[str, Tensor]) -> tuple[Tens
         if lengths is not None and torch.equal(torch.arange(inputs.shape[1])[None] >= lengths[:, None], tail):
             return tail, name
     return (tail, f"token {int(inputs[tail][0])}") if inputs.dim() == 2 and not inputs.is_floating_point() else None
+
+
+def padded_canvas(images: Tensor, others: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
+    """Which pixels of (rows, channels, height, width) lie outside of the pictures: a table has a height and a width for
+    each row, all that lies to the right of it or below has one value, and hardly any other pixel has that value."""
+    height, width = images.shape[2:]
+    pixels = images.movedim(1, -1)
+    for name, each in others.items():
+        if each.shape != (len(images), 2) or each.is_floating_point() or each.dtype is torch.bool:
+            continue
+        for sizes in (each, each.flip(1)):
+            high, wide = sizes[:, 0, None, None], sizes[:, 1, None, None]
+            if bool((sizes < 1).any()) or bool((high > height).any()) or bool((wide > width).any()):
+                continue
+            outside = (torch.arange(height)[None, :, None] >= high) | (torch.arange(width)[None, None] >= wide)
+            fill = pixels[outside]
+            if not len(fill) or not _is_constant(fill):
+                continue
+            if float((pixels[~outside] == fill[0]).all(-1).float().mean()) < _FEW:
+                return outside, name
+    return None
+
+
+def shift_of_tags(ids: Tensor, targets: Tensor, others: Mapping[str, Tensor]) -> int:
+    """By how many positions targets are moved against tags that are told by the token at their own place, and not by
+    the one at the place of the prediction; 0 where there are no such tags."""
+    for tags in others.values():
+        if tags.shape != ids.shape or tags.is_floating_point() or tags.dtype is torch.bool or torch.equal(tags, ids):
+            continue
+        for shift in (1, -1):
+            moved = tags.roll(-shift, 1)[:, : targets.shape[1]]
+            known = targets >= 0
+            known[:, 0] &= shift > 0
+            known[:, ids.shape[1] - 1 :] = False
+            if int(known.sum()) < MIN_TARGETS or not torch.equal(moved[known], targets[known].to(moved.dtype)):
+                continue
+            own, here = (tokens[:, : targets.shape[1]][known] for tokens in (ids.roll(-shift, 1), ids))
+            (told, number), (by_chance, _) = _told(own, targets[known]), _told(here, targets[known])
+            if number and told >= _COVERED and told - by_chance > _SURE / number**0.5:
+                return shift
+    return 0
+
+
+def _told(tokens: Tensor, tags: Tensor) -> tuple[float, int]:
+    """How often a tag is the most frequent one of the other places with the same token, and at how many places there
+    are others."""
+    kinds, tokens = torch.unique(tokens, return_inverse=True)
+    called, tags = torch.unique(tags, return_inverse=True)
+    if len(called) > _MAX_TAGS:
+        return 0.0, 0
+    pairs = torch.zeros(len(kinds), len(called))
+    pairs.index_put_((tokens, tags), torch.ones(len(tokens)), accumulate=True)
+    others, places = pairs[tokens], torch.arange(len(tokens))
+    others[places, tags] -= 1
+    several = others.sum(1) > 0
+    right = others[places, tags] == others.amax(1)
+    return (float(right[several].float().mean()), int(several.sum())) if bool(several.any()) else (0.0, 0)
 
 
 def _is_constant(values: Tensor) -> bool:

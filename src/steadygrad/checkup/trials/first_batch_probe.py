@@ -30,7 +30,15 @@ from ...engine.state.batch_buffer import pristine
 from ...records import Finding
 from ...records.errors import SteadyError
 from ...records.rerun_flag import rerun
-from .batch_facts import BatchFacts, PaddingFacts, SequenceFacts, UsedOutput, padded_positions
+from .batch_facts import (
+    BatchFacts,
+    PaddingFacts,
+    SequenceFacts,
+    UsedOutput,
+    padded_canvas,
+    padded_positions,
+    shift_of_tags,
+)
 from .batch_rules import (
     detached_graph,
     label_shift,
@@ -55,6 +63,7 @@ ALL = (
 )
 OF_A_BATCH = (target_leak, label_shift, rows_influence_each_other, padding_in_loss, labels_mostly_masked)
 MIN_ROWS, MIN_POSITIONS = 3, 4
+_MIN_LABELS = 8
 _POSITIONS = 4
 _NOISE = 20.0
 _TINY = 1e-6
@@ -173,7 +182,12 @@ def _facts_of_call(
     known = {key: t.detach().cpu() for key, t in _named_tensors(batch, call)}
     facts.unlabelled = _unlabelled(known, used, facts.rows)
     prober = _CallProber(call, {each.shape for each in used}, found)
+    if facts.unlabelled is None and (empty := _without_label(known, used, facts.rows)) >= labels_mostly_masked.MASKED:
+        # Rows that others look at, as the nodes of a graph, teach something without a label of their own.
+        facts.unlabelled = empty if prober.replace_a_row(facts.rows) == 0 else None
     for each in given:
+        if each.dim() == 4 and why_not_read(each) is None:
+            _look_at_images(each.detach().cpu(), used, known, facts)
         if each.dim() > 1 and each.shape[1] >= MIN_POSITIONS and why_not_read(each) is None:
             _look_at_positions(each, used, known, facts, prober)
     if _rows_are_known(facts, known, call):
@@ -195,7 +209,7 @@ def _look_at_positions(
     padded = padded_positions(inputs, known) if given.dim() < 4 else None
     tokens = _are_tokens(inputs)
     for output in used:
-        if output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.positions <= 2:
+        if output.image or output.shape[0] != inputs.shape[0] or not 0 <= inputs.shape[1] - output.positions <= 2:
             continue
         if padded is not None:
             padding = padded[0][:, : output.positions]
@@ -207,6 +221,19 @@ def _look_at_positions(
             sequence = SequenceFacts(ids=inputs.long(), counted=output.counted, targets=targets)
             _replace_tokens(given, sequence, output, prober)
             facts.sequences.append(sequence)
+            shift = shift_of_tags(inputs, output.targets, known)
+            if shift and prober.sees_around(given, output):
+                facts.tag_shift = shift
+
+
+def _look_at_images(images: Tensor, used: Sequence[UsedOutput], known: Mapping[str, Tensor], facts: BatchFacts) -> None:
+    """Pictures on a canvas, and the outputs that have a prediction for each pixel."""
+    for output in used:
+        if output.image == images.shape[2:] and output.shape[0] == len(images):
+            padded = padded_canvas(images, known)
+            if padded is not None:
+                padding = PaddingFacts(padding=padded[0].flatten(1), counted=output.counted, name=padded[1])
+                facts.paddings.append(padding)
 
 
 def _replace_tokens(ids: Tensor, facts: SequenceFacts, output: UsedOutput, prober: _CallProber) -> None:
@@ -276,6 +303,12 @@ class _CallProber:
             return None
         pair = (each.transpose(1, 2) if used.classes_first else each for each in (outputs[index], plain[index]))
         return (_difference(*pair) > self._tolerance[index]).cpu()
+
+    def sees_around(self, ids: Tensor, used: UsedOutput) -> bool:
+        """Whether a token changes predictions before it and behind it."""
+        place = ids.shape[1] // 2
+        changed = self.replace_a_token(ids, place, used)
+        return changed is not None and bool(changed[:, :place].any()) and bool(changed[:, place + 1 :].any())
 
     def replace_a_row(self, rows: int) -> float | None:
         """The share of the other rows whose outputs change when the first row becomes a copy of another one."""
@@ -372,6 +405,19 @@ def _unlabelled(known: Mapping[str, Tensor], used: Sequence[UsedOutput], rows: i
             if len(output.shape) == 3 and output.shape[0] == rows:
                 return float((without & ~output.counted.any(1)).float().mean())
     return None
+
+
+def _without_label(known: Mapping[str, Tensor], used: Sequence[UsedOutput], rows: int) -> float:
+    """The same for one label a row: of several outputs none may depend on the row. A few rows say nothing."""
+    for labels in known.values():
+        negative = labels.shape == (rows,) and not labels.is_floating_point() and labels < 0
+        if rows < _MIN_LABELS or negative is False or len(torch.unique(labels[negative])) != 1:
+            continue
+        if all(len(output.shape) == 2 and output.shape[0] == rows for output in used):
+            counted = torch.stack([output.counted.any(1) for output in used]).any(0)
+            if bool((counted == ~negative).all()):
+                return float(negative.float().mean())
+    return 0.0
 
 
 def _targets_may_be_mixed(step: BatchProbe, batch: Any, found: ProbedBatch) -> bool | None:

@@ -9,12 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
 from ...records import Finding, Severity
 from ..tensors.living_objects import living
 from .autograd_graph import walked
+from .decay_in_gradient import DecayInGradient
 from .graph_findings import num_ranks
-from .rules import dead_relu, vanishing_gradient
+from .rules import dead_relu, vanishing_gradient, weight_decay_dominates
 from .rules.losses.loss_inputs import adds_a_number
 from .rules.vanishing_gradient import GradientSize
 from .run_graph_rules import Confirmed, examine_graph, examine_setup, layers_by_depth
@@ -23,6 +25,7 @@ NOT_HELD = "SY405"
 _DETACHED = "SY438"
 LOOKS = 4
 """Losses that are looked at: what one batch shows by chance, several do not."""
+_MAX_WEIGHTS, _MAX_NUMEL, _SAME = 8, 1 << 20, 0.9
 LATER = (20, 60, 150)
 """Updates whose losses are looked at for units that have died since."""
 
@@ -43,6 +46,9 @@ class LiveGraph:
         self.looks = LOOKS if self._off else 0
         self._dead = 0
         """How many losses in a row showed a dead layer that was not reported yet."""
+        self._decay = DecayInGradient()
+        self._faint: list[tuple[TensorWeakRef, Tensor]] = []
+        """Weights with hardly any gradient, and what they were before the last update that was looked at."""
         self.found: list[Finding] = []
 
     @property
@@ -121,6 +127,7 @@ class LiveGraph:
         layers, self._layers = self._layers, []
         model, _ = self._live()
         if not layers or model is None or update != self._looked_at:
+            self._faint = []
             return
         named = dict(model.named_parameters())
         chosen = [(name, named[name]) for name in layers if name in named]
@@ -132,15 +139,31 @@ class LiveGraph:
             GradientSize(name, norm, gradient.numel(), gradient.dim())
             for (name, gradient), norm in zip(gradients, norms, strict=True)
         ]
-        found = vanishing_gradient.judge(sizes)
+        found = vanishing_gradient.judge(sizes, self._unmoved(named))
+        small = [named[name] for name in vanishing_gradient.faint(sizes) if named[name].numel() <= _MAX_NUMEL]
+        self._faint = [(TensorWeakRef(weight), weight.detach().clone()) for weight in small[-_MAX_WEIGHTS:]]
         if found is not None:
             self.found += self._confirmed.new([replace(found, step=update)], updated=update > 0)
+
+    @torch.no_grad()
+    def _unmoved(self, named: Mapping[str, Tensor]) -> set[str]:
+        """The weights with hardly any gradient of which the update since the last look changed next to nothing."""
+        names = {id(weight): name for name, weight in named.items()}
+        before = [(weight, then) for reference, then in self._faint if (weight := reference()) is not None]
+        same = [(weight, (weight == then).float().mean()) for weight, then in before if weight.shape == then.shape]
+        return {names[id(weight)] for weight, share in same if id(weight) in names and float(share) > _SAME}
 
     def setup(self, update: int) -> None:
         """Model and optimizers as they are at the first update and after a few."""
         model, optimizers = self._live()
         if model is not None and num_ranks() == 1:
             findings = examine_setup(model, optimizers, step=update, failed=self._failed)
+            if not update:
+                weight_decay_dominates.first_look(self._decay, optimizers, update)
+            else:
+                names = {id(parameter): name for name, parameter in model.named_parameters()}
+                found = weight_decay_dominates.judge_divided(self._decay, update, names)
+                findings += [replace(found, step=update)] if found is not None else []
             self.found += self._confirmed.new(findings, updated=update > 0)
 
     def take(self) -> list[Finding]:

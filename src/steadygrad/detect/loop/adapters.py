@@ -1,4 +1,5 @@
-"""Low-rank adapters of a model, known by their shapes: two small trained matrices beside a frozen large one."""
+"""Low-rank adapters of a model, known by their shapes: two small trained matrices beside a frozen large one. A rank as
+large as the layer is known by the zeros that one of the two begins with."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from ..tensors.readable_tensors import describable
 
 _MAX_MATRICES = 12
 
@@ -37,9 +40,17 @@ def _outer(matrices: list[Tensor]) -> Tensor | None:
         rows, columns = frozen.shape
         for inner in trained:
             rank = inner.shape[0]
-            if inner.shape[1] != columns or rank >= min(rows, columns):
+            if inner.shape[1] != columns or rank > min(rows, columns):
                 continue
             outer = next((matrix for matrix in trained if matrix.shape == (rows, rank) and matrix is not inner), None)
-            if outer is not None:
+            if outer is None:
+                continue
+            if rank < min(rows, columns):
                 return outer
+            if len(matrices) == 3 and (closed := [each for each in (inner, outer) if _is_zero(each)]):
+                return closed[0]
     return None
+
+
+def _is_zero(matrix: Tensor) -> bool:
+    return describable(matrix) and matrix.device.type == "cpu" and not bool(matrix.detach().any())

@@ -102,7 +102,9 @@ class StateHistory:
         self.surely = False
         """Whether it was lost by mistake; a new optimizer may be wanted, for another task."""
         self.narrowed: tuple[str, str] | None = None
-        """The dtypes between which loading cast the state that this update used."""
+        """The dtypes between which the state that this update used was cast."""
+        self._left: dict[str, torch.dtype] = {}
+        """The state of the first parameter as the last update left it."""
 
     def close(self) -> None:
         """Leave no hook."""
@@ -110,7 +112,7 @@ class StateHistory:
 
     def before_update(self, optimizer: Optimizer) -> None:
         """At the first update: did an optimizer like this one train the same weights before, and is its state gone?"""
-        self.narrowed = self._loads.narrowed(optimizer)
+        self.narrowed = self._loads.narrowed(optimizer) or self._cast_since(optimizer)
         if not self._first:
             return
         self._first = False
@@ -131,11 +133,23 @@ class StateHistory:
                 f"a new optimizer was made {self._made_anew} times, the last time after {before.updates} updates"
             )
 
+    def _cast_since(self, optimizer: Optimizer) -> tuple[str, str] | None:
+        """The dtypes between which the program cast the state to that of its parameter since the last update."""
+        parameter = _first_parameter(optimizer)
+        if parameter is None or not self._left:
+            return None
+        now = _dtypes_of(optimizer, parameter)
+        both = [(before, now[key]) for key, before in self._left.items() if key in now]
+        cast = [pair for pair in both if pair[0].itemsize > pair[1].itemsize and pair[1] == parameter.dtype]
+        return (_word(cast[0][0]), _word(cast[0][1])) if cast else None
+
     def after_update(self, optimizer: Optimizer) -> None:
         self._updates += 1
         parameter = _first_parameter(optimizer)
         if parameter is None:
             return
+        # Where the weights are in float32 or wider there is nothing narrower to cast to.
+        self._left = _dtypes_of(optimizer, parameter) if parameter.dtype.itemsize < 4 else {}
         known: _Trainer | None = _trainers.get(parameter)
         if known is not None and known.optimizer() is optimizer:
             known.updates, known.version = self._updates, parameter._version
@@ -186,6 +200,10 @@ def _dtypes(state: Mapping[Any, Any]) -> Iterator[tuple[str, torch.dtype]]:
             if isinstance(value, Tensor) and value.dim() and value.is_floating_point() and key not in seen:
                 seen.add(key)
                 yield str(key), value.dtype
+
+
+def _dtypes_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, torch.dtype]:
+    return dict(_dtypes({parameter: state})) if (state := optimizer.state.get(parameter)) else {}
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -2,7 +2,8 @@
 
 What it sees
     In a causal model, one whose outputs depend on no later token, the target of each output is the last token that the
-    output has seen (not shifted), or the one after the next (shifted twice).
+    output has seen (not shifted), or the one after the next (shifted twice). Or in a model that sees both sides the
+    target of each output is the tag of the token beside it, though tags are told by their own token.
 
 Why it hurts
     Labels that are not shifted teach to copy the input; shifted twice they teach to skip a token. The loss falls either
@@ -42,6 +43,10 @@ _WRONG = {
 
 def judge(facts: BatchFacts) -> Finding | None:
     """Pure."""
+    if facts.tag_shift:
+        beside = "after" if facts.tag_shift > 0 else "before"
+        detail = f"the target of each prediction is the tag of the token {beside} its own, in a model that sees both"
+        return seen(RULE, "labels", detail, shift=facts.tag_shift, expected=0)
     found = []
     for each in facts.sequences:
         shift, lookahead = each.shift(), each.lookahead()

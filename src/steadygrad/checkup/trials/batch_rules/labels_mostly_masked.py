@@ -2,7 +2,8 @@
 
 What it sees
     In the labels of the batch, half of the rows or more are the ignored value (-100) everywhere, and the loss depends
-    on no prediction of these rows.
+    on no prediction of these rows. Where a row has one label, it is a negative number, and no other row's prediction
+    depends on the row.
 
 Why it hurts
     They cost a full forward and backward and teach nothing. The usual cause is a prompt that is longer than the maximum

@@ -2,7 +2,8 @@
 
 What it sees
     A mask or a vector of lengths in the batch, or a token that only fills the ends of rows, marks positions as padding;
-    the loss depends on the predictions there, and they are 30 % or more of all it depends on.
+    the loss depends on the predictions there, and they are 30 % or more of all it depends on. In images it is a table
+    of heights and widths, outside of which all pixels have one value that hardly any pixel inside has.
 
 Why it hurts
     The model is trained to predict padding. The mean loss falls because padding is easy, and the tokens that matter

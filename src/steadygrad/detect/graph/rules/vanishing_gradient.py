@@ -3,8 +3,9 @@
 What it sees
     The root mean square of the gradients of weight matrices, in the order in which backward reaches them, falls by a
     similar factor from layer to layer, threefold or more, over at least four layers, to less than 0.00001 of the
-    largest. Where the outputs shrink in the same way, so that all weight matrices get next to nothing beside the last
-    bias, the gradients of the biases fall so.
+    largest. A smaller factor is enough where updates leave the weights of the layer at the end as they were: what
+    they take off is lost by rounding. Where the outputs shrink in the same way, so that all weight matrices get next to
+    nothing beside the last bias, the gradients of the biases fall so.
 
 Why it hurts
     The first layers stay what they were at the start: the network behind them learns from random features.
@@ -29,7 +30,7 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -63,12 +64,19 @@ class GradientSize(NamedTuple):
         return self.norm / math.sqrt(max(1, self.numel))
 
 
-def judge(gradients: Sequence[GradientSize]) -> Finding | None:
-    """Pure. `gradients` are in the order in which backward reaches them: the layer nearest to the loss comes first."""
+def faint(gradients: Sequence[GradientSize]) -> list[str]:
+    """The weights whose gradients are so small that an update may leave them as they are."""
+    largest = max((each.rms for each in gradients), default=0.0)
+    return [each.name for each in gradients if each.ndim > 1 and 0 < each.rms < RATIO * largest]
+
+
+def judge(gradients: Sequence[GradientSize], unmoved: Collection[str] = ()) -> Finding | None:
+    """Pure. `gradients` are in the order in which backward reaches them: the layer nearest to the loss comes first.
+    `unmoved` are weights that the last update left as they were: what it took off them was lost by rounding."""
     read = [g for g in gradients if g.rms > 0 and math.isfinite(g.rms)]
     weights, biases = [g for g in read if g.ndim > 1], [g for g in read if g.ndim == 1]
     silent = len(weights) > LAYERS and len(biases) > LAYERS and _largest(weights) < RATIO * _largest(biases)
-    found = _judge(biases if silent else weights)
+    found = _judge(biases if silent else weights, unmoved)
     if found is not None and weights[-1].rms < RATIO * _largest(read):
         return replace(found, subject=weights[-1].name)  # whichever layer gets least in this batch
     return found
@@ -78,7 +86,7 @@ def _largest(gradients: Sequence[GradientSize]) -> float:
     return max(each.rms for each in gradients)
 
 
-def _judge(layers: Sequence[GradientSize]) -> Finding | None:
+def _judge(layers: Sequence[GradientSize], unmoved: Collection[str]) -> Finding | None:
     if len(layers) <= LAYERS:
         return None
     sizes = [math.log10(each.rms) for each in layers]
@@ -91,7 +99,7 @@ def _judge(layers: Sequence[GradientSize]) -> Finding | None:
     falling = sum(1 for drop in drops if drop > 0)
     if max(drops) > ONE_DROP * fall or falling < LAYERS or falling < 0.75 * len(drops):
         return None
-    if median(drops) < STEEP and fall < FAR:
+    if median(drops) < STEEP and fall < FAR and layers[end].name not in unmoved:
         return None
     first, last = layers[end], layers[start]
     return seen(

@@ -3,7 +3,9 @@
 What it sees
     One step of the optimizer with a gradient of zero, tried on a small tensor, shrinks it by 0.2 % or more, and the
     largest update it makes cannot hold the weights of the group where they are. Or the program itself multiplies its
-    weights with the same number after each of three updates.
+    weights with the same number after each of three updates. Or the optimizer adds decay to the gradient and divides
+    both by their size (Adam), decay is twice the gradient or more for most of a group at two updates, and in between
+    its weights lost at least half of what decay alone takes: the rate, at every step.
 
 Why it hurts
     Weights and the gains of norms shrink towards zero whatever the loss says. Nothing is non-finite, the loss falls at
@@ -15,7 +17,8 @@ Smallest example
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
 
 What to do
-    Lower `weight_decay`, usually to 0.01 to 0.1, and leave gains and biases in a group without decay.
+    Lower `weight_decay`, usually to 0.01 to 0.1 with AdamW and to 1e-4 or less with Adam, and leave gains and biases
+    in a group without decay.
 
 Safety
     It changes nothing: a tensor of four by four takes the trial steps, with an empty state and hooks left out. An
@@ -42,6 +45,7 @@ from ....records.rerun_flag import rerun
 from ....records.rules import Rule
 from ...make_finding import listed
 from ...tensors.readable_tensors import has_values
+from ..decay_in_gradient import DecayInGradient
 from ..graph_findings import NAMED, read, seen
 
 RULE = Rule(
@@ -80,6 +84,29 @@ def judge(optimizers: Sequence[Optimizer], names: Mapping[int, str] | None = Non
                     names=called[:NAMED],
                 )
     return None
+
+
+def first_look(decay: DecayInGradient, optimizers: Sequence[Optimizer], update: int) -> None:
+    """Of optimizers that add decay to the gradient and divide both by their size."""
+    decay.first(optimizers, update, _step)
+
+
+def judge_divided(decay: DecayInGradient, update: int, names: Mapping[int, str] | None = None) -> Finding | None:
+    """The second look at them."""
+    found = decay.later(update)
+    if found is None:
+        return None
+    optimizer, place, weights, rate = found
+    called = [(names or {}).get(id(weight), "a parameter") for weight in weights]
+    kind, amount = type(optimizer).__name__, optimizer.param_groups[place]["weight_decay"]
+    return seen(
+        RULE,
+        f"parameter group {place}",
+        f"{kind} adds weight decay of {amount:g} to the gradient, more than the loss gives, and divides both by their "
+        f"size: every step takes about {rate:.1g} off the weights ({listed(called)})",
+        decay=float(amount),
+        names=called[:NAMED],
+    )
 
 
 def judge_by_hand(

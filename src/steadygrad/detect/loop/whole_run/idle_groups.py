@@ -21,6 +21,7 @@ ENOUGH = 20
 """Updates of a training that is judged."""
 _LOOK_AT = 5
 _MIN_NUMEL, _MAX_NUMEL = 256, 1 << 24
+"""So many numbers are needed to tell: in one matrix, or in all of a group of small ones."""
 _SIGMAS = 4.0
 _GAINS = (1.0, math.sqrt(2.0), 5 / 3)
 _NORMAL = (1.0, 0.02, 0.01)
@@ -88,32 +89,56 @@ def as_drawn(parameters: Sequence[Tensor]) -> bool:
     known = [each.detach() for each in parameters]
     if not all(describable(each) and each.is_floating_point() and each.layout is torch.strided for each in known):
         return False
-    matrices = [each for each in known if each.dim() > 1 and each.numel() >= _MIN_NUMEL]
+    matrices = [each for each in known if each.dim() > 1]
     vectors = [each for each in known if each.dim() < 2]
     if not matrices or any(each.numel() > _MAX_NUMEL for each in known):
         return False
     largest = max(float(each.abs().max()) for each in matrices)
-    return all(map(_is_drawn, matrices)) and all(
+    large = [each for each in matrices if each.numel() >= _MIN_NUMEL]
+    # Small ones say something only together, and only where they have a bound.
+    enough = sum(each.numel() for each in matrices) >= _MIN_NUMEL
+    drawn = all(map(_is_drawn, large)) if large else enough and _fill_ranges(matrices)
+    return drawn and all(
         bool((each == each.flatten()[:1]).all()) or float(each.abs().max()) <= 1.05 * largest for each in vectors
     )
 
 
 def _is_drawn(matrix: Tensor) -> bool:
     values = matrix.double().flatten()
-    count, mean, spread = len(values), float(values.mean()), float(values.std())
-    if not math.isfinite(spread) or spread == 0 or abs(mean) > _SIGMAS * spread / math.sqrt(count):
+    if not 0 < float(values.std()) < math.inf:
         return False
-    into, out = matrix[0].numel(), matrix.numel() // matrix.shape[1]
-    largest, shape = float(values.abs().max()), float((values - mean).pow(4).mean()) / spread**4
-    gains = (*_GAINS, math.sqrt(3), 2.0, math.sqrt(6))
-    uniform = {gain * math.sqrt(1 / fan) for gain in gains for fan in (into, out)}
-    uniform |= {gain * math.sqrt(6 / (into + out)) for gain in _GAINS}
-    if any(bound * (1 - 12 / count) <= largest <= bound * 1.0001 for bound in uniform):
-        return abs(shape - 1.8) < _SIGMAS * math.sqrt(3.0 / count)
+    into, out = _fans(matrix)
     normal = {gain * math.sqrt(1 / fan) for gain in _GAINS for fan in (into, out)}
     normal |= {gain * math.sqrt(2 / (into + out)) for gain in _GAINS} | set(_NORMAL)
+    count, spread = len(values), float(values.std())
     near = any(abs(spread / deviation - 1) < _SIGMAS / math.sqrt(2 * count) for deviation in normal)
-    return near and abs(shape - 3) < _SIGMAS * math.sqrt(24 / count)
+    return _fill_ranges([matrix]) or (near and _has_shape(values, 3.0, math.sqrt(24 / count)))
+
+
+def _fill_ranges(matrices: Sequence[Tensor]) -> bool:
+    """Whether they are drawn from a uniform distribution, all in the same way: each reaches the bound that its shape
+    asks for, and none goes beyond."""
+    flat, fans = [each.double().flatten() for each in matrices], [_fans(each) for each in matrices]
+    gains = (*_GAINS, math.sqrt(3), 2.0, math.sqrt(6))
+    ways = [[gain * math.sqrt(1 / fan[side]) for fan in fans] for gain in gains for side in (0, 1)]
+    ways += [[gain * math.sqrt(6 / sum(fan)) for fan in fans] for gain in _GAINS]
+    for bounds in ways:
+        parts = [values / bound for values, bound in zip(flat, bounds, strict=True)]
+        if all(1 - 12 / len(part) <= float(part.abs().max()) <= 1.0001 for part in parts):
+            together = torch.cat(parts)
+            return _has_shape(together, 1.8, math.sqrt(3.0 / len(together)))
+    return False
+
+
+def _fans(matrix: Tensor) -> tuple[int, int]:
+    return matrix[0].numel(), matrix.numel() // matrix.shape[1]
+
+
+def _has_shape(values: Tensor, shape: float, error: float) -> bool:
+    """Whether the mean is zero and the fourth moment that of the distribution, as far as so many values can show."""
+    mean, spread = float(values.mean()), float(values.std())
+    fourth = float((values - mean).pow(4).mean()) / spread**4
+    return abs(mean) <= _SIGMAS * spread / math.sqrt(len(values)) and abs(fourth - shape) < _SIGMAS * error
 
 
 def _has_gradients(parameters: Sequence[Tensor], *, read: bool) -> bool:

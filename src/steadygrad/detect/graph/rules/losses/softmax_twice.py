@@ -3,7 +3,8 @@
 What it sees
     In the graph of the loss, a log-softmax (cross-entropy), a log-sigmoid or a binary cross-entropy of logits is
     applied to the output of a softmax or sigmoid, with nothing but views, casts and bounds in between; or a negative
-    log-likelihood or a Kullback-Leibler divergence to probabilities whose logarithm was not taken.
+    log-likelihood or a Kullback-Leibler divergence to probabilities whose logarithm was not taken. A log-softmax is
+    known also where it is computed by hand, as distributions do: what is given, less its logsumexp.
 
 Why it hurts
     The second softmax sees numbers between 0 and 1: with K classes the loss cannot fall below log(e + K - 1) - 1, and
@@ -41,6 +42,7 @@ RULE = Rule("SY440", "softmax_twice", "Probabilities are fed to a loss that expe
 _WANT_LOGITS = {
     "LogSoftmax": "cross-entropy (log_softmax), which expects logits",
     "BinaryCrossEntropyWithLogits": "binary cross-entropy of logits, which expects logits",
+    "Categorical": "a log-softmax (logits less their logsumexp), which expects logits",
     "LogSigmoid": "log_sigmoid, which expects logits",
     "Softmax": "another softmax, which expects logits",
     "NllLoss": "negative log-likelihood, which expects log-probabilities",
@@ -60,11 +62,26 @@ def judge(graph: LossGraph) -> Finding | None:
         made = _probabilities(graph, node, first) if first is not None else None
         if made is not None:
             return _found(graph, node, made, node.name)
+    for node in graph.named("Sub"):
+        given = _normalised_by_hand(graph, node)
+        made = _probabilities(graph, node, given) if given is not None else None
+        if made is not None and made != "sigmoid":
+            return _found(graph, node, made, "Categorical")
     for each in divergences(graph):
         made = _probabilities(graph, each.node, each.given)
         if made is not None:
             return _found(graph, each.node, made, "KlDiv")
     return None
+
+
+def _normalised_by_hand(graph: LossGraph, node: GraphNode) -> GraphNode | None:
+    """What `given - given.logsumexp(...)` is applied to, as in `Categorical(logits=given)`; None for anything else."""
+    inputs = graph.inputs(node)
+    if len(inputs) != 2 or next(graph.layers_after(node), None) is not None:
+        return None
+    given, total = graph.through_views(inputs[0]), graph.through_views(inputs[1])
+    sums = graph.inputs(total) if total.name == "Logsumexp" else []
+    return inputs[0] if sums and graph.through_views(sums[0]) is given else None
 
 
 def _found(graph: LossGraph, node: GraphNode, made: str, loss: str) -> Finding:

@@ -1,7 +1,9 @@
 """Gradients are cleared between backward and the update: the update carries no information.
 
 What it sees
-    Backward gave gradients, and at the next two updates there were none left, or their norm was exactly zero.
+    Backward gave gradients, and at the next two updates there were none left, or their norm was exactly zero. Where
+    several optimizers take turns, at every update of this one that backward gave gradients for, since the first, and
+    at eight of them at least.
 
 Why it hurts
     The optimizer is stepped and nothing is learnt; with momentum or weight decay the weights still drift.
@@ -34,17 +36,22 @@ RULE = Rule(
     "zero_grad_before_step",
     "Gradients are cleared between backward and the update: the update carries no information.",
 )
+_IN_TURN = 8
 
 
 def judge(record: LoopRecord) -> Finding | None:
     """Pure."""
     recent = record.recent(2)
-    if not recent or not all(update.no_gradient and not update.closure and not update.in_turn for update in recent):
+    if any(update.in_turn for update in recent):  # one that waits for the others may be stepped without a gradient
+        given = [update for update in record.updates if update.backwards]
+        recent = given if record.count == len(record.updates) and len(given) >= _IN_TURN else []
+    if not recent or not all(update.no_gradient and not update.closure for update in recent):
         return None
+    last = f"the last {len(recent)} updates had none"
     return loop_finding(
         RULE,
         record,
-        "the gradients that backward gave were cleared before optimizer.step(): the last two updates had none",
+        f"the gradients that backward gave were cleared before optimizer.step(): {last}",
         fix="clear the gradients before backward or after the update, not between them",
     )
 

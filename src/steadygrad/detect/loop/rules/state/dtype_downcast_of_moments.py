@@ -1,11 +1,12 @@
-"""Loading cast the optimizer's state to a narrower dtype.
+"""The optimizer's state was cast to a narrower dtype, by loading it or by the program.
 
 What it sees
-    State was loaded into the optimizer, and afterwards it has a dtype with fewer bits than what was given.
+    State was loaded into the optimizer, and afterwards it has a dtype with fewer bits than what was given. Or between
+    two updates it was given the dtype of its parameter, which has fewer bits than the state had.
 
 Why it hurts
-    `load_state_dict` casts state to the dtype of the parameter. A second moment in bfloat16 has eight bits: what is
-    added to it is mostly lost, and it no longer follows the gradients.
+    `load_state_dict` casts state to the dtype of the parameter, and so does `state.to(parameter)`. A second moment in
+    bfloat16 has eight bits: what is added to it is mostly lost, and it no longer follows the gradients.
 
 Smallest example
     optimizer.load_state_dict(saved)          # float32 moments, bfloat16 weights
@@ -30,7 +31,11 @@ from .....records.rules import Rule
 from ...loop_record import LoopRecord, UpdateSeen
 from ..loop_finding import loop_finding
 
-RULE = Rule("SY430", "dtype_downcast_of_moments", "Loading cast the optimizer's state to a narrower dtype.")
+RULE = Rule(
+    "SY430",
+    "dtype_downcast_of_moments",
+    "The optimizer's state was cast to a narrower dtype, by loading it or by the program.",
+)
 
 
 def judge(record: LoopRecord) -> Finding | None:
@@ -41,8 +46,8 @@ def judge(record: LoopRecord) -> Finding | None:
     return loop_finding(
         RULE,
         record,
-        f"loading cast the optimizer's state from {before} to {after}: small changes of its moments are lost",
-        fix="restore the dtype of the moments after load_state_dict, or train float32 weights",
+        f"the optimizer's state was cast from {before} to {after}: small changes of its moments are lost",
+        fix="restore the dtype of the moments after loading or moving them, or train float32 weights",
         phase="state",
         before=before,
         after=after,

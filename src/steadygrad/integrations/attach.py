@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..records.errors import UsageError
 
 if TYPE_CHECKING:

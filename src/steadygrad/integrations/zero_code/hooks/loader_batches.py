@@ -23,6 +23,7 @@ from torch import Tensor
 from ....detect.loop.measured.delivered_data import DeliveredData
 from ....detect.loop.measured.repeated_streams import ROUNDS
 from ....detect.loop.measured.worker_seeds import same_draws, seeded_alike
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of

@@ -205,3 +205,38 @@ def test_one_object_that_raises_does_not_hide_the_others_that_a_rerun_must_resto
     guard.close()
     assert guard.summary()["skipped"] == 1
     assert seen == [3] * 8
+
+
+NESTED = """
+    import torch
+    from torch import nn
+
+    def loss_fn(model, batch):
+        return model(batch).pow(2).mean() + 0.01 * sum(row.sum() for row in batch["rows"].unbind())
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 1)
+        def forward(self, batch):
+            return torch.stack([self.body(row).mean() for row in batch["rows"].unbind()])
+
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(10):
+        rows = [torch.randn(3, 4), torch.randn(2, 4)]
+        rows[1][0, 0] *= float("nan") if step == 5 else 1.0
+        batch = {"rows": torch.nested.nested_tensor(rows)}
+        loss = loss_fn(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_batch_with_a_nested_tensor_is_diagnosed_without_an_internal_error(tmp_path: Path) -> None:
+    ended = under_steady_run(NESTED, tmp_path)
+    assert ended.code == 0
+    assert "internal error" not in ended.stderr
+    assert "1 refused" in ended.stderr

@@ -197,7 +197,7 @@ class LoaderBatches:
             indices = _part(handed, tensors) if how == "same tensors" else handed.indices
             return FoundSamples(indices, how) if indices else None
         in_order = self._in_order
-        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        rows = {tensor.size(0) for tensor in tensors if tensor.dim()}
         if in_order is not None and in_order.indices and len(in_order.indices) in rows:
             return FoundSamples(in_order.indices, "order")
         if not self.handed:

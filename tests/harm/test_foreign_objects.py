@@ -48,7 +48,7 @@ ODD_OBJECTS = """
     class Locked(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
-            raise PermissionError("locked")
+            raise RuntimeError("locked")
 
     def odd_objects():
         gone = Gone()

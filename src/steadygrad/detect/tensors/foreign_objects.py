@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from builtins import getattr as getattr
@@ -54,10 +55,8 @@ def is_tensor(value: Any) -> TypeGuard[Tensor]:
         return False
     try:
         return value.numel() >= 0
-    except (RuntimeError, ValueError):  # a nested tensor, or one without data yet
-        return True
     except Exception:
-        return False
+        return is_lazy(value)  # it has no data yet
 
 
 def values_in(value: Any, most: int | None = None) -> list[Any]:
@@ -74,9 +73,3 @@ def items_in(value: Any) -> list[tuple[Any, Any]]:
         return [(key, item) for key, item in value.items()]
     except Exception:
         return []
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """What an object keeps in its own dictionary; nothing where it has none or does not show it."""
-    found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..detect.observations.observed_run import Suspicion
 from ..detect.patterns.gradient_changed_after_backward import grown_gradients
+from ..detect.tensors.foreign_objects import isinstance
 from ..records import Diagnosis, Origin
 from ..records.errors import UsageError
 from .causes import name_cause

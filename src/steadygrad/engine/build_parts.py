@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..detect.gradient_norms import GradientProbe
+from ..detect.tensors.foreign_objects import isinstance
 from ..journal import Journal
 from . import validate
 from .config import GuardConfig

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import __version__
+from ..detect.tensors.foreign_objects import isinstance
 from ..detect.tensors.quiet_hook import QuietHook, registered
 from ..policy import Policy
 from ..records.errors import UsageError

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..engine.fault_barrier import listener
 from ..engine.record.loop_skips import is_bad
 from ..records.errors import UsageError

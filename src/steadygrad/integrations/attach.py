@@ -8,6 +8,7 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any, overload
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..records.errors import UsageError
 
 if TYPE_CHECKING:

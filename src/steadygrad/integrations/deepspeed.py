@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..engine import validate
 from ..engine.distributed.collectives import world_size
 from ..policy import Policy

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..detect.tensors.graph_capture import capturing
 from ..engine import validate
 from ..engine.config import GuardConfig, GuardOptions

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..detect.tensors.foreign_objects import isinstance
 from ..engine.fault_barrier import boundary
 from ..records import Finding, Incident
 from ..records.errors import UsageError

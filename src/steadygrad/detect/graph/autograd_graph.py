@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tensors.foreign_objects import getattr, isinstance
 from ..tensors.readable_tensors import has_values
 from ..tensors.torch_private import without_torch_function
 

@@ -10,6 +10,7 @@ from torch import Tensor, distributed
 from ...records import Finding, Severity
 from ...records.rules import Rule
 from ..sampled.device_readback import Readback
+from ..tensors.foreign_objects import isinstance
 
 NAMED = 16
 Held = Collection[Any]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...records import Finding
 from ..sampled.rules.parameter_not_in_optimizer import of_leaves
+from ..tensors.foreign_objects import isinstance
 from .autograd_graph import LossGraph, walked
 from .graph_findings import Held, optimizer_of
 from .rules import (

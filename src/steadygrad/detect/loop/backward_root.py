@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tensors.foreign_objects import isinstance
+
 _DEPTH = 80
 _FILE = torch.autograd.__file__
 

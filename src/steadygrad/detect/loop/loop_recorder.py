@@ -26,6 +26,7 @@ from ..graph.live_graph import LOOKS, LiveGraph
 from ..graph.rules import reference_aliased, weight_decay_dominates
 from ..graph.rules.reference_aliased import ModuleCall
 from ..sampled.activation_probe import is_compiled
+from ..tensors.foreign_objects import hasattr, isinstance
 from ..tensors.nested_tensors import num_rows_in, tensors_in
 from ..tensors.quiet_hook import QuietHook, registered
 from ..tensors.torch_private import current_graph_task

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.weak import TensorWeakRef
 
+from ..tensors.foreign_objects import getattr, isinstance
 from ..tensors.nested_tensors import tensors_in
 from ..tensors.readable_tensors import describable
 

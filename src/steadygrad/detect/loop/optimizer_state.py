@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..tensors.foreign_objects import isinstance
 from ..tensors.quiet_hook import QuietHook, registered
 
 _FEW = 3

@@ -7,6 +7,7 @@ import weakref
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as kinds
 
+from ..tensors.foreign_objects import getattr, isinstance
 from ..tensors.living_objects import living
 
 _PERIODIC = (kinds.CosineAnnealingLR, kinds.CosineAnnealingWarmRestarts, kinds.CyclicLR)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..tensors.foreign_objects import getattr, hasattr, isinstance
 from ..tensors.living_objects import compiled_around
 from ..tensors.quiet_hook import Handle, QuietHook, registered
 from ..tensors.readable_tensors import has_values

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..tensors.foreign_objects import hasattr
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from ...policy import Policy
 from ...records import Finding
+from ..tensors.foreign_objects import isinstance
 from ..tensors.living_objects import living
 from ..tensors.unregistered_tensors import stray_parameters
 from .activation_probe import ActivationProbe, SeenActivation

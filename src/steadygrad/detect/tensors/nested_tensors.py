@@ -7,10 +7,11 @@ data: of a long container both ends are looked at first, and where they hold no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
+
+from .foreign_objects import TENSORS, getattr, is_tensor, isinstance, items_in, values_in
 
 LONG, _ENDS = 64, 8
 """A container with more items than this is long; so many are looked at from each end of it."""
@@ -22,7 +23,7 @@ _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a batch made of tensors, mappings and sequences."""
-    if isinstance(value, Tensor):
+    if type(value) not in _SEQUENCES and is_tensor(value):
         return [value]
     found: list[Tensor] = []
     _collect(value, found, _DEEPEST)
@@ -42,11 +43,11 @@ def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
     elif isinstance(value, dict) or callable(getattr(value, "values", None)):
         if (type(value) is not dict or len(value) > LONG) and not _may_hold_tensors(value, deepest):
             return
-        value = value.values()
+        value = values_in(value)
     elif not isinstance(value, list | tuple) or not _may_hold_tensors(value, deepest):
         return
     for item in value:
-        if isinstance(item, Tensor):
+        if type(item) in TENSORS or is_tensor(item):
             found.append(item)
         elif deepest and type(item) not in _PLAIN:
             _collect(item, found, deepest - 1)
@@ -56,7 +57,7 @@ def first_tensor_in(value: Any) -> Tensor | None:
     """The first of them, without looking further."""
     if type(value) in _SEQUENCES:  # the usual batch, without a generator for each of its parts
         for item in value if len(value) <= LONG else ():
-            if isinstance(item, Tensor):
+            if is_tensor(item):
                 return item
             if type(item) not in _PLAIN:
                 break
@@ -65,11 +66,11 @@ def first_tensor_in(value: Any) -> Tensor | None:
 
 def named_tensors_in(value: Any, path: str = "", *, _deepest: int = _DEEPEST) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a batch with the key that leads to it ("" for a batch that is one tensor)."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         yield path, value
         return
     if isinstance(value, dict) or callable(getattr(value, "items", None)):
-        named: Iterable[tuple[Any, Any]] = value.items() if _may_hold_tensors(value, _deepest) else ()
+        named: Iterable[tuple[Any, Any]] = items_in(value) if _may_hold_tensors(value, _deepest) else ()
     elif isinstance(value, list | tuple):
         named = enumerate(value) if _may_hold_tensors(value, _deepest) else ()
     else:
@@ -84,15 +85,15 @@ def _may_hold_tensors(container: Mapping[Any, Any] | Sequence[Any], deepest: int
     try:
         if len(container) <= LONG:
             return True
-    except TypeError:  # it does not tell its length, so it is a class of the program's own and no data set
+    except Exception:  # it does not tell its length, so it is a class of the program's own and no data set
         return True
     if isinstance(container, list | tuple):
         ends: list[Any] = [*container[:_ENDS], *container[-_ENDS:]]
     else:
-        ends = list(islice(container.values(), 2 * _ENDS))  # type: ignore[union-attr]
+        ends = values_in(container, 2 * _ENDS)
     found: list[Tensor] = []
     for item in ends:
-        if isinstance(item, Tensor):
+        if is_tensor(item):
             return True
         if deepest and type(item) not in _PLAIN:
             _collect(item, found, deepest - 1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .foreign_objects import isinstance
 from .torch_private import has_storage, is_functional, is_functorch_wrapped
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)

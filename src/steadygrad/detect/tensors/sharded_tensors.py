@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .foreign_objects import hasattr, isinstance
+
 
 def is_sharded(tensor: Any) -> bool:
     """Whether this is a DTensor. Asked by its attributes, because importing DTensor takes longer than a first step."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .foreign_objects import hasattr, isinstance, items_in
+
 
 def stray_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Trainable parameters in plain containers of the model's modules, with the way to them as a name."""
@@ -19,7 +21,7 @@ def stray_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for attribute, value in vars(module).items():
             if attribute.startswith("_") or not isinstance(value, list | tuple | Mapping):
                 continue
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            items = items_in(value) if isinstance(value, Mapping) else enumerate(value)
             for key, item in items:
                 place = f"{owner}.{attribute}[{key}]" if owner else f"{attribute}[{key}]"
                 for name, parameter in _parameters_of(item):
@@ -40,4 +42,4 @@ def _parameters_of(item: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(item, nn.Parameter):
         yield "", item
     elif isinstance(item, nn.Module):
-        yield from item.named_parameters()
+        yield from list(item.named_parameters()) if hasattr(item, "_parameters") else ()

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ... import __version__
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...engine.state.safetensors_packing import pack, unpack
 from ...journal.run_directory import redacted

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...engine.validate import clean_name
 from ...records.errors import CapsuleError

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...detect.tensors.foreign_objects import getattr
 from ...journal import read_incidents, safe_files
 from ...journal.incident_files import read_incident
 from ...journal.run_directory import incident_name

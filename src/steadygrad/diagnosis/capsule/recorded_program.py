@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...detect.tensors.foreign_objects import getattr
 from ...journal.run_directory import redacted
 from ...records.errors import CapsuleError, UsageError
 from .manifest import check_checksums, read_manifest

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...engine import validate
 from ...engine.config import GuardConfig
 from ...engine.fault_barrier import UserCodeError

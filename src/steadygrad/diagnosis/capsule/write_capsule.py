@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import hasattr, isinstance
 from ...detect.tensors.nested_tensors import named_tensors_in, tensors_in
 from ...detect.tensors.sharded_tensors import local_of
 from ...engine.record.run_log import RunLog

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...detect.observations.observed_run import Suspicion
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ...records import Origin
 from ..interventions.backend.alternatives import failed_kernel, proved_by

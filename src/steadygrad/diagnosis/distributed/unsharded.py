@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.sharded_tensors import is_sharded
 from ...detect.tensors.torch_private import TorchDispatchMode
 from ...engine.state.training_state import TrainingState

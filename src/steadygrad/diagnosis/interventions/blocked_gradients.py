@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.torch_private import set_grad_enabled
 from ..replay.replay_step import ReplayChange
 from ..replay.replayable import Replayable

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ..replay.replay_step import ReplayChange
 from ..trace.backward_mode import StaysInBackward
 from ..trace.user_frames import current_stack

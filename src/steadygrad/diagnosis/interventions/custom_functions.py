@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.torch_private import TorchDispatchMode
 from ..isolation.index_bounds import is_of_extension
 from ..replay.replay_step import ReplayChange

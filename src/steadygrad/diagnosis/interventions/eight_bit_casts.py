@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import isinstance
 from .call_arguments import on_argument
 
 Arguments = tuple[Any, ...]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as checkpoints
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import can_be_copied
 from ...detect.tensors.torch_private import tree_map
 from ..replay.replay_step import ReplayChange

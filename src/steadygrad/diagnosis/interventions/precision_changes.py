@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.readable_tensors import can_be_copied
 from ...engine.step.trained_parameters import states_of
 from ..replay.batch_tree import map_batch

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ..replay.replay_step import ReplayChange
 from ..trace.tracer import COPIES, EXITS, given_to, reads_data
 from ..trace.user_frames import current_stack

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr
 from ...detect.tensors.readable_tensors import can_be_copied, write_values
 from ...detect.tensors.unregistered_tensors import plain_tensors
 from ..replay.replay_observation import named_state

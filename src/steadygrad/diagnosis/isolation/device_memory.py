@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...engine.record.memory_use import free_host_bytes
 
 SPARE = 2

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ...detect.tensors.readable_tensors import why_not_read
 from ...detect.tensors.torch_private import TorchDispatchMode
 from ..trace.tracer import op_name

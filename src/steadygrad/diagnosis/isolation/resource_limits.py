@@ -25,7 +25,7 @@ from ...engine.recovery.preserved_attributes import preserved_attributes
 from ...engine.recovery.reruns.quiet import quiet
 from ...engine.recovery.reruns.sinks import HasEffect
 from ...records import Diagnosis
-from ...records.errors import SteadyError
+from ...records.errors import SteadyError, UsageError
 from ...records.rerun_flag import rerun
 from .device_memory import (
     bytes_of,
@@ -158,6 +158,8 @@ def _attempt(symptom: str, attempt: Callable[[str], Diagnosis], depth: str) -> D
     try:
         with quiet():
             return attempt(depth)
+    except UsageError as error:  # what the step gave when it was run again is no loss
+        return not_diagnosed(symptom, f"run again, the step did not do the same ({in_a_line(error)})")
     except SteadyError:
         raise
     except OutOfTime:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ..isolation.device_memory import forget, is_out_of_memory
 from ..isolation.resource_limits import in_a_line
 from ..replay.batch_tree import parts_of, rebuilt, walk_batch

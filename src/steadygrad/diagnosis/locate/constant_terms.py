@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ...checkup.trials.batch_rules import detached_graph
 from ...detect.graph.autograd_graph import walked
 from ...detect.graph.rules.losses.loss_inputs import linear_nodes
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...engine.state.batch_buffer import pristine
 from ...records import Finding
 from ..replay.replay_step import CANNOT_RUN, ReplayChange

@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from ...detect.observations.observed_run import Suspicion
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import has_values
 from ...records import Diagnosis, Origin
 from ..causes.collect_evidence import collect_evidence

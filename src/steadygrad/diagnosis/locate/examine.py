@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...records import Origin, TensorDigest
 from ..causes.evidence import FP16_TINY, OpFacts
 from ..interventions.backend.unwritten_memory import FillMemory

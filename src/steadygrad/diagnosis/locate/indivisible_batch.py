@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import describable
 from ..replay.batch_tree import walk_batch
 from ..trace.trace_log import OpRecord, Touch, Trace

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...engine.step.trained_parameters import states_of
 from ...records import Origin
 from ..interventions.precision_changes import Precision

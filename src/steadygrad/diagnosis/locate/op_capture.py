@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.readable_tensors import describable, has_values, once
 from ...detect.tensors.torch_private import tree_flatten, tree_map
 from ...records import TensorDigest

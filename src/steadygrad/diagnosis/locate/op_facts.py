@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.torch_private import tree_map
 from ..causes.evidence import OpFacts
 from ..isolation.device_memory import forget

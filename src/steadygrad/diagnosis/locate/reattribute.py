@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...records import Origin
 from ..causes.evidence import FLOAT32_MAX, FP16_MAX, Evidence
 from ..interventions.state_changes import Reverted, negative_second_moments

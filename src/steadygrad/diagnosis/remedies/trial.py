@@ -16,6 +16,7 @@ import torch
 
 from ...detect.patterns.gradient_scaled_wrongly import SIZE_MISMATCH
 from ...detect.patterns.loss_jumps_and_stays import LONG_STRIDE
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...records import Remedy, Trial
 from ..interventions.backend.compiled import as_compiled
 from ..interventions.batch_changes import MAX_SKIPS, Clip, DropRows, SkipBatch

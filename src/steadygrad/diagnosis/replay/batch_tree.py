@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance, items_in, values_in
 from ...detect.tensors.torch_private import SUPPORTED_NODES
 
 _MAX_DEPTH = 6
@@ -33,7 +34,7 @@ def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, _LEAVES):
         return None
     if isinstance(value, Mapping):
-        return list(value.items())
+        return items_in(value) or ([] if type(value) is dict else None)
     if isinstance(value, list | tuple):
         return list(enumerate(value))
     attributes = _attributes(value)
@@ -56,7 +57,7 @@ def _carries(value: Any, depth: int) -> bool:
     if depth == 0 or isinstance(value, _LEAVES):
         return False
     if isinstance(value, Mapping):
-        return any(_carries(item, depth - 1) for item in value.values())
+        return any(_carries(item, depth - 1) for item in values_in(value))
     if isinstance(value, list | tuple):
         return any(_carries(item, depth - 1) for item in value)
     return not callable(value) and any(_carries(item, depth - 1) for item in getattr(value, "__dict__", {}).values())

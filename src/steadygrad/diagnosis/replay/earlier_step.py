@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.earlier_steps import EarlierSteps
 from ...engine.state.training_state import Tree, copy_tree

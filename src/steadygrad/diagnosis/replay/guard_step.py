@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...detect.gradient_norms import GradientProbe, clip_exact
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...engine.fault_barrier import UserCodeError
 from ...engine.record.run_log import RunLog

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import describable, once
 from ..isolation import device_memory as memory
 from ..trace.trace_log import Standing

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...detect.tensors.foreign_objects import getattr
 from ...records import Diagnosis
 from ..isolation.device_memory import NotEnoughMemory, is_out_of_memory, release_memory
 from ..isolation.resource_limits import limits, ran_out, within_memory

@@ -10,6 +10,7 @@ import torch
 
 from ...detect.observations.step_observation import Gradient as Gradient
 from ...detect.observations.step_observation import StepObservation, written_between
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import describable, has_values, holds_numbers, once, values_of, why_not_read
 from ...detect.tensors.sharded_tensors import is_sharded, local_of
 from ...detect.tensors.unregistered_tensors import stray_parameters

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.readable_tensors import has_values
 from ...detect.tensors.torch_private import dynamo_is_loaded
 from ...detect.tensors.unregistered_tensors import plain_tensors

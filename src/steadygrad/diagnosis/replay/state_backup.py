@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine.state.training_state import TrainingState, Tree, copy_tree
 from ..isolation import device_memory as memory

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
+
 
 class StaysInBackward(TorchFunctionMode):
     """A function mode that is still in place while `backward` runs: a checkpoint recomputes under it."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.torch_private import OpOverload, tree_leaves
 from ...records import Origin
 from ..interventions.backend.compiled import Recompiled, compiled_apart

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ...detect.tensors.readable_tensors import describable, has_values, once, stored_values, why_not_read
 from ...detect.tensors.torch_private import (
     TorchDispatchMode,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import has_values
 from ...detect.tensors.torch_private import without_dispatch_modes, without_torch_function
 from .trace_log import OpRecord

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...detect.gradient_norms import Gradients
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.sharded_tensors import gradients_before_reduction, is_sharded, num_copies
 from ...records import Decision, Reading
 from ...records.errors import RanksError, UsageError

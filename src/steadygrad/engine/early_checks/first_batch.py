@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...detect.graph.rules import frozen_by_mistake, saturated_activation
 from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.foreign_objects import hasattr, isinstance
 from ...detect.tensors.nested_tensors import num_rows_in, tensors_in
 from ...detect.tensors.quiet_hook import Handle, QuietHook, registered
 from ...detect.tensors.readable_tensors import why_not_read

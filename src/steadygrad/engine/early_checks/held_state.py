@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.tensors.foreign_objects import hasattr, isinstance
 from ...detect.tensors.readable_tensors import why_not_read, write_values
 from ..recovery.preserved_attributes import preserved_attributes
 
@@ -46,7 +47,10 @@ class HeldState:
             self._seen.update(map(id, part._buffers.values()))
             waiting += [value for name, value in vars(part).items() if name not in _OF_EVERY_MODULE]
         while waiting and self.unknown is None:
-            waiting += self._look_at(waiting.pop())
+            try:
+                waiting += self._look_at(value := waiting.pop())
+            except Exception:
+                self.unknown = f"an object of type {type(value).__name__}"
         if sum(tensor.numel() * tensor.element_size() for tensor in self.tensors) > _MAX_BYTES:
             self.unknown = "large tensors that are not buffers"
 
@@ -58,8 +62,10 @@ class HeldState:
         if len(self._seen) > _MAX_VALUES:
             self.unknown = "very many objects"
         elif isinstance(value, Tensor):
-            self.tensors.append(value)
-            self.unknown = None if why_not_read(value) is None else "a tensor that cannot be copied"
+            if why_not_read(value) is None:
+                self.tensors.append(value)
+            else:
+                self.unknown = "a tensor that cannot be copied"
         elif isinstance(value, FunctionType):
             self.functions.append(value)
         elif isinstance(value, MethodType):

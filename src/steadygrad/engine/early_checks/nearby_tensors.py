@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...detect.loop.program_frames import frames_of_program, variables_of
+from ...detect.tensors.foreign_objects import is_tensor, isinstance
 from ...detect.tensors.readable_tensors import why_not_read
 
 _ENTRIES, _MAX_NUMEL = 64, 1 << 20
@@ -28,12 +29,12 @@ def nearby_tensors(rows: int) -> dict[str, Tensor]:
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The variable itself, or the entries of a batch."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         yield name, value
     elif isinstance(value, Mapping) and len(value) <= _ENTRIES:
-        yield from ((str(key), each) for key, each in value.items() if isinstance(each, Tensor))
+        yield from ((str(key), each) for key, each in value.items() if is_tensor(each))
     elif isinstance(value, list | tuple) and len(value) <= _ENTRIES:
-        yield from ((f"{name}[{place}]", each) for place, each in enumerate(value) if isinstance(each, Tensor))
+        yield from ((f"{name}[{place}]", each) for place, each in enumerate(value) if is_tensor(each))
 
 
 def _is_table(tensor: Tensor, rows: int) -> bool:

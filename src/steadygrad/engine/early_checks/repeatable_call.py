@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.torch_private import num_dispatch_modes, num_function_modes
 from .held_state import HeldState
 

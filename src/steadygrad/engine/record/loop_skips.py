@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...detect.sampled.activation_probe import is_compiled
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.quiet_hook import QuietHook, registered
 from ...detect.tensors.readable_tensors import describable

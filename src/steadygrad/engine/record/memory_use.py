@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ...detect.tensors.foreign_objects import getattr
 from ...records.step_record import GPU_MEMORY, GPU_MEMORY_PEAK, HOST_MEMORY
 
 _UNKNOWN = 1 << 33

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from ...detect.history import History, RefusalLimits
 from ...detect.judge_step import judge
+from ...detect.tensors.foreign_objects import getattr
 from ...journal import Journal
 from ...policy import Capabilities, Policy, decide
 from ...policy.escalation import Ledger

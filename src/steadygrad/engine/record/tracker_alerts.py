@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ...detect.tensors.foreign_objects import getattr
+
 Alert = Callable[[str, str, int, bool], object]
 """Tells one tracker: title, text, the incident's number, and whether training was halted."""
 

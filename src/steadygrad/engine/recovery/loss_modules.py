@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.readable_tensors import why_not_read
 from ..early_checks.held_state import restore_values
 

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ...detect.tensors.foreign_objects import getattr, isinstance
 
 _DEPTH = 4
 MAX_ENTRIES = 1_000_000
@@ -31,13 +34,22 @@ def preserved_attributes(objects: Iterable[Any]) -> Iterator[None]:
     """Restore the attributes of these objects on leaving: what they refer to, and the contents of plain containers.
 
     A module stands for all modules inside it. Objects without a `__dict__` are passed over. Tensors are not copied: an
-    attribute that referred to a tensor refers to the same one again.
+    attribute that referred to a tensor refers to the same one again. Weights and buffers without data, of lazy modules
+    that were not called yet, are taken out until then: they cannot be read, copied or restored.
     """
+    objects = list(objects)
+    modules = [part for each in objects if isinstance(each, nn.Module) for part in each.modules()]
+    homes: list[dict[str, Any]] = [home for module in modules for home in (module._parameters, module._buffers)]
+    waiting = [(home, name, tensor) for home in homes for name, tensor in home.items() if is_lazy(tensor)]
+    for home, name, _ in waiting:
+        home[name] = None
     restore = record_attributes(objects)
     try:
         yield
     finally:
         restore()
+        for home, name, tensor in waiting:
+            home[name] = tensor
 
 
 def record_attributes(objects: Iterable[Any]) -> Callable[[], None]:
@@ -104,7 +116,7 @@ def _record(value: Any, depth: int, seen: set[int], undo: list[Callable[[], None
         return
     undo.append(_contents(value))
     if not isinstance(value, set | bytearray):
-        items = value.values() if isinstance(value, dict) else value
+        items = dict.values(value) if isinstance(value, dict) else value
         if any(
             issubclass(kind, (*_CONTAINERS, *_arrays())) for kind in set(map(type, items))
         ):  # no call for each number

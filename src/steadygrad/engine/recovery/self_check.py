@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.torch_private import TorchDispatchMode, tree_flatten, tree_map
 from ...records.rerun_flag import rerun
 from ..state.rng import put_rng

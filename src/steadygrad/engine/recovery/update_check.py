@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.quiet_hook import registered
 from ...policy.decide import RATE
 from ...records import Reading

@@ -12,13 +12,14 @@ import itertools
 import operator
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import TENSORS, hasattr, is_tensor, isinstance
 from ...detect.tensors.kept_content import KeptContent
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import has_plain_memory
@@ -28,6 +29,7 @@ from .pinned_memory import PinnedPool
 from .rng import RngState
 
 _version = operator.attrgetter("_version")
+_SEQUENCES = (list, tuple)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 NOT_AGAIN = object()
 """Stands for a micro-batch of someone else's loop that only that loop could run."""
@@ -235,28 +237,35 @@ def pristine(value: Any, *, clone: bool = False, but_cuda: bool = False) -> Any:
     """The batch in its own containers, so that `batch.pop("labels")` in a loss_fn does not take it from a re-run.
 
     Tensors are the same ones, or with `clone` copies, or with `but_cuda` copies of those that are not on a GPU. What is
-    no mapping, sequence or tensor is passed on as it is.
+    no mapping, sequence or tensor, or does not let itself be copied, is passed on as it is.
     """
-    if isinstance(value, Tensor):
+    if type(value) in TENSORS or (type(value) not in _SEQUENCES and is_tensor(value)):
         copies = clone or (but_cuda and value.device.type != "cuda")
         return value.detach().clone().requires_grad_(value.requires_grad) if copies else value
     if type(value) is dict:
         return {key: pristine(item, clone=clone, but_cuda=but_cuda) for key, item in value.items()}
-    if isinstance(value, dict):
-        own = copy.copy(value)
-        for key, item in value.items():
-            own[key] = pristine(item, clone=clone, but_cuda=but_cuda)
-        return own
-    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
-        encoding: Any = copy.copy(value)
-        encoding.data = {key: pristine(item, clone=clone, but_cuda=but_cuda) for key, item in value.data.items()}
-        return encoding
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pristine(item, clone=clone, but_cuda=but_cuda) for item in value))
-    if type(value) in (list, tuple):
+    if type(value) in _SEQUENCES:
         if _PLAIN.issuperset(map(type, value)):  # numbers and words, maybe thousands of them
             return value[:]
         return type(value)(pristine(item, clone=clone, but_cuda=but_cuda) for item in value)
+    try:
+        return _pristine_of_a_class(value, lambda item: pristine(item, clone=clone, but_cuda=but_cuda))
+    except Exception:
+        return value
+
+
+def _pristine_of_a_class(value: Any, own_copy: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = own_copy(item)
+        return own
+    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):  # HF BatchEncoding
+        encoding: Any = copy.copy(value)
+        encoding.data = {key: own_copy(item) for key, item in value.data.items()}
+        return encoding
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(own_copy, value))
     return value
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from ...detect.tensors.foreign_objects import is_tensor, isinstance
 from ...detect.tensors.readable_tensors import can_be_copied, finite_as_far_as_read, only_shape, write_values
 from ..step.trained_parameters import ModuleTree
 from .moving_tensors import FrozenParameters, LeftAlone, Slot, getter, prefix_of, setter
@@ -220,7 +221,7 @@ class ForwardState:
                 continue
             if slot.training is not slot.module.training or slot.moved():
                 now = slot.get()
-                if isinstance(now, Tensor):
+                if is_tensor(now):
                     slot.hot, slot.tensor, slot.version = True, now, now._version
 
     def _look_at_counters(self) -> None:
@@ -261,7 +262,7 @@ class ForwardState:
                 slot.hot = True
             if slot.hot:
                 now = slot.get()
-                if isinstance(now, Tensor):
+                if is_tensor(now):
                     slot.tensor, slot.version = now, now._version
 
     @torch.no_grad()
@@ -479,7 +480,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[], A
     """Buffers (also non-persistent ones) and tensors kept as plain attributes."""
     for home in (module._buffers, vars(module)):
         for name, value in list(home.items()):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not only_shape(value):
+            if is_tensor(value) and not isinstance(value, nn.Parameter) and not only_shape(value):
                 yield name, value, getter(home, name), setter(home, name)
 
 

@@ -15,12 +15,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
 from ..record.memory_use import free_device_bytes, free_host_bytes
 
 HOST, DEVICE, _SHARED, _DESCRIPTOR = "host", "device", "shared", "descriptor"
@@ -51,15 +53,19 @@ def pieces_of(value: Any) -> dict[Piece, int]:
 
 
 def _add(value: Any, found: dict[Piece, int], left: list[int], depth: int) -> None:
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         key, found[key] = piece_of(value)
         return
     left[0] -= 1
     if type(value) in (tuple, list, dict):
         _add_all(value.values() if type(value) is dict else value, len(value), found, left, depth)
         return
-    if isinstance(value, _NOT_COUNTED) or left[0] < 0 or depth < 0 or callable(value):
-        return
+    if not isinstance(value, _NOT_COUNTED) and left[0] >= 0 and depth >= 0 and not callable(value):
+        with suppress(Exception):  # what an object does not show is not counted
+            _add_of_a_class(value, found, left, depth)
+
+
+def _add_of_a_class(value: Any, found: dict[Piece, int], left: list[int], depth: int) -> None:
     if isinstance(value, str | bytes | bytearray):
         found[HOST, id(value)] = len(value)
     elif isinstance(value, Mapping):
@@ -78,7 +84,7 @@ def _add_all(values: Iterable[Any], count: int, found: dict[Piece, int], left: l
         return
     before = sum(found.values()) if count > _MAX_LIST else 0
     for item in itertools.islice(values, _MAX_LIST) if count > _MAX_LIST else values:
-        if isinstance(item, Tensor):
+        if is_tensor(item):
             key, found[key] = piece_of(item)
         else:
             _add(item, found, left, depth - 1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.readable_tensors import has_plain_memory, has_values, write_values
 
 _LOOKS = 3

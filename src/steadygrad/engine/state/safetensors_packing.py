@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ...records.errors import UsageError
 from .rng import RngState, rng_to_plain
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ...detect.tensors.nested_tensors import named_tensors_in
 from ...detect.tensors.readable_tensors import only_shape, write_values
 from ...detect.tensors.sharded_tensors import is_sharded, local_of, locals_in, sharded_like
@@ -197,6 +198,7 @@ def can_be_scanned(tensor: Tensor) -> bool:
     """Whether a tensor's values can be read by the multi-tensor kernels: dense, with memory, of a floating type."""
     return (
         tensor.dtype in _SCANNED
+        and not is_lazy(tensor)
         and tensor.numel() > 0
         and tensor.layout is torch.strided
         and not only_shape(tensor)

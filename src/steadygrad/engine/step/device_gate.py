@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.quiet_hook import QuietHook, registered
 from ...records.errors import UsageError
 from .trained_parameters import WeakSequence

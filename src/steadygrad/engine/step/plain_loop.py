@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...detect.gradient_norms import Gradients, clip_exact
+from ...detect.tensors.foreign_objects import isinstance
 from ...records import Action, Decision, Outcome
 from ..distributed.consensus import SingleRank
 from ..fault_barrier import UserCodeError

@@ -17,6 +17,7 @@ from ...detect.graph.graph_findings import num_ranks
 from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.loop_recorder import LoopRecorder
 from ...detect.sampled import StepSampler
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...records import Finding, Reading, Severity
 from ...records.diagnosis import silent_diagnosis
 from ..early_checks.collapse import CollapseWatch

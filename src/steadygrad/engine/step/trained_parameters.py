@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...records.errors import UsageError
 
 T = TypeVar("T")

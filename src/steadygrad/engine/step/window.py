@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...detect.history import RefusalLimits
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.kept_content import KeptContent
 from ...detect.tensors.torch_private import free_cublas_workspaces
 from ...records import Decision, Outcome

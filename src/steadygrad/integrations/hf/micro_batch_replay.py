@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...engine.state.batch_buffer import pristine
 from ..loops.patching import Patches
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ...records.errors import UsageError
 from ..loops import patching
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ..loops.patching import Patches
 from ..loops.reported_loop import ReportedLoop
 

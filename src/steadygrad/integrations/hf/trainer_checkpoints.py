@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...detect.history import History
+from ...detect.tensors.foreign_objects import hasattr, isinstance
 from ...engine.state.training_state import bad_state
 from ...journal.safe_files import json_bytes, read_json, replace_file
 from ...policy.escalation import Ledger

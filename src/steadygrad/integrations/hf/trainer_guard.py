@@ -15,6 +15,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...policy import Policy
 from ...records import Finding, Incident
 from ...records.errors import SteadyError, UsageError

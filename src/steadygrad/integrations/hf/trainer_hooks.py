@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...detect.gradient_norms import clip_exact
+from ...detect.tensors.foreign_objects import isinstance
 from ..loops.loop_guard import LoopGuard
 from ..loops.patching import Patches
 from . import version_support

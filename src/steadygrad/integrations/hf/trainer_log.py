@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ..loops.patching import Patches
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ...detect.tensors.foreign_objects import getattr, hasattr
 from ...engine.fault_barrier import listener
 from ...records.errors import UsageError
 

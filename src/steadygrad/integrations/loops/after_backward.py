@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ...detect.loop.program_frames import variables_of
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from .loop_slice import LoopSlice, blocks_of, body_of, computing, cut, names_read, statements_between
 
 

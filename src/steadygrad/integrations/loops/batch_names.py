@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from ...detect.tensors.foreign_objects import isinstance
+
 
 def batch_names_of(loop: ast.For) -> tuple[Any, ...]:
     """`x, y` of `for x, y in loader` and of `for i, (x, y) in enumerate(tqdm(loader))`, as nested names."""

@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...detect.loop.program_frames import NOT_THEIRS
+from ...detect.tensors.foreign_objects import getattr, is_tensor, isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.torch_private import TorchDispatchMode
 from ...engine.state.rng import put_rng, take_rng
@@ -140,6 +140,6 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _holds_bad(values: Any) -> bool:
     return any(
-        isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+        is_tensor(tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
         for tensor in tensors_in(values)
     )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.loop.model_calls import ModeModules
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...engine import validate
 from ...engine.config import GuardConfig, GuardOptions

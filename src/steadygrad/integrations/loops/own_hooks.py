@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ...detect.tensors.foreign_objects import isinstance
+
 _HOOKS = {
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),

@@ -16,6 +16,7 @@ from typing import Any
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.graph_capture import capturing
 from ...records.errors import SteadyError
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from .patch_barrier import Failed, barred, undo_all
 from .patch_barrier import uncounted as uncounted
 

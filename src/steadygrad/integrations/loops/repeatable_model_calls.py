@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...detect.loop.model_calls import callable_parts
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.quiet_hook import QuietHook, halting
 from ...detect.tensors.torch_private import innermost_transform
 

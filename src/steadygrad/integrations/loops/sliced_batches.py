@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...detect.tensors.foreign_objects import isinstance
 from .loop_slice import LoopSlice, names_read
 
 _INDEX = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Slice, ast.Tuple, ast.operator, ast.unaryop, ast.Load)

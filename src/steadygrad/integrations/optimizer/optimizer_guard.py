@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ...detect.gradient_norms import Gradients
 from ...detect.loop.model_calls import ModeModules, callable_parts
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.graph_capture import NOT_CHECKED
 from ...engine import validate
 from ...engine.config import GuardConfig
@@ -464,8 +465,7 @@ class OptimizerGuard:
     def _watch_scaler(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """GradScaler drops a step by not calling the optimizer. An overflow of its scale is counted, and nothing is
         undone, because the plain loop undoes nothing either; a bad batch is refused as any other."""
-        before = self._step
-        loop = next((loop for loop in self._loops if loop.living is optimizer), None)
+        before, loop = self._step, next((loop for loop in self._loops if loop.living is optimizer), None)
         self._refused.discard(id(loop))
         result = original(optimizer, *args, **kwargs)
         if self._checker is not None and self._step == before:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...detect.loop.measured.gradient_marks import GradientMarks, Marks, spread
 from ...detect.loop.program_frames import frames_of_program, variables_of
+from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import describable
 

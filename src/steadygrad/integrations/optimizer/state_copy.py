@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.optim import LBFGS, Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...engine.state.training_state import TrainingState, copy_tree
 from ...engine.step.trained_parameters import parameters_of
 

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ...detect.tensors.foreign_objects import getattr
 from ...records.errors import UsageError
 from .launch.run_options import RunOptions
 

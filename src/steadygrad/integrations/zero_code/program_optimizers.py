@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...engine.step.trained_parameters import parameters_of
 from ..optimizer.optimizer_loop import OptimizerLoop
 

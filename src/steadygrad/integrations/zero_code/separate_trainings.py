@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.quiet_hook import QuietHook
 from ...engine.record.run_log import RunLog
 from ...engine.state.forward_state import Entry, ForwardState

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...detect.loop.program_frames import frames_of_program, living
+from ...detect.tensors.foreign_objects import isinstance
 from ...detect.tensors.nested_tensors import tensors_in
 from ...detect.tensors.readable_tensors import has_values
 from ...engine.recovery.reruns.side_effects import HasEffect

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from ....records import Finding
 from ....records.rules import Rule
+from ...tensors.foreign_objects import isinstance
 from ...tensors.readable_tensors import has_values
 from ..graph_findings import NAMED, read, seen
 

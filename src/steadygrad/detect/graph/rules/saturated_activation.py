@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from ....records import Finding
 from ....records.rules import Rule
+from ...tensors.foreign_objects import getattr, isinstance
 from ..autograd_graph import VIEWS, GraphNode, LossGraph, walk
 from ..graph_findings import NAMED, Held, optimizer_of, read, seen
 

@@ -44,6 +44,7 @@ from ....records import Finding
 from ....records.rerun_flag import rerun
 from ....records.rules import Rule
 from ...make_finding import listed
+from ...tensors.foreign_objects import isinstance
 from ...tensors.readable_tensors import has_values
 from ..decay_in_gradient import DecayInGradient
 from ..graph_findings import NAMED, read, seen

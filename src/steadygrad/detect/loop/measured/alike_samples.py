@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
 from ...tensors.nested_tensors import tensors_in
 from .asked_copies import ask_copy
 
@@ -93,7 +94,7 @@ def _memory(sample: Any) -> Iterator[Tensor]:
     """The tensors of a sample, and its arrays as tensors of the same memory."""
     numpy = sys.modules.get("numpy")
     for part in sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple) else [sample]:
-        if isinstance(part, Tensor):
+        if is_tensor(part):
             yield part
         elif numpy is not None and isinstance(part, numpy.ndarray):
             yield torch.from_numpy(part)

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...tensors.foreign_objects import getattr, hasattr, isinstance
+
 MAX_BYTES = 1 << 24
 """A data set that is larger is not copied."""
 _DEPTH = 3

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler, Subset, WeightedRandomSampler
 
 from ...graph.autograd_graph import saved_tensor
+from ...tensors.foreign_objects import getattr, hasattr, isinstance
 from ...tensors.nested_tensors import tensors_in
 from .alike_samples import AlikeSamples
 from .repeated_streams import Prints, RepeatedStreams

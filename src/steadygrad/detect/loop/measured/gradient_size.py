@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...tensors.foreign_objects import isinstance
 from ...tensors.living_objects import living
 from ..loop_record import GradientSize
 

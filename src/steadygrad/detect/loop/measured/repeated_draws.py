@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, Subset
 from torch.utils.weak import TensorWeakRef
 
+from ...tensors.foreign_objects import isinstance
 from ...tensors.living_objects import living
 from .worker_seeds import draws_at_random
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, SequentialSampler
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...tensors.foreign_objects import isinstance
 from .asked_copies import ask_copy
 
 _EPOCHS = 4

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...tensors.foreign_objects import getattr, is_tensor, isinstance
 from ...tensors.nested_tensors import tensors_in
 from ...tensors.readable_tensors import describable
 from ..program_frames import frames_of_program, variables_of
@@ -178,7 +179,7 @@ def _of_same_shape(given: Tensor) -> dict[str, Tensor]:
             if isinstance(value, list | tuple) and len(value) <= 16:
                 entries = ((f"{name}[{place}]", each) for place, each in enumerate(value))
             for key, tensor in entries:
-                if isinstance(tensor, Tensor) and _is_like(tensor, given) and len(found) < 8:
+                if is_tensor(tensor) and _is_like(tensor, given) and len(found) < 8:
                     found.setdefault(str(key), tensor.detach())
     return found
 
@@ -280,7 +281,7 @@ def _parts(entry: Any) -> list[Any]:
         entry = vars(entry)
     values = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, list | tuple) else [entry]
     numpy = sys.modules.get("numpy")
-    return [v for v in values if isinstance(v, Tensor) or (numpy is not None and isinstance(v, numpy.ndarray))]
+    return [v for v in values if is_tensor(v) or (numpy is not None and isinstance(v, numpy.ndarray))]
 
 
 def _tensor_at(entry: Any, place: int) -> Tensor | None:
@@ -289,5 +290,5 @@ def _tensor_at(entry: Any, place: int) -> Tensor | None:
     if place >= len(arrays):
         return None
     found = arrays[place]
-    found = found.detach() if isinstance(found, Tensor) else torch.from_numpy(found.copy())
+    found = found.detach() if is_tensor(found) else torch.from_numpy(found.copy())
     return found if describable(found) and found.device.type == "cpu" else None

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ...tensors.foreign_objects import getattr, isinstance
+
 _KEPT = 8
 _HALF = 0.5
 _FEW, _NUMBERS = 2, 16

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...tensors.foreign_objects import isinstance
 from ...tensors.nested_tensors import tensors_in
 from ...tensors.readable_tensors import describable
 

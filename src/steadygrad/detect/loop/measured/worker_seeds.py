@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...tensors.foreign_objects import getattr, hasattr, isinstance
 from ...tensors.nested_tensors import tensors_in
 from .asked_copies import ask_copy, attributes
 

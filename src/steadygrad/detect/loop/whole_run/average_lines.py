@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from ...tensors.foreign_objects import getattr, isinstance
 from ..program_frames import frames_of_program, is_of_library
 
 _MAX_FILES, _MAX_BYTES = 400, 1 << 19

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...tensors.foreign_objects import getattr, isinstance
 from ...tensors.living_objects import living, living_of
 from ...tensors.readable_tensors import describable
 from ..program_frames import frames_of_program, variables_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ...causes.evidence import Evidence
 from ...locate.examine import Examination
 from ...replay.replay_step import CANNOT_RUN, ReplayChange, replay

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ...replay.replay_step import ReplayChange
 from ...replay.replayable import Replayable
 from .flags import ATTENTION, BackendFlags

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from ....detect.tensors.torch_private import dynamo_counters, dynamo_is_loaded
 from ...replay.replay_step import ReplayChange
 from ...replay.replayable import Replayable

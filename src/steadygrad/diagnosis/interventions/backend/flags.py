@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr
 from ....detect.tensors.torch_private import (
     fill_memory_of,
     get_deterministic,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.torch_private import tree_leaves
 from ...replay.replay_step import ReplayChange
 from ...replay.replayable import Replayable

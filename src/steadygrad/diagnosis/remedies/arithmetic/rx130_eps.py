@@ -29,6 +29,7 @@ from functools import partial
 
 import torch
 
+from ....detect.tensors.foreign_objects import isinstance
 from ....records.rules import Rule
 from ...interventions.call_arguments import Operate, floor_denominator, on_argument, tiny
 from ..remedy_context import Proposal, RemedyContext

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....records.rules import Rule
 from ...interventions.call_arguments import on_argument, on_floats, on_tensors, tiny, within_sound_range
 from ...interventions.eight_bit_casts import saturated

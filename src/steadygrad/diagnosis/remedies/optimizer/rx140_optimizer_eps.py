@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ....detect.tensors.foreign_objects import isinstance
 from ....records.rules import Rule
 from ...interventions.optimizer_changes import Options
 from ..remedy_context import Proposal, RemedyContext

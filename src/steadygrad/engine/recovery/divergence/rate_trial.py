@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr
 from ....policy.escalation import Ledger
 from ....records.rerun_flag import rerun
 from ...build_parts import Parts

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ....detect.tensors.foreign_objects import getattr
+
 _TRACKERS = (
     ("torch.utils.tensorboard.writer", "SummaryWriter", ("add_",)),
     ("tensorboardX.writer", "SummaryWriter", ("add_",)),

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ....detect.tensors.foreign_objects import getattr
 from .muted_trackers import muted_trackers
 from .sinks import nothing_on_disk
 

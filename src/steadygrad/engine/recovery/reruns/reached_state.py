@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ....detect.tensors.foreign_objects import getattr, is_tensor, isinstance
 from ....detect.tensors.readable_tensors import why_not_read
 from ...early_checks.held_state import restore_values
 from ...state.training_state import TrainingState
@@ -136,7 +137,7 @@ class ReachedState(UserState):
                 self._stand_ins.put(held, partial(get, value, key), partial(put, value, key))
 
     def _note(self, value: Any, waiting: deque[Any]) -> None:
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             self._reached[id(value)] = value
         else:
             super()._note(value, waiting)

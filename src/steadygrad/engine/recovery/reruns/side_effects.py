@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ....detect.tensors.foreign_objects import getattr, is_tensor, isinstance
 from ....detect.tensors.torch_private import TorchDispatchMode
 from .sinks import HasEffect as HasEffect
 from .sinks import is_read_inside, is_sink
@@ -253,7 +254,7 @@ class _NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _check(self, tensor: Any, func: Any) -> None:
-        if not isinstance(tensor, Tensor):
+        if not is_tensor(tensor):
             return
         storage = _storage(tensor)
         if storage is not None and storage not in self._made and storage not in self._restored:
@@ -266,7 +267,7 @@ def _is_view(schema: Any) -> bool:
 
 def _storage(tensor: Any) -> int | None:
     """What tells a tensor's memory apart; None where it has none that could be told apart."""
-    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
+    if not is_tensor(tensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
     try:
         return int(tensor.untyped_storage()._cdata)

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from ....detect.tensors.foreign_objects import getattr, hasattr, isinstance
+
 _PACKAGE = str(Path(__file__).resolve().parents[3])
 _STANDARD, _TORCH = str(Path(types.__file__).resolve().parent), str(Path(torch.__file__).resolve().parent)
 _COMPILERS = ("/torch/_inductor/", "/torch/_dynamo/", "/triton/", "/torch/utils/cpp_extension", "<frozen importlib")

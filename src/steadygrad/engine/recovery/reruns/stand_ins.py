@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NoReturn
 
+from ....detect.tensors.foreign_objects import getattr, hasattr, isinstance
 from .quiet import no_warnings
 from .sinks import HasEffect, is_sink, sink_like
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import logging
 import random
 import sys
 import types
@@ -24,10 +25,12 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from ....detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
 from ....detect.tensors.nested_tensors import first_tensor_in
 from ..preserved_attributes import content_of_array, is_array, same_objects
 from .stand_ins import StandIn
 
+logger = logging.getLogger("steadygrad")
 _MAX_OBJECTS = 10_000
 MAX_WALKED = 2_000
 _MAX_ARRAY = 1 << 20
@@ -117,7 +120,10 @@ class UserState:
             if len(self._seen) > _MAX_OBJECTS:
                 self.complete = False
                 break
-            self._note(waiting.popleft(), waiting)
+            try:
+                self._note(waiting.popleft(), waiting)
+            except Exception as error:  # an object that does not want to be looked at
+                logger.debug("an object of the program was passed by", exc_info=error)
 
     def restore(self) -> None:
         """The same objects hold the same things again."""
@@ -255,14 +261,14 @@ class UserState:
     def _note_dict(self, value: Any, waiting: deque[Any]) -> None:
         """Also of an object, whose attributes are a dictionary."""
         self._seen.add(id(value))
-        before = self._tables.copy_of(value, dict)
+        before = self._tables.copy_of(value, lambda table: dict(dict.items(table)))
         clear, update = (OrderedDict.clear, OrderedDict.update) if isinstance(value, OrderedDict) else \
             (dict.clear, dict.update)  # fmt: skip
 
         def undo() -> bool:
             if same_objects(dict.keys(value), before) and same_objects(dict.values(value), before.values()):
                 return False
-            if before.keys() == value.keys():
+            if before.keys() == dict.keys(value):
                 for key, kept in before.items():
                     dict.__setitem__(value, key, kept)
             else:
@@ -438,7 +444,7 @@ def _weakly(value: Any) -> Any:
 
 def is_data(value: Any) -> bool:
     """Whether it holds tensors and is neither a model, a function nor a whole data set."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return True
     if isinstance(value, _IS_NO_DATA) or callable(value):
         return False

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ....detect.loop.program_frames import user_line
+from ....detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
 from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
@@ -139,7 +140,7 @@ def autocast_now() -> dict[str, torch.dtype]:
 
 def outputs_in(output: Any, depth: int = 3) -> Iterator[Tensor]:
     """Every floating-point tensor a model returned, in a fixed order."""
-    if isinstance(output, Tensor):
+    if is_tensor(output):
         if output.is_floating_point():
             yield output
     elif depth and isinstance(output, Mapping):
@@ -155,7 +156,7 @@ def outputs_in(output: Any, depth: int = 3) -> Iterator[Tensor]:
 
 def detached(value: Any) -> Any:
     """The same arguments as leaves: what came from an earlier graph can still carry a gradient, and ends here."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return value.detach().requires_grad_(value.requires_grad) if value.grad_fn is not None else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(detached(item) for item in value))
@@ -168,7 +169,7 @@ def detached(value: Any) -> Any:
 
 def as_leaves(value: Any) -> Any:
     """The same value, without the graph behind it: that graph has been used and freed."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return value if value.grad_fn is None else value.detach().requires_grad_(value.requires_grad)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(as_leaves(item) for item in value))

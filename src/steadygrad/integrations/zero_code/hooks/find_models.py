@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.dropout import _DropoutNd
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.living_objects import living
 from ...loops.patching import Patches
 

@@ -10,6 +10,7 @@ import functools
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ....detect.tensors.foreign_objects import getattr, hasattr
 from ....records.errors import SteadyError, UsageError
 from ...loops.patching import Patches
 from ..launch.import_hook import when_imported

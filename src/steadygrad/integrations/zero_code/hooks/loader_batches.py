@@ -23,6 +23,7 @@ from torch import Tensor
 from ....detect.loop.measured.delivered_data import DeliveredData
 from ....detect.loop.measured.repeated_streams import ROUNDS
 from ....detect.loop.measured.worker_seeds import same_draws, seeded_alike
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable, has_values
 from ....engine.state.kept_bytes import Piece, fit, pieces_of
@@ -199,7 +200,7 @@ class LoaderBatches:
             indices = _part(handed, tensors) if how == "same tensors" else handed.indices
             return FoundSamples(indices, how) if indices else None
         in_order = self._in_order
-        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        rows = {tensor.size(0) for tensor in tensors if tensor.dim()}
         if in_order is not None and in_order.indices and len(in_order.indices) in rows:
             return FoundSamples(in_order.indices, "order")
         if not self.handed:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.graph_capture import NOT_CHECKED
 from ....engine.step.trained_parameters import parameters_of
 from ...loops.patch_barrier import barred, uncounted

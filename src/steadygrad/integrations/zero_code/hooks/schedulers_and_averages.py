@@ -13,10 +13,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+
+from ....detect.tensors.foreign_objects import getattr, isinstance
 
 _USES = 2
 
@@ -107,14 +111,18 @@ class UsedAverages:
 
     def idle(self, model: nn.Module) -> str:
         """How one of this model is used and was never updated: a sentence, or nothing. Reads the device."""
-        shapes = [parameter.shape for parameter in model.parameters()]
+        shapes = _shapes(model)
         for average, known in self._used.items():
-            if len(known) < _USES or shapes != [parameter.shape for parameter in average.module.parameters()]:
+            if len(known) < _USES or shapes != _shapes(average.module):
                 continue
             if int(average.n_averaged) == 0:
                 after = " and ".join(map(str, known))
                 return f"averaged weights were used after {after} updates and never updated: they are the initial ones"
         return ""
+
+
+def _shapes(model: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in model.parameters() if not is_lazy(parameter)]
 
 
 def weakly_called(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import describable
 from ....engine.recovery.reruns.user_state import is_users

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import dataloader
 
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....engine.record.run_log import RunLog
 from ...loops.own_hooks import our_hooks_off, without_our_hooks
 from ...loops.patch_barrier import uncounted

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ....detect.tensors.foreign_objects import is_tensor, isinstance
 from ....detect.tensors.readable_tensors import has_values
 from ....diagnosis.locate.crash_origin import explain_crash, has_no_solution, near_a_nan
 from ....engine.recovery.reruns.side_effects import HasEffect
@@ -107,7 +108,7 @@ def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
         if file.startswith((_OURS, *_TORCH, "<frozen", "<string", "<__array")):
             continue
         for name, value in list(frame.f_locals.items())[:_MAX_LOCALS]:
-            if not isinstance(value, Tensor) or not has_values(value) or not value.is_floating_point():
+            if not is_tensor(value) or not has_values(value) or not value.is_floating_point():
                 continue
             if not 0 < value.numel() <= _MAX_ELEMENTS:
                 continue

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ....detect.gradient_norms import GradientProbe
+from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import why_not_read
 from ....diagnosis.isolation.device_memory import forget

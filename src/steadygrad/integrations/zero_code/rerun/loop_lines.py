@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import line_of, living, variables_of
+from ....detect.tensors.foreign_objects import getattr, is_tensor, isinstance
 from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....engine.recovery.reruns.quiet import quiet
 from ....engine.recovery.reruns.user_state import LargeTables, TakenValues, UserState, is_data, is_users
@@ -119,7 +120,7 @@ class LoopPass:
         for generator, before in self.generators:
             generator.set_state(before)
         names = {name: as_leaves(value) for name, value in {**self.taken, **batch}.items()}
-        graphs = {name: as_leaves(v) for name, v in self.module_globals.items() if isinstance(v, Tensor)}
+        graphs = {name: as_leaves(v) for name, v in self.module_globals.items() if is_tensor(v)}
         try:
             with ExitStack() as stack, torch.enable_grad(), quiet():
                 for device, dtype in self.autocast.items():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
+from ....detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.torch_private import register_pytree_node
 from ....diagnosis.distributed.unsharded import UsesCollectives
@@ -196,7 +197,7 @@ class LoopStep(ModelCallStep):
         owned = [*self.model.parameters(), *self.model.buffers(), *self._loop.parameters]
         plain = [value for module in self.model.modules() for value in vars(module).values()]
         gradients = [tensor.grad for tensor in owned if tensor.grad is not None]
-        return [*owned, *gradients, *(value for value in plain if isinstance(value, Tensor))]
+        return [*owned, *gradients, *(value for value in plain if is_tensor(value))]
 
     def sound(self) -> bool:
         """Whether losses and gradients come out finite: with several ranks, whether another one caused the refusal."""

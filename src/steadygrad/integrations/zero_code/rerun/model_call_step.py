@@ -117,13 +117,13 @@ class ModelCallStep:
     @contextmanager
     def examining(self) -> Iterator[None]:
         """Around a whole diagnosis: afterwards everything is as it was, the gradients of the refused step too."""
-        parameters = {id(p): p for p in (*self.model.parameters(), *self._loop.parameters)}
-        tensors = [t for t in (*parameters.values(), *self.model.buffers()) if not t.is_inference()]
         with ExitStack() as stack:
+            stack.enter_context(preserved_attributes([self.model]))
+            parameters = {id(p): p for p in (*self.model.parameters(), *self._loop.parameters)}
+            tensors = [t for t in (*parameters.values(), *self.model.buffers()) if not t.is_inference()]
             # A graph that the program made before and uses after this update would else be refused by autograd.
             stack.enter_context(versions_kept(tuple(tensors)))
             stack.enter_context(rerun())
-            stack.enter_context(preserved_attributes([self.model]))
             stack.enter_context(quiet())
             self._rehearsal = stack.enter_context(self._kept())
             stack.callback(setattr, self, "_rehearsal", None)

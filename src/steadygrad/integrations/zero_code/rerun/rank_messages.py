@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ....detect.tensors.foreign_objects import getattr
 from ....detect.tensors.living_objects import living
 from ....detect.tensors.sharded_tensors import is_sharded
 from ....diagnosis.distributed.joint_examination import understudies

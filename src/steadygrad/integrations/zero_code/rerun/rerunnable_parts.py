@@ -171,7 +171,7 @@ class RerunnableParts:
         those belong to one sample, where the loader gave fewer samples: the candidates for one sentence, say."""
         calls = self._watch.models.calls
         first = first_tensor_in((calls[0].args, calls[0].kwargs)) if calls else None
-        sides = [int(tensor.shape[0]) for tensor in _plain(loop_pass.batch) if tensor.dim()]
+        sides = [tensor.size(0) for tensor in _plain(loop_pass.batch) if tensor.dim()]  # a nested one has no shape
         if first is None or not describable(first) or not first.dim():  # of `vmap` it has the shape of one row
             return (Counter(sides).most_common(1)[0][0] if sides else None), 1
         size, found = int(first.shape[0]), self._watch.batches.find(loop_pass.batch)

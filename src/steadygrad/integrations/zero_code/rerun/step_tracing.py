@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ....detect.tensors.foreign_objects import is_tensor
 from ....detect.tensors.readable_tensors import describable, has_values
 from ....detect.tensors.torch_private import num_dispatch_modes, num_function_modes
 from ....diagnosis.causes import name_cause
@@ -124,7 +125,7 @@ class _LossTracer(Tracer):
             self.stop("tracing took more than twice as long as the step itself")
 
     def _read_inputs(self, record: OpRecord, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        size = sum(t.numel() for t in args if isinstance(t, Tensor))
+        size = sum(t.numel() for t in args if is_tensor(t))
         of_loss = record.module is None and (not record.backward or record.forward_ordinal in self.specimens)
         if of_loss and 2 * size <= self._left:
             self._left -= 2 * size
@@ -151,7 +152,7 @@ class StepTracing:
         for name, buffer in inner(call.module).named_buffers():
             trace.name(buffer, "buffer", name)
         for name, value in walk_batch(call.batch):
-            if isinstance(value, Tensor):
+            if is_tensor(value):
                 trace.name(value, "batch", name)
         self._open.enter_context(self._tracer.tracing())
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ....detect.loop.program_frames import frames_of_program
+from ....detect.tensors.foreign_objects import getattr
 from ....records import Diagnosis
 from ...loops.data_origin import MadeBad, origin_in
 

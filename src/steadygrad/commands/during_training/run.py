@@ -65,5 +65,4 @@ def run(
         print(encoder.dumps(to_plain(told), allow_nan=False), file=sys.stderr)
     else:
         print_outcome(console(stderr=True), told)
-    code = 23 if told["halted"] and ended.code == 1 else ended.code
-    raise typer.Exit(end_like(code))
+    raise typer.Exit(end_like(told["exit_code"]))

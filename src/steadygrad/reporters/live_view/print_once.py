@@ -13,7 +13,7 @@ from ..run_data.step_columns import RankColumns
 from ..terminal.console import amount, labelled, number, shown
 from .text_strips import bars, heat_lines
 
-STYLES = {"running": "green", "ended": "bold", "halted": "red", "crashed": "red"}
+STYLES = {"running": "green", "ended": "bold", "halted": "red", "interrupted": "red", "crashed": "red"}
 HEAT_ROWS = 8
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....journal.program_end import tell_exit
 from ....records.errors import UsageError
 from .run_options import RunOptions
 from .signals import SignalRelay
@@ -36,6 +37,7 @@ class Ended:
     run_dir: Path
     notes: list[dict[str, Any]] = field(default_factory=list)
     started: float = 0.0
+    command: tuple[str, ...] = ()
 
 
 def command_line(words: Sequence[str], *, module: bool = False) -> list[str]:
@@ -85,7 +87,12 @@ def supervise(command: Sequence[str], settings: RunOptions) -> Ended:
         more = {"STEADYGRAD_REPORTS": reports, **fresh_store(command, os.environ)}
         code = _run(command, wishes.environment(os.environ) | more)
         notes = [_read(path) for path in sorted(Path(reports).iterdir())]
-        return Ended(code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started)
+        for run in {str(wishes.run_dir), *(str(note["run_dir"]) for note in notes if note.get("run_dir"))}:
+            tell_exit(run, code=code, since=started)
+        return Ended(
+            code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started,
+            command=tuple(command),
+        )  # fmt: skip
 
 
 def end_like(code: int) -> int:

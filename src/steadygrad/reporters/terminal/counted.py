@@ -1,0 +1,23 @@
+"""Numbers with the words they belong to, as a person says them: 1 step, 2 steps, line 6, lines 6 to 9."""
+
+from __future__ import annotations
+
+
+def counted(number: int, word: str, many: str | None = None) -> str:
+    """1 step, 2,000 steps, 2 batches: `many` where an s at the end is not enough."""
+    return f"{number:,} {word if number == 1 else many or word + 's'}"
+
+
+def are(number: int) -> str:
+    """1 is, 2 are."""
+    return "is" if number == 1 else "are"
+
+
+def were(number: int) -> str:
+    """1 was, 2 were."""
+    return "was" if number == 1 else "were"
+
+
+def ranged(first: int, last: int, word: str) -> str:
+    """Line 6, lines 6 to 9."""
+    return f"{word} {first:,}" if first == last else f"{word}s {first:,} to {last:,}"

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ...records.counted import counted
 from ...records.errors import UsageError
 from .launch.run_options import RunOptions
 
@@ -79,7 +80,7 @@ class Session:
         if not steps:
             print("No optimizer has stepped yet in this session.")
             return
-        print(f"{steps - skipped} of {steps} updates not refused, {skipped} refused.")
+        print(f"{steps - skipped} of {counted(steps, 'update')} not refused, {skipped} refused.")
         for loop in loops:
             for incident in loop.log.incidents[-5:]:
                 cause = incident.diagnosis.cause if incident.diagnosis is not None else None

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...records.checks.scan import FileScan, ScanLevel, ScanReport, ScanVerdict
+from ...records.counted import are, counted, were
 from ...records.errors import UsageError
 from ..run_data.run_summary import Counts, RunSummary
 from ..run_data.step_columns import RankColumns
 from ..terminal.console import amount, number
-from ..terminal.counted import are, counted, were
 
 HEALTHY_SUCCESS = 0.90
 ALARM_SUCCESS = 0.85

@@ -16,6 +16,7 @@ from ....journal.incident_files import read_incident
 from ....journal.program_end import ProgramEnd, end_from
 from ....journal.run_directory import incident_name
 from ....records import Action, Incident
+from ....records.counted import counted
 from ....records.errors import JournalError, code_of
 from ....reporters.terminal.console import labelled, shown
 from ....reporters.terminal.print_diagnosis import steps_of
@@ -138,8 +139,10 @@ def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _how_it_ended(told: dict[str, Any]) -> str:
     """By RuntimeError: shapes do not fit. Nothing where the program came to its end or was halted."""
+    if told["ended"] in ("halted", "interrupted"):
+        return "interrupted" if told["ended"] == "interrupted" else ""
     end = ProgramEnd(how=told["ended"], by=told["ended_by"] or "", handled=told["ended"] == "not known")
-    return "interrupted" if end.how == "interrupted" else shown("" if end.how == "halted" else end.sentence)
+    return shown(end.sentence)
 
 
 def headline(told: dict[str, Any]) -> str:
@@ -148,7 +151,7 @@ def headline(told: dict[str, Any]) -> str:
     if untrained and (not told["run_dirs"] or told["first_bad_backward"]):
         return _nothing_checked(told)
     if told["without_report"]:
-        known = _updates(told) if told["steps"] else _count(len(told["incidents"]), "incident")
+        known = _updates(told) if told["steps"] else counted(len(told["incidents"]), "incident")
         return f"the program exited without a report (killed?); recorded until then: {known}."
     if told["halted"]:
         return f"{_halt(told)} {_updates(told)}.{_weights(told)}"
@@ -160,14 +163,14 @@ def _updates(told: dict[str, Any]) -> str:
     steps, refused = told["steps"], told["skipped"] - told["overflows"]
     if told["in_backward"] and not steps:
         return (
-            f"{_count(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
+            f"{counted(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
         )
     ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
     parts = []
     if told["skipped"]:
-        parts.append(f"{told['applied']:,} of {_count(steps, 'update')} applied{ranks}")
+        parts.append(f"{told['applied']:,} of {counted(steps, 'update')} applied{ranks}")
     else:
-        parts.append(f"{_count(steps, 'update')}{ranks}, none refused")
+        parts.append(f"{counted(steps, 'update')}{ranks}, none refused")
     if refused:
         parts.append(f"{refused:,} refused{_where(told['incidents'], refused)}")
     if told["overflows"]:
@@ -233,7 +236,7 @@ def _nothing_checked(told: dict[str, Any]) -> str:
     where = told["first_bad_backward"]
     seen = f"the loss of backward number {where} was not finite" if where else "every loss was finite"
     return (
-        f"no update was checked: {_count(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
+        f"no update was checked: {counted(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
         f"(updates by hand, or an optimizer of another kind); {seen}."
     )
 
@@ -306,7 +309,3 @@ def _short(run: str) -> str:
         return str(Path(run).relative_to(Path.cwd()))
     except ValueError:
         return run
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

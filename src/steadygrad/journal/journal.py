@@ -29,6 +29,8 @@ class Journal:
 
     `event`, `quarantine`, `incident` and `write_state` return True once the disk has what they were given (fsync);
     steps are written about once a second, and `flush` returns True when all of them are written.
+
+    `resumes`: the program goes on with what the directory holds. Else it is said where another program wrote there.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Journal:
         segment_bytes: int = 8 << 20,
         merge_after: int = 256,
         on_degraded: Callable[[str], None] | None = None,
+        resumes: bool = False,
     ) -> None:
         self.rank = rank
         self.num_steps = self.num_events = self.num_quarantined = 0
@@ -78,6 +81,11 @@ class Journal:
         self._shut = self._finalizer
         self._handled_before = id(program_end.under_way())
         program_end.begins_anew(run.path, rank)
+        if run.of_another and not resumes:
+            log.warning(
+                "%s already holds the run of another program. This one is written beside it, and reports show the "
+                "newest; pass another run_dir to keep them apart.", run.path,
+            )  # fmt: skip
         _stand_down_in_forked_children(self)
 
     @property

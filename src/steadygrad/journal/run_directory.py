@@ -49,6 +49,8 @@ class RunDirectory:
     ) -> None:
         self.rank = rank
         self._lock: int | None = None
+        self.of_another = False
+        """Whether the directory already held the run of another program."""
         try:
             self.path = Path(path).expanduser().resolve()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +163,8 @@ class RunDirectory:
         if self.rank == 0:
             sessions = run.get("sessions")
             sessions = sessions if isinstance(sessions, list) else []
+            last = sessions[-1] if sessions and isinstance(sessions[-1], dict) else {}
+            self.of_another = bool(last) and last.get("process") != os.getpid()
             session = {"started": now, "process": os.getpid(), "machine": platform.node()}
             run["sessions"] = [*sessions, session][-MAX_SESSIONS:]
             for key in ("command", "versions", "configuration"):

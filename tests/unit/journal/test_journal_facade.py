@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -230,3 +232,17 @@ def test_a_disk_that_takes_its_time_once_is_no_news_and_one_that_hangs_is(
     health.drop()
     health.tell_if_overdue()
     assert told == ["slow", "slow again"]
+
+
+def test_a_directory_that_another_program_wrote_to_is_said_unless_the_run_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(tmp_path / "run"):
+        pass
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    for resumes, process, lines in ((False, os.getpid(), 0), (True, 1, 0), (False, 1, 1)):
+        told["sessions"][-1]["process"] = process
+        (tmp_path / "run" / "run.json").write_text(json.dumps(told))
+        caplog.clear()
+        with Journal(tmp_path / "run", resumes=resumes):
+            assert caplog.text.count("already holds the run of another program") == lines

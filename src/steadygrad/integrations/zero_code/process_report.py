@@ -133,7 +133,7 @@ class ProcessReport:
         wished = self._settings.run_dir
         for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
             try:
-                journal = Journal(place, names=names, run_config=config, rank=rank)
+                journal = Journal(place, names=names, run_config=config, rank=rank, resumes=True)
                 if self._settings.reports is not None:  # then `close` is called at exit, after a look at the last round
                     journal.stay_open_at_exit()
                 return journal

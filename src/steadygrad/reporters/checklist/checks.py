@@ -196,12 +196,13 @@ def _finding(file: FileScan) -> str:
 def journal_whole(story: RunSummary) -> Check:
     """Whether all that the lines above rest on was kept and could be read."""
     degraded = [event for event in story.events if event.kind == "journal_degraded"]
-    wrong = list(story.notes)
+    wrong = story.missing
     if degraded:
         stretches = counted(len(degraded), "stretch", "stretches")
         wrong.append(f"the disk failed the journal in {stretches}, and some records may be missing")
-    mark = Mark.FAIL if wrong else Mark.PASS
-    detail = "; ".join(wrong) if wrong else f"{counted(story.counts.steps, 'step')}, nothing missing"
+    mark = Mark.FAIL if wrong else Mark.OPEN if story.earlier_run else Mark.PASS
+    whole = story.earlier_run or f"{counted(story.counts.steps, 'step')}, nothing missing"
+    detail = "; ".join(wrong) if wrong else whole
     return Check(slug="journal_whole", question="the run's own record is whole", mark=mark, detail=detail)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...journal import Event, read_run
 from ...records import Action, Incident, Kind, Severity, kinds_of, rules
-from ...records.counted import counted
+from ...records.counted import are, counted
 from ...records.errors import UsageError
 from .follow_run import RunFollower
 from .run_state import RunState, state_of
@@ -61,6 +61,8 @@ class RunSummary:
     vitals: list[Event] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    earlier_run: str = ""
+    """The note about another run in the same directory, if there is one."""
 
     @property
     def rows(self) -> RankColumns | None:
@@ -95,9 +97,14 @@ class RunSummary:
         if halted and self.state.word == "halted":
             parts.append(f"Halted at step {halted[-1].step:,}: {halted[-1].reason.partition(': ')[0]}.")
         parts += [updates(self.counts, self.incidents), self._silent_problems(), weights(self)]
-        if self.notes:
+        if self.missing:
             parts.append("The record of this run is not complete.")
         return " ".join(part for part in parts if part)
+
+    @property
+    def missing(self) -> list[str]:
+        """What could not be read or was never written, as far as it shows."""
+        return [note for note in self.notes if note != self.earlier_run]
 
     @property
     def silent(self) -> list[str]:
@@ -154,6 +161,16 @@ def summarise(run_dir: str | os.PathLike[str], follower: RunFollower) -> RunSumm
         last_step=None if last_step is None else int(last_step),
         last_time=lead.last("time") if lead is not None else None,
     )
+    earlier_run = ""
+    if began := began_anew(run, lead):
+        earlier = sum(bool(incident.time) and incident.time < began for incident in incidents)
+        earlier_run = (
+            "An earlier run was written to this directory too. Shown are the steps and incidents of the newest; "
+            f"{counted(earlier, 'incident')} of the earlier {are(earlier)} in `steady incidents` only."
+        )
+        notes.append(earlier_run)
+        incidents = [incident for incident in incidents if not incident.time or incident.time >= began]
+        events = [event for event in events if event.time >= began]
     if state.torn_bytes and state.word != "running":
         notes.append(
             f"The journal ends in a torn record of {state.torn_bytes} bytes: its writer was killed in the middle of "
@@ -170,7 +187,23 @@ def summarise(run_dir: str | os.PathLike[str], follower: RunFollower) -> RunSumm
         vitals=[event for event in events if event.kind == "vitals"],
         events=[event for event in events if event.kind not in ("vitals", "loss_scale_overflow")],
         notes=notes,
+        earlier_run=earlier_run,
     )
+
+
+def began_anew(run: dict[str, Any], rows: RankColumns | None) -> float:
+    """When the newest program began that counted its steps from the start again, in a directory that held steps
+    already; 0.0 where there is none. A run that was resumed goes on with its numbers."""
+    sessions = run.get("sessions")
+    if rows is None or not isinstance(sessions, list) or len(sessions) < 2 or not rows.num_rows:
+        return 0.0
+    times, steps = rows.column("time"), rows.column("step")
+    starts = [each.get("started") for each in sessions[1:] if isinstance(each, dict)]
+    for began in sorted((float(start) for start in starts if isinstance(start, int | float)), reverse=True):
+        after = times >= began
+        if after.any() and not after.all() and steps[after][0] <= steps.min():
+            return began
+    return 0.0
 
 
 def name_of(path: Path) -> str:

@@ -63,7 +63,7 @@ class OpenFiles:
         return (lambda: safe_files.replace_file(self.run.own("state", ".json"), data)), len(data)
 
     def shut_unclosed(self) -> None:
-        """Nobody closed it: Python exits, or the program has dropped its guard and goes on."""
+        """It was never closed: Python exits, or the program has dropped its guard and goes on."""
         if self._process != os.getpid():
             return
         told = program_end.exiting_with()

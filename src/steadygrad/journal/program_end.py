@@ -210,7 +210,7 @@ def _tell_exits() -> None:
 
 
 def _append(root: Path, rank: int, told: Mapping[str, Any]) -> None:
-    """One line more in the events of a run that nobody writes. Where somebody does, that is another program's run."""
+    """One line more in the events of a run that no process writes; where one does, it is the run of another program."""
     with RunDirectory.unwritten(root, rank=rank) as path:
         file = LineFile(path)
         try:

@@ -74,7 +74,7 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def unwritten(root: Path, *, rank: int) -> Iterator[Path]:
-        """The events of a run that is over, for one line more. Raises JournalError while somebody writes the run."""
+        """The events of a run that is over, for one line more. Raises JournalError while a process writes the run."""
         if (os.getpid(), str(root), rank) in _held:
             raise JournalError(f"Run directory {root} is being written by this process.")
         lock = safe_files.open_regular(safe_files.inside(root, own_name(".lock", "", rank)), os.O_RDWR)

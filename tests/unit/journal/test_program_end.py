@@ -194,7 +194,7 @@ def test_an_interrupted_program_is_said_to_have_been_interrupted(tmp_path: Path)
     assert told(tmp_path / "run")[1:] == (Mark.FAIL, "interrupted at step 4")
 
 
-def test_a_guard_that_nobody_closed_hears_of_the_exception_that_ends_the_program(tmp_path: Path) -> None:
+def test_a_guard_that_was_never_closed_hears_of_the_exception_that_ends_the_program(tmp_path: Path) -> None:
     text = """
 import sys, torch, steadygrad as sg
 def main():
@@ -204,11 +204,11 @@ def main():
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     if sys.argv[2] == "bad":
-        raise ValueError("nobody closed it")
+        raise ValueError("it was never closed")
 main()
 """
     for name, mark, said in (
-        ("bad", Mark.FAIL, "ended at step 0 by ValueError: nobody closed it"),
+        ("bad", Mark.FAIL, "ended at step 0 by ValueError: it was never closed"),
         ("good", Mark.PASS, "ended at step 0; no exception ended the program, and its exit code was not seen"),
     ):
         subprocess.run([sys.executable, "-c", text, tmp_path / name, name], env=ENVIRONMENT, check=False, timeout=240)

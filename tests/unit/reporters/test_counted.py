@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from steadygrad.checkup.trials.precision_trial import _named
-from steadygrad.records.counted import are, counted, ran_again, were
+from steadygrad.reporters.run_data.counted import are, counted, ran_again, were
 
 
 @pytest.mark.parametrize(

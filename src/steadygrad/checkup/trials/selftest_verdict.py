@@ -10,7 +10,6 @@ from typing import Any
 from ...records import Finding
 from ...records.checks.checkup import Advice
 from ...records.checks.selftest import Selftest, SelftestCheck, SelftestStep
-from ...records.counted import counted
 from ..advice import listed
 
 PASS, DOUBT, FAIL = "pass", "doubt", "fail"
@@ -130,9 +129,7 @@ def _moves(trial: SelftestTrial) -> SelftestCheck:
     if trial.not_in_optimizer:
         return _check(name, DOUBT, f"{listed(trial.not_in_optimizer)} are in no optimizer")
     if trial.num_tensors and len(trial.unmoved) == trial.num_tensors:
-        return _check(
-            name, FAIL, f"no weight changed in {counted(len(trial.steps), 'step')}: is the learning rate zero?"
-        )
+        return _check(name, FAIL, f"no weight changed in {len(trial.steps)} steps: is the learning rate zero?")
     unmoved = [each for each in trial.unmoved if each not in trial.idle]
     if unmoved:
         return _check(name, DOUBT, f"{listed(unmoved)} did not change in {len(trial.steps)} steps")
@@ -165,7 +162,7 @@ def _stays_finite(trial: SelftestTrial) -> SelftestCheck:
     if norms and norms[0] > 0 and max(norms) > GROWTH * norms[0]:
         return _check(name, DOUBT, f"the gradient norm grew from {norms[0]:.3g} to {max(norms):.3g}")
     span = f"norms {min(norms):.3g} to {max(norms):.3g}" if norms else "no gradient"
-    return _check(name, PASS, f"{counted(len(trial.steps), 'step')}, {span}")
+    return _check(name, PASS, f"{len(trial.steps)} steps, {span}")
 
 
 def _learns(trial: SelftestTrial) -> SelftestCheck:

@@ -235,7 +235,7 @@ class LoopGuard:
         """Before someone looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
 
     def checkpoint_saved(self, path: Any) -> None:
-        """The owner of the loop has written a checkpoint of its own: `steady verify` looks for it there."""
+        """The owner of the loop has written this checkpoint: `steady verify` looks for it there."""
         with self._engine.barrier("checkpoints", None):
             place = str(path) if "://" in str(path) else str(Path(path).absolute())
             self._engine.log.journal.event_later("checkpoint_saved", path=place)

@@ -15,8 +15,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...records.counted import counted
 from ...records.errors import UsageError
+from ...reporters.run_data.counted import counted
 from .launch.run_options import RunOptions
 
 if TYPE_CHECKING:

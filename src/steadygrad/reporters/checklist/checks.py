@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...records.checks.scan import FileScan, ScanLevel, ScanReport, ScanVerdict
-from ...records.counted import are, counted, were
 from ...records.errors import UsageError
+from ..run_data.counted import are, counted, were
 from ..run_data.run_summary import Counts, RunSummary
 from ..run_data.step_columns import RankColumns
 from ..terminal.console import amount, number

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...records.counted import counted
+from ..run_data.counted import counted
 from ..run_data.current_numbers import glance
 from ..run_data.run_summary import RunSummary
 from ..run_data.step_columns import RankColumns

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...journal import Event, read_run
 from ...records import Action, Incident, Kind, Severity, kinds_of, rules
-from ...records.counted import are, counted
 from ...records.errors import UsageError
+from .counted import are, counted
 from .follow_run import RunFollower
 from .run_state import RunState, state_of
 from .step_columns import RankColumns

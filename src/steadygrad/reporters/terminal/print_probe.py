@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...records.checks.probe import ModuleRange, PrecisionTrial, Probe, ScaleTrial
-from ...records.counted import are, counted
+from ..run_data.counted import are, counted
 from .console import number, shown
 
 SPANS = {"fp16": (-24, 16), "bf16": (-133, 128), "fp8_e4m3": (-9, 9), "fp8_e5m2": (-16, 16)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...journal import read_run
-from ...records.counted import counted
+from ..run_data.counted import counted
 from ..run_data.run_summary import name_of
 from ..terminal.console import labelled, print_json, shown
 from . import open_tracker

@@ -16,8 +16,8 @@ from ....journal.incident_files import read_incident
 from ....journal.program_end import ProgramEnd, end_from
 from ....journal.run_directory import incident_name
 from ....records import Action, Incident
-from ....records.counted import counted
 from ....records.errors import JournalError, code_of
+from ....reporters.run_data.counted import counted
 from ....reporters.terminal.console import labelled, shown
 from ....reporters.terminal.print_diagnosis import steps_of
 from .supervise import Ended

@@ -31,7 +31,7 @@ from ....engine.recovery.reruns.side_effects import HasEffect, supervised
 from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
-from ....records.counted import ran_again
+from ....reporters.run_data.counted import ran_again
 from ...loops.data_origin import MadeBad, origin_in_loader
 from ...loops.update_origin import origin_of_rate, with_line_of_update
 from ...optimizer.optimizer_loop import OptimizerLoop

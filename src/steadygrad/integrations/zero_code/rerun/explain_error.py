@@ -17,8 +17,8 @@ from ....diagnosis.locate.crash_origin import explain_crash, has_no_solution, ne
 from ....engine.recovery.reruns.side_effects import HasEffect
 from ....engine.recovery.reruns.user_state import is_users
 from ....records import Diagnosis, Reading
-from ....records.counted import counted
 from ....records.errors import SteadyError
+from ....reporters.run_data.counted import counted
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import with_samples
 from .loop_step import LoopStep

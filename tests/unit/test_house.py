@@ -66,6 +66,7 @@ WITHIN = {
     "journal": (
         ("journal",),
         ("open_files",),
+        ("program_end",),
         ("steps", "events", "incident_files", "writer_thread"),
         ("journal_health", "checksummed_lines", "run_directory"),
         ("safe_files",),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any, NoReturn
@@ -74,7 +75,12 @@ def _module(verb: str) -> Any:
 
 
 def main() -> NoReturn:
-    """Run one verb. A mistake of the caller's is one sentence on standard error, never a traceback."""
+    """Run one verb. A mistake of the caller's is one sentence on standard error, never a traceback; with --json it is
+    one JSON object."""
+    if _wants_json(sys.argv[1:]):
+        from .json_errors import run_for_programs
+
+        sys.exit(run_for_programs(make_app(), sys.argv[1:]))
     try:
         make_app()()
     except SteadyError as error:
@@ -84,6 +90,19 @@ def main() -> NoReturn:
         print(f"steady: {shown(error, limit=2000)}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Whether --json is among the words that are ours: those of a program under `steady run` are its own."""
+    ours = words[: words.index("--")] if "--" in words else words
+    if ours[:1] != ["run"]:
+        return "--json" in ours
+    for before, word in pairwise(ours):
+        if word == "--json":
+            return True
+        if not word.startswith("-") and not (before.startswith("--") and "=" not in before):
+            return False
+    return False
 
 
 def _version(wanted: bool) -> None:

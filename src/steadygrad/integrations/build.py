@@ -46,7 +46,7 @@ def build_loop(
         }, outside=config.outside, num_micro=1 if config.outside else config.accumulate,
         clips=config.max_grad_norm is not None,
     )  # fmt: skip
-    journal = Journal(run_dir, names=guarded.names, run_config=shown, rank=consensus.rank)
+    journal = Journal(run_dir, names=guarded.names, run_config=shown, rank=consensus.rank, resumes=config.resume)
     if consensus.size > 1:
         journal.number_incidents_from(max(consensus.exchange("journal", journal.last_incident)))
     parts = assemble(model, loss_fn, optimizers, guarded, config, journal, consensus)

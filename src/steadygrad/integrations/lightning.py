@@ -256,7 +256,10 @@ class LightningGuard(Callback):
                 bad,
             )
             return None
-        return original(filepath, *args, **kwargs)
+        answer = original(filepath, *args, **kwargs)
+        if isinstance(self._guard, LoopGuard):
+            self._guard.checkpoint_saved(filepath)
+        return answer
 
     def _again(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
         """One batch through training_step again, without logging it a second time.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..records import Incident, StepRecord
 from ..records.errors import JournalError
-from . import safe_files
+from . import program_end, safe_files
 from .events import encode_event, encode_quarantined, quarantined
 from .journal_health import JournalHealth, log
 from .open_files import STATE_VERSION, OpenFiles, SizedJob
@@ -29,6 +29,8 @@ class Journal:
 
     `event`, `quarantine`, `incident` and `write_state` return True once the disk has what they were given (fsync);
     steps are written about once a second, and `flush` returns True when all of them are written.
+
+    `resumes`: the program goes on with what the directory holds. Else it is said where another program wrote there.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Journal:
         segment_bytes: int = 8 << 20,
         merge_after: int = 256,
         on_degraded: Callable[[str], None] | None = None,
+        resumes: bool = False,
     ) -> None:
         self.rank = rank
         self.num_steps = self.num_events = self.num_quarantined = 0
@@ -74,8 +77,15 @@ class Journal:
             run.close()
             raise
         # Runs at exit, after Ctrl-C, or when the journal is forgotten; holds the parts and not the journal itself.
-        self._finalizer = weakref.finalize(self, opened.shut)
+        self._finalizer = weakref.finalize(self, opened.shut_unclosed)
         self._shut = self._finalizer
+        self._handled_before = id(program_end.under_way())
+        program_end.begins_anew(run.path, rank)
+        if run.of_another and not resumes:
+            log.warning(
+                "%s already holds the run of another program. This one is written beside it, and reports show the "
+                "newest; pass another run_dir to keep them apart.", run.path,
+            )  # fmt: skip
         _stand_down_in_forked_children(self)
 
     @property
@@ -205,13 +215,33 @@ class Journal:
             return True
         return not self._closed and self._open.worker.flush(timeout)
 
+    def ended(self, error: BaseException | None = None) -> None:
+        """Keeps how training ended: by this exception, or as it should. The first answer stands."""
+        self.ended_with(program_end.told_of(error))
+
+    def ended_with(self, told: Mapping[str, Any]) -> None:
+        """The same, in the words that are written down; no words, no answer."""
+        if self._open is not None and not self._closed and not self._open.told_end:
+            self._open.told_end = True
+            if told:
+                self._event(program_end.ENDED, dict(told), 0.0)
+
     def stay_open_at_exit(self) -> None:
         """Its owner closes it at exit, after Python has run its own finalizers."""
         if self._open is not None and self._finalizer.detach() is not None:
             self._shut = self._open.shut
 
     def close(self) -> None:
-        """Writes what is left and lets go of the directory. Calling it again does nothing."""
+        """Writes what is left, with the exception that is on its way through the code that closes it, and lets go of
+        the directory. Calling it again does nothing."""
+        if self._shut is not None:
+            error = program_end.under_way()
+            if error is not None and id(error) != self._handled_before:
+                self.ended(error)
+                if self._open is not None:  # the program may catch it and go on
+                    program_end.tell_at_exit(self._open.run.path, self.rank)
+            else:
+                self.ended_with(program_end.closed_with())
         self._closed = True
         shut, self._shut = self._shut, None
         if shut is not None:

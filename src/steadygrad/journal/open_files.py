@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..records import Incident, to_plain
-from . import safe_files
+from . import program_end, safe_files
 from .checksummed_lines import LineFile
 from .events import encode_event
 from .incident_files import encode_incident, put_incident
@@ -35,6 +35,7 @@ class OpenFiles:
         self._lines: dict[str, LineFile] = {}
         self._numbers = itertools.count()
         self._process = os.getpid()
+        self.told_end = False
         health.on_recovered = self._note_period
 
     def number(self) -> int:
@@ -60,6 +61,18 @@ class OpenFiles:
         """A job that puts the state in place."""
         data = safe_files.json_bytes({"version": STATE_VERSION, "state": to_plain(state)})
         return (lambda: safe_files.replace_file(self.run.own("state", ".json"), data)), len(data)
+
+    def shut_unclosed(self) -> None:
+        """It was never closed: Python exits, or the program has dropped its guard and goes on."""
+        if self._process != os.getpid():
+            return
+        told = program_end.exiting_with()
+        if told and not self.told_end and (program_end.exiting() or told["how"] != "exit"):
+            job, size = self.line("events", encode_event(program_end.ENDED, told, rank=self.run.rank))
+            self.worker.post("events", self.number(), job, size=size)
+        elif not self.told_end:
+            program_end.tell_at_exit(self.run.path, self.run.rank)
+        self.shut()
 
     def shut(self) -> None:
         """Closes everything within seconds, whatever the disk does."""

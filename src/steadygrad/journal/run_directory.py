@@ -22,7 +22,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class RunDirectory:
     ) -> None:
         self.rank = rank
         self._lock: int | None = None
+        self.of_another = False
+        """Whether the directory already held the run of another program."""
         try:
             self.path = Path(path).expanduser().resolve()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +70,19 @@ class RunDirectory:
                 f"Run directory {path} cannot be written: {safe_files.why(error)}. "
                 "Nothing would be remembered of this run; pass a run_dir you may write to, or run_dir=None."
             ) from error
+
+    @staticmethod
+    @contextlib.contextmanager
+    def unwritten(root: Path, *, rank: int) -> Iterator[Path]:
+        """The events of a run that is over, for one line more. Raises JournalError while a process writes the run."""
+        if (os.getpid(), str(root), rank) in _held:
+            raise JournalError(f"Run directory {root} is being written by this process.")
+        lock = safe_files.open_regular(safe_files.inside(root, own_name(".lock", "", rank)), os.O_RDWR)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield safe_files.inside(root, own_name("events", ".jsonl", rank))
+        finally:
+            os.close(lock)
 
     def own(self, stem: str, suffix: str) -> Path:
         """The path of this rank's file, for example events.jsonl or events-rank1.jsonl."""
@@ -148,6 +163,8 @@ class RunDirectory:
         if self.rank == 0:
             sessions = run.get("sessions")
             sessions = sessions if isinstance(sessions, list) else []
+            last = sessions[-1] if sessions and isinstance(sessions[-1], dict) else {}
+            self.of_another = bool(last) and last.get("process") != os.getpid()
             session = {"started": now, "process": os.getpid(), "machine": platform.node()}
             run["sessions"] = [*sessions, session][-MAX_SESSIONS:]
             for key in ("command", "versions", "configuration"):

@@ -350,3 +350,40 @@ def test_replay_of_a_run_without_a_capsule_is_one_sentence_that_names_what_there
         assert "so it cannot be replayed" in err
         assert f"steady diagnose {tmp_path / 'run'}" in err
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("incidents", "none"), "JournalError"),
+        (("verify", "none"), "JournalError"),
+        (("watch", "none"), "JournalError"),
+        (("report", "none"), "JournalError"),
+        (("diagnose", "none"), "JournalError"),
+        (("explain", "SY999"), "UsageError"),
+        (("scan", "none", "--bisect"), "UsageError"),
+        (("incidents",), "UsageError"),
+        (("verify", "none", "--no-such-option"), "UsageError"),
+    ],
+)
+def test_an_error_under_json_is_one_object(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*words, "--json")
+    told = json.loads(out)
+    assert (code, err) == (2, "")
+    assert list(told) == ["error", "code", "hint"]
+    assert (told["code"], told["hint"]) == (kind, f"steady {words[0]} --help lists the arguments")
+
+
+def test_an_error_of_steady_run_leaves_standard_output_to_the_program(call: Call) -> None:
+    code, out, err = call("run", "--json", "none.py")
+    assert (code, out) == (2, "")
+    assert json.loads(err)["code"] == "UsageError"
+
+
+def test_json_behind_the_program_is_the_programs_own(call: Call) -> None:
+    code, out, err = call("run", "--policy", "observe", "none.py", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("steady: There is no script none.py")

@@ -13,7 +13,7 @@ from trained_run import Call, copied, forbid, make_call, newer, one_sentence, to
 
 import steadygrad as sg
 from steadygrad.journal import Journal
-from steadygrad.records import StepRecord
+from steadygrad.records import Finding, Incident, Severity, StepRecord
 from steadygrad.records.errors import TrainingHalted
 
 
@@ -48,7 +48,7 @@ def test_a_healthy_run_passes_every_line_it_can_tell(call: Call, run: Path) -> N
     assert code == 0
     assert found == {
         "ended": "pass", "loss_finite": "pass", "gradient_finite": "pass", "success_rate": "pass", "loss_fell": "pass",
-        "weights_finite": "pass", "journal_whole": "pass",
+        "no_silent_problem": "pass", "weights_finite": "pass", "journal_whole": "pass",
     }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_the_words_say_pass_or_fail_and_the_numbers_behind_it(call: Call, run: P
     assert "pass  the loss of every update is finite" in out
     assert "58 updates; 2 steps at which it was not were refused" in out
     assert "96.7 % of 60 steps were applied" in out
-    assert out.splitlines()[-1] == "7 passed, 0 failed"
+    assert out.splitlines()[-1] == "8 passed, 0 failed"
 
 
 def test_an_applied_update_with_a_nan_loss_fails(call: Call, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_is_asked_for_by_name_must_be_there(call: Call, run: Path, tmp_path
     assert (code, found["accuracy"]) == (1, "not checked")
     out = call("verify", str(run), "--above", "accuracy=0.3", "--falls", "perplexity")[1]
     assert out.count("not recorded: add it to RUN/metrics.json or pass --metrics FILE") == 2
-    assert out.splitlines()[-1] == "7 passed, 0 failed, 2 not checked"
+    assert out.splitlines()[-1] == "8 passed, 0 failed, 2 not checked"
     (tmp_path / "m.json").write_text('{"accuracy": 0.31}')
     assert marks(call, str(run), "--above", "accuracy=0.3", "--metrics", str(tmp_path / "m.json"))[0] == 0
     assert marks(call, str(run), "--above", "accuracy=0.32", "--metrics", str(tmp_path / "m.json"))[0] == 1
@@ -248,3 +248,58 @@ def test_a_run_without_a_single_update_is_not_called_finite(call: Call, tmp_path
     code, found = marks(call, str(run))
     assert code == 1
     assert {found["gradient_finite"], found["loss_finite"]} == {"not checked"}
+
+
+def with_a_silent_problem(run: Path) -> Path:
+    """The run with an incident of a silent problem more, and the event of the check that found it."""
+    leak = Finding(code="SY450", slug="target_leak", severity=Severity.WARNING, step=1, detail="the target is seen")
+    with Journal(run) as journal:
+        journal.event("vitals", code=leak.code, slug=leak.slug, step=1, detail=leak.detail, severity="warning")
+        journal.incident(
+            Incident(number=9, first_step=1, last_step=1, symptom="silent", headline=leak.detail, findings=(leak,))
+        )
+    return run
+
+
+def test_a_silent_problem_fails_the_checklist_by_its_name(call: Call, run: Path, tmp_path: Path) -> None:
+    spoiled = with_a_silent_problem(copied(run, tmp_path / "run"))
+    code, out, _ = call("verify", str(spoiled))
+    assert code == 1
+    (line,) = [line for line in out.splitlines() if "no silent problem was found" in line]
+    assert line.split()[0] == "fail"
+    assert "target leak (SY450)" in line
+
+
+def test_a_silent_problem_is_no_reason_for_a_refused_update(call: Call, run: Path, tmp_path: Path) -> None:
+    spoiled = with_a_silent_problem(copied(run, tmp_path / "run"))
+    said = "2 of 60 updates refused (loss NaN). 1 silent problem found: target leak (SY450)."
+    _, out, _ = call("verify", str(spoiled))
+    assert said in out
+    for verb in (("watch", "--once"), ("watch",), ("report",)):
+        _, out, _ = call(*verb, str(spoiled), *([] if "--once" in verb else ["--json"]))
+        assert said in out, verb
+
+
+def test_a_checkpoint_that_a_trainer_wrote_under_the_guard_is_scanned(call: Call, run: Path, tmp_path: Path) -> None:
+    trained = written(tmp_path / "run", [1.0] * 3)
+    save_file({"weight": torch.tensor([1.0, math.nan])}, tmp_path / "model.safetensors")
+    with Journal(trained) as journal:
+        journal.event("checkpoint_saved", path=str(tmp_path / "gone"))
+        journal.event("checkpoint_saved", path=str(tmp_path / "model.safetensors"))
+    code, out, _ = call("verify", str(trained))
+    assert (code, "model.safetensors, weight: " in out) == (1, True)
+    (tmp_path / "model.safetensors").unlink()
+    code, out, _ = call("verify", str(trained))
+    assert f"not known: the trainer's newest checkpoint, {tmp_path / 'model.safetensors'}, is not there" in out
+
+
+def test_without_a_checkpoint_it_is_said_where_one_was_looked_for(call: Call, tmp_path: Path) -> None:
+    _, out, _ = call("verify", str(written(tmp_path / "run", [1.0] * 3)))
+    assert f"not known: none is in {tmp_path / 'run' / 'snapshots'} and none of a trainer was recorded" in out
+    assert "keeps no checkpoint" not in out
+
+
+def test_one_of_a_kind_is_said_in_the_singular(call: Call, tmp_path: Path) -> None:
+    _, out, _ = call("verify", str(written(tmp_path / "run", [1.0, math.nan], applied=[True, False])))
+    assert "1 update; 1 step at which it was not was refused" in out
+    assert "1 update is too few to tell" in out

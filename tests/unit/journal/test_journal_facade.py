@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -37,7 +39,7 @@ def test_everything_handed_over_is_read_back(tmp_path: Path) -> None:
         assert (math.isnan(record.loss), record.norms, record.run) == (True, (math.inf,), journal.run_id)
         assert (journal.num_steps, journal.num_events, journal.num_incidents, journal.num_quarantined) == (1, 1, 1, 2)
         assert (journal.degraded, journal.dropped) == (None, 0)
-    (event,) = read_events(tmp_path / "run")
+    event, _ = read_events(tmp_path / "run")  # and how the program ended
     assert (event.kind, event.data) == ("ladder", {"rung": 2, "factor": "nan"})
     first, second = read_quarantine(tmp_path / "run")
     assert (first.batch_key, first.rows, first.sample_ids, first.cause) == ("batch 7", (3, 5), ("11", "x"), "nan_loss")
@@ -144,7 +146,7 @@ def test_what_cannot_be_written_down_is_counted_and_raises_nothing(tmp_path: Pat
 def test_an_event_too_large_for_a_line_is_kept_without_its_data(tmp_path: Path) -> None:
     with Journal(tmp_path / "run") as journal:
         assert journal.event("big", text="x" * (2 << 20))
-    (event,) = read_events(tmp_path / "run")
+    event, _ = read_events(tmp_path / "run")  # and how the program ended
     assert event.kind == "big"
     assert event.data["too_large"] > 2 << 20
 
@@ -230,3 +232,17 @@ def test_a_disk_that_takes_its_time_once_is_no_news_and_one_that_hangs_is(
     health.drop()
     health.tell_if_overdue()
     assert told == ["slow", "slow again"]
+
+
+def test_a_directory_that_another_program_wrote_to_is_said_unless_the_run_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(tmp_path / "run"):
+        pass
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    for resumes, process, lines in ((False, os.getpid(), 0), (True, 1, 0), (False, 1, 1)):
+        told["sessions"][-1]["process"] = process
+        (tmp_path / "run" / "run.json").write_text(json.dumps(told))
+        caplog.clear()
+        with Journal(tmp_path / "run", resumes=resumes):
+            assert caplog.text.count("already holds the run of another program") == lines

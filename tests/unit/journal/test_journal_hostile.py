@@ -208,7 +208,7 @@ def test_foreign_lines_are_passed_over_and_a_forged_one_is_refused(run: Path) ->
             b"not json\n" + b'{"kind":"unsigned"}\n' + b'{"kind":"x","crc":"00000000"}\n' + b"[" * 200_000 + b"\n"
         )
         file.write(b"x" * (3 << 20) + b"\n")
-    assert [event.kind for event in read_events(run)] == ["made"]
+    assert [event.kind for event in read_events(run)] == ["made", "program_ended"]
     with (run / "events.jsonl").open("ab") as file:
         file.write(encode_line({"kind": "x", "time": [1]}))
     with pytest.raises(JournalError, match=r"events\.jsonl"):

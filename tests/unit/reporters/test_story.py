@@ -12,6 +12,7 @@ from made_runs import an_overflow
 
 from steadygrad.journal import Journal
 from steadygrad.records import Action, Decision, Incident, StepRecord, kinds_of
+from steadygrad.reporters.checklist.checks import CheckOptions, Mark, RunEvidence, checklist
 from steadygrad.reporters.html.charts import chart_data
 from steadygrad.reporters.html.incident_view import incident_view
 from steadygrad.reporters.html.lead_up import NormsBefore, lead_up
@@ -215,3 +216,33 @@ def test_fonts_of_the_charts_are_whole_pixels(name: str) -> None:
 
     text = str(embed.static(name))
     assert not re.search(r"\d\.\d+px", text)
+
+
+# -- two runs in one directory
+
+
+def test_a_run_written_over_an_earlier_one_is_told_alone_and_the_earlier_is_mentioned(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for first in (1, 2):
+        with Journal(run) as journal:
+            for step in range(6 - first):
+                record = StepRecord(run="r", step=step, loss=1.0, grad_norm=1.0, applied=step > 0, time=time.time())
+                journal.step(record)
+            incident = replace(an_overflow(journal.next_incident(), 0, diagnosed=False), time=time.time())
+            journal.incident(incident)
+    story = story_of(run)
+    assert (story.counts.steps, [incident.number for incident in story.incidents]) == (4, [2])
+    assert story.notes == [story.earlier_run]
+    assert "1 incident of the earlier is in `steady incidents` only" in story.earlier_run
+    line = next(line for line in checklist(RunEvidence(story=story), CheckOptions()) if line.slug == "journal_whole")
+    assert (line.mark, line.detail) == (Mark.OPEN, story.earlier_run)
+
+
+def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for steps in (range(6), range(4, 9)):
+        with Journal(run, resumes=True) as journal:
+            for step in steps:
+                journal.step(StepRecord(run="r", step=step, loss=1.0, grad_norm=1.0, applied=True, time=time.time()))
+    story = story_of(run)
+    assert (story.counts.steps, story.earlier_run, story.notes) == (9, "", [])

@@ -113,7 +113,8 @@ def try_precision(stage: PrecisionStage, form: Format, reference: PrecisionRun) 
 
 
 def _named(wider: list[str], mended: bool | None) -> str:
-    words = f"with {listed(wider, 5)} in float32"
+    names = [f"module {name}" if name.isdigit() else name for name in wider]
+    words = f"with {listed(names, 5)} in float32"
     return f"{words} it fits" if mended else f"{words} it still does not"
 
 

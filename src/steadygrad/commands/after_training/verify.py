@@ -12,6 +12,7 @@ from ...records.errors import JournalError, UsageError
 
 if TYPE_CHECKING:
     from ...records.checks.scan import ScanReport
+    from ...reporters.run_data.run_summary import RunSummary
 
 WHEN = "after"
 SHORT = "check that a run ended, stayed finite, and its loss fell"
@@ -73,9 +74,11 @@ def verify(
     story = summarise(run, follower)
     if story.rows is None or not story.rows.num_rows:
         raise JournalError(f"{run} holds no steps yet: nothing was trained, so there is nothing to verify.")
+    paths, none = _to_scan(run, story, model or [])
     evidence = RunEvidence(
-        story=story, metrics=gathered(folders, story.rows, metrics or ()), checkpoint=_scanned(run, model or [])
-    )
+        story=story, metrics=gathered(folders, story.rows, metrics or ()),
+        checkpoint=_scanned(paths), no_checkpoint=none,
+    )  # fmt: skip
     checks = checklist(evidence, wishes)
     if json:
         print_json(as_data(str(run), checks))
@@ -109,12 +112,23 @@ def _bytes(text: str) -> float:
     return number * float(1024 if match[3] else 1000) ** " kmgt".index((match[2] or " ").lower())
 
 
-def _scanned(run: Path, models: list[Path]) -> ScanReport | None:
-    """The scan of the run's newest checkpoint and of the named ones; None if there are none."""
+def _to_scan(run: Path, story: RunSummary, models: list[Path]) -> tuple[list[Path], str]:
+    """The newest checkpoint that the guard kept, the newest that a trainer wrote under it, and the named ones; or
+    where none was found."""
     from ...checkup.scan.bisect_checkpoints import checkpoints
-    from ...checkup.scan.scan import scan
 
     snapshots = run / "snapshots"
     newest = checkpoints(snapshots)[-1:] if snapshots.is_dir() else []
-    paths = [*newest, *models]
+    saved = [str(event.data.get("path")) for event in story.events if event.kind == "checkpoint_saved"]
+    there = [Path(path) for path in saved if "://" not in path and Path(path).exists()]
+    paths = [*newest, *there[-1:], *models]
+    if saved and not there:
+        return paths, f"not known: the trainer's newest checkpoint, {saved[-1]}, is not there; pass --model PATH"
+    told = f"not known: none is in {snapshots} and none of a trainer was recorded; the program's own: --model PATH"
+    return paths, told
+
+
+def _scanned(paths: list[Path]) -> ScanReport | None:
+    from ...checkup.scan.scan import scan
+
     return scan(paths) if paths else None

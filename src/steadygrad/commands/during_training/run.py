@@ -23,7 +23,12 @@ def run(
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="PROGRAM is a module, as in python -m.")] = False,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Where to write the run.", show_default="runs/<program>-<time>")
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            help="Where to write the run, or NAME-2 if one is there.",
+            show_default="runs/<program>-<time>",
+        ),
     ] = None,
     policy: Annotated[str, typer.Option("--policy", help="observe, balanced or ultra_conservative.")] = "balanced",
     diagnose: Annotated[
@@ -46,10 +51,16 @@ def run(
     """
     from ...integrations.zero_code.launch.run_options import RunOptions
     from ...integrations.zero_code.launch.summary import outcome, print_outcome
-    from ...integrations.zero_code.launch.supervise import command_line, default_run_dir, end_like, supervise
+    from ...integrations.zero_code.launch.supervise import (
+        command_line,
+        default_run_dir,
+        end_like,
+        own_run_dir,
+        supervise,
+    )
     from ...records import to_plain
     from ...records.errors import UsageError
-    from ...reporters.terminal.console import console
+    from ...reporters.terminal.console import console, shown
 
     words = list(program or ())
     command = command_line(words, module=module)
@@ -57,7 +68,10 @@ def run(
         raise UsageError(f"There is no policy {policy!r}. Pass observe, balanced or ultra_conservative.")
     if diagnose not in ("auto", "origin", "off"):
         raise UsageError(f"--diagnose is {diagnose!r}: expected auto, origin or off.")
-    place = run_dir if run_dir is not None else default_run_dir(words)
+    place = default_run_dir(words) if run_dir is None else own_run_dir(run_dir, command)
+    if run_dir is not None and place != run_dir:
+        line = f"steady run: {shown(run_dir)} holds a run already, so this one is written to {shown(place)}."
+        print(line, file=sys.stderr)
     settings = RunOptions(run_dir=str(place), policy=policy, diagnose=diagnose, notify=notify)
     ended = supervise(command, settings)
     told = outcome(ended)
@@ -65,5 +79,4 @@ def run(
         print(encoder.dumps(to_plain(told), allow_nan=False), file=sys.stderr)
     else:
         print_outcome(console(stderr=True), told)
-    code = 23 if told["halted"] and ended.code == 1 else ended.code
-    raise typer.Exit(end_like(code))
+    raise typer.Exit(end_like(told["exit_code"]))

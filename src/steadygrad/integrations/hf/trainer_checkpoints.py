@@ -70,6 +70,7 @@ class CheckpointGate:
                     engine = loop._engine
                     tree = engine.recovery.log_tree(engine.step, engine.batches_seen)
                     replace_file(folder / COUNTERS, json_bytes(tree))
+                    loop.checkpoint_saved(folder)
         return answer
 
     # -- choosing the best

@@ -137,7 +137,7 @@ class TrainerGuard:
 
     def _train_ends(self) -> None:
         if self._loop is not None:
-            self._loop.settle()
+            self._loop.training_ended()
 
     def _connect(self, model: nn.Module) -> None:
         trainer, options = self.trainer, dict(self._options)
@@ -169,8 +169,8 @@ class TrainerGuard:
         if self._loop is not None:
             self._past_incidents += self._loop.incidents
             self._past_vitals += self._loop.vitals
-            self._last_counts = self._loop.summary()
             self._loop.close()
+            self._last_counts = self._loop.summary()
             version_support.clear_skip(self.trainer)
             self._loop = None
         if self._watch is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -77,7 +78,7 @@ class LoopGuard:
         self._measured: tuple[Gradients | None, Row] | None = None
         self._closed = self._broken = False
         self._commit = barred(self._judged, self.failed, self.may_update)
-        self._final_state = "not checked"
+        self._final_state, self._looked_after = "not checked", -1
         self.landed = True
         """Whether the last commit's update was applied. The owner of the loop steps its schedule only then."""
         self.outcome: Outcome | None = None
@@ -247,6 +248,19 @@ class LoopGuard:
     def settle(self) -> None:
         """Before someone looks at the weights. Every commit was judged at once, so there is nothing to wait for."""
 
+    def checkpoint_saved(self, path: Any) -> None:
+        """The owner of the loop has written this checkpoint: `steady verify` looks for it there."""
+        with self._engine.barrier("checkpoints", None):
+            place = str(path) if "://" in str(path) else str(Path(path).absolute())
+            self._engine.log.journal.event_later("checkpoint_saved", path=place)
+
+    @boundary
+    def training_ended(self) -> None:
+        """Where the loop says that it is through: look at the weights now. One host read. It may begin again."""
+        if not self._closed:
+            self._look_at_the_end()
+            self._engine.log.journal.ended()
+
     # -- what a user calls
 
     @property
@@ -290,9 +304,8 @@ class LoopGuard:
         if not self._closed:
             self._closed = True
             self._engine.diagnoses.finish()
-            with self._engine.barrier("final_state", None):
-                self._final_state = self._engine.recovery.final_state()
-                self._engine.log.journal.event("final_state", state=self._final_state)
+            if self._engine.log.ledger.steps != self._looked_after:
+                self._look_at_the_end()
             release = functools.partial(validate.release, self.optimizers)
             listened = (self._samples.close,) if self._samples is not None else ()
             for let_go in (*listened, release, self._engine.release, self._engine.log.close):
@@ -312,6 +325,12 @@ class LoopGuard:
             assert self._samples is not None
             answer.value = self._samples.name(batch, count)
         return answer.value
+
+    def _look_at_the_end(self) -> None:
+        self._looked_after = self._engine.log.ledger.steps
+        with self._engine.barrier("final_state", None):
+            self._final_state = self._engine.recovery.final_state()
+            self._engine.log.journal.event("final_state", state=self._final_state)
 
     def _idle(self) -> bool:
         return self._closed or self._broken or self.busy

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...detect.tensors.foreign_objects import getattr
 from ...records.errors import UsageError
+from ...reporters.run_data.counted import counted
 from .launch.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Session:
         if not steps:
             print("No optimizer has stepped yet in this session.")
             return
-        print(f"{steps - skipped} of {steps} updates not refused, {skipped} refused.")
+        print(f"{steps - skipped} of {counted(steps, 'update')} not refused, {skipped} refused.")
         for loop in loops:
             for incident in loop.log.incidents[-5:]:
                 cause = incident.diagnosis.cause if incident.diagnosis is not None else None

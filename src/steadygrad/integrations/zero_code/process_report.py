@@ -21,6 +21,7 @@ from ...engine.record.notify import Notifier
 from ...engine.record.run_log import RunLog
 from ...engine.state.training_state import bad_state, can_be_scanned, non_finite
 from ...journal import Journal
+from ...journal.program_end import exiting_with, told_of
 from ...records import Incident
 from ...records.errors import JournalError
 from ..optimizer.optimizer_loop import OptimizerLoop
@@ -132,7 +133,7 @@ class ProcessReport:
         wished = self._settings.run_dir
         for place in (wished, f"{wished}-process{os.getpid()}" if wished else None):
             try:
-                journal = Journal(place, names=names, run_config=config, rank=rank)
+                journal = Journal(place, names=names, run_config=config, rank=rank, resumes=True)
                 if self._settings.reports is not None:  # then `close` is called at exit, after a look at the last round
                     journal.stay_open_at_exit()
                 return journal
@@ -232,9 +233,11 @@ class ProcessReport:
         note["notices"] = dict(self.notices)
         if self._notifier is not None:
             self._notifier.close()
+        note["ended"] = exiting_with()
         if self._journal is not None:
             if note["final_state"] != "not checked":
                 self._journal.event("final_state", state=note["final_state"])
+            self._journal.ended_with(note["ended"] or told_of(None))
             self._journal.close()
         return note
 
@@ -279,8 +282,8 @@ class ProcessReport:
         if guard in self.guards:
             self.guards.remove(guard)
             with self._barrier("trainer", None):
+                guard.close()  # before its counts: it looks at the weights then
                 self.summaries.append((type(guard).__name__, guard.summary()))
-                guard.close()
 
 
 def _with_nan(named: list[tuple[str, Tensor]], judged: set[int]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...records.checks.scan import FileScan, ScanLevel, ScanReport, ScanVerdict
 from ...records.errors import UsageError
+from ..run_data.counted import are, counted, were
 from ..run_data.run_summary import Counts, RunSummary
 from ..run_data.step_columns import RankColumns
 from ..terminal.console import amount, number
@@ -52,11 +53,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
-    """What a run left behind. `checkpoint` is the scan of its newest checkpoint and of whatever else was named."""
+    """What a run left behind. `checkpoint` is the scan of its newest checkpoint and of whatever else was named;
+    `no_checkpoint` says where there was none."""
 
     story: RunSummary
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
     checkpoint: ScanReport | None = None
+    no_checkpoint: str = "not known: no checkpoint was looked for; pass --model PATH to have one scanned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,8 @@ def checklist(evidence: RunEvidence, wishes: CheckOptions) -> list[Check]:
         finite("gradient_finite", "gradient norm", steps, norm, applied),
         success(evidence.story.counts, wishes.min_success),
         about_loss[1],
-        weights(evidence.checkpoint),
+        silent(evidence.story),
+        weights(evidence.checkpoint, evidence.no_checkpoint),
         journal_whole(evidence.story),
     ]
     if wishes.max_norm is not None:
@@ -110,9 +114,10 @@ def checklist(evidence: RunEvidence, wishes: CheckOptions) -> list[Check]:
 
 
 def ended(story: RunSummary) -> Check:
-    marks = {"ended": Mark.PASS, "running": Mark.OPEN}
+    marks = {"ended": Mark.PASS if story.state.why_known else Mark.OPEN, "running": Mark.OPEN}
     mark = marks.get(story.state.word, Mark.FAIL)
-    return Check(slug="ended", question="training came to its end", mark=mark, detail=story.state.sentence)
+    unseen = "" if story.state.code_known else "; no exception ended the program, and its exit code was not seen"
+    return Check(slug="ended", question="training came to its end", mark=mark, detail=story.state.sentence + unseen)
 
 
 def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check:
@@ -122,26 +127,23 @@ def finite(slug: str, what: str, steps: Any, values: Any, applied: Any) -> Check
     harmful = bad & applied
     if harmful.any():
         first = int(steps[harmful][0])
-        verb = "was" if harmful.sum() == 1 else "were"
-        detail = f"{_updates(int(harmful.sum()))} {verb} applied although it was not, the first at step {first:,}"
+        count = int(harmful.sum())
+        detail = f"{counted(count, 'update')} {were(count)} applied although it was not, the first at step {first:,}"
         return Check(slug=slug, question=question, mark=Mark.FAIL, detail=detail)
     if not applied.any():
         return Check(slug=slug, question=question, mark=Mark.OPEN, detail="no update was applied")
-    detail = _updates(int(applied.sum()))
+    detail = counted(int(applied.sum()), "update")
     if bad.any():
-        detail += f"; {int(bad.sum()):,} steps at which it was not were refused"
+        count = int(bad.sum())
+        detail += f"; {counted(count, 'step')} at which it was not {were(count)} refused"
     return Check(slug=slug, question=question, mark=Mark.PASS, detail=detail)
-
-
-def _updates(count: int) -> str:
-    return f"{count:,} update" + ("s" if count != 1 else "")
 
 
 def success(counts: Counts, limit: float) -> Check:
     rate = counts.success_rate
-    detail = f"{100 * rate:.1f} % of {counts.due:,} steps were applied"
+    detail = f"{100 * rate:.1f} % of {counted(counts.due, 'step')} {were(counts.due)} applied"
     if counts.by_program:
-        detail += f"; {counts.by_program:,} were skipped by the program"
+        detail += f"; {counts.by_program:,} {were(counts.by_program)} skipped by the program"
     if limit <= rate < HEALTHY_SUCCESS:
         detail += f"; healthy is above {100 * HEALTHY_SUCCESS:.0f} %"
     mark = Mark.PASS if rate >= limit else Mark.FAIL
@@ -155,7 +157,8 @@ def loss_fell(losses: Any) -> Check:
     question = _FELL
     losses = losses[np.isfinite(losses)]
     if len(losses) < MIN_STEPS_FOR_TREND:
-        detail = f"{len(losses)} updates are too few to tell; at least {MIN_STEPS_FOR_TREND} are needed"
+        few = f"{counted(len(losses), 'update')} {are(len(losses))} too few to tell"
+        detail = f"{few}; at least {MIN_STEPS_FOR_TREND} are needed"
         return Check(slug="loss_fell", question=question, mark=Mark.OPEN, detail=detail)
     tenth = max(5, len(losses) // 10)
     first, last = float(np.median(losses[:tenth])), float(np.median(losses[-tenth:]))
@@ -164,11 +167,18 @@ def loss_fell(losses: Any) -> Check:
     return Check(slug="loss_fell", question=question, mark=mark, detail=detail)
 
 
-def weights(report: ScanReport | None) -> Check:
+def silent(story: RunSummary) -> Check:
+    """What is wrong although every number is finite. What is checked for depends on the entry point."""
+    found = story.silent
+    mark = Mark.FAIL if found else Mark.PASS
+    detail = ", ".join(found) + ": steady incidents has the details" if found else "none of those that were looked for"
+    return Check(slug="no_silent_problem", question="no silent problem was found", mark=mark, detail=detail)
+
+
+def weights(report: ScanReport | None, why_none: str) -> Check:
     question = "the newest checkpoint holds no bad number"
     if report is None:
-        detail = "not recorded: the run keeps no checkpoint; pass --model PATH to have one scanned"
-        return Check(slug="weights_finite", question=question, mark=Mark.OPEN, detail=detail)
+        return Check(slug="weights_finite", question=question, mark=Mark.OPEN, detail=why_none)
     count = sum(file.num_tensors for file in report.files)
     names = ", ".join(file.path for file in report.files[:3])
     if report.verdict is ScanVerdict.CLEAN:
@@ -186,11 +196,13 @@ def _finding(file: FileScan) -> str:
 def journal_whole(story: RunSummary) -> Check:
     """Whether all that the lines above rest on was kept and could be read."""
     degraded = [event for event in story.events if event.kind == "journal_degraded"]
-    wrong = list(story.notes)
+    wrong = story.missing
     if degraded:
-        wrong.append(f"the disk failed the journal in {len(degraded)} stretches, and some records may be missing")
-    mark = Mark.FAIL if wrong else Mark.PASS
-    detail = "; ".join(wrong) if wrong else f"{story.counts.steps:,} steps, nothing missing"
+        stretches = counted(len(degraded), "stretch", "stretches")
+        wrong.append(f"the disk failed the journal in {stretches}, and some records may be missing")
+    mark = Mark.FAIL if wrong else Mark.OPEN if story.earlier_run else Mark.PASS
+    whole = story.earlier_run or f"{counted(story.counts.steps, 'step')}, nothing missing"
+    detail = "; ".join(wrong) if wrong else whole
     return Check(slug="journal_whole", question="the run's own record is whole", mark=mark, detail=detail)
 
 
@@ -227,14 +239,14 @@ def memory_stable(ranks: Sequence[RankColumns]) -> Check:
         worst = max(worst or (0.0, ""), (late / max(early, 1.0), detail))
     if worst is None:
         count = max((len(rows.memory()[2]) for rows in ranks), default=0)
-        few = f"{_samples(count)} are too few to tell; at least {MIN_MEMORY_SAMPLES} are needed"
+        few = f"{_samples(count)} {are(count)} too few to tell; at least {MIN_MEMORY_SAMPLES} are needed"
         return Check(slug="memory_stable", question=question, mark=Mark.OPEN, detail=few)
     mark = Mark.FAIL if worst[0] > 1 + MEMORY_GROWTH else Mark.PASS
     return Check(slug="memory_stable", question=question, mark=mark, detail=worst[1])
 
 
 def _samples(count: int) -> str:
-    return f"{count:,} sample" + ("s" if count != 1 else "")
+    return counted(count, "sample")
 
 
 def above(name: str, limit: float, metrics: Mapping[str, Sequence[float]], *, asked: bool) -> Check:

@@ -7,13 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..run_data.counted import counted
 from ..run_data.current_numbers import glance
 from ..run_data.run_summary import RunSummary
 from ..run_data.step_columns import RankColumns
 from ..terminal.console import amount, labelled, number, shown
 from .text_strips import bars, heat_lines
 
-STYLES = {"running": "green", "ended": "bold", "halted": "red", "crashed": "red"}
+STYLES = {"running": "green", "ended": "bold", "halted": "red", "interrupted": "red", "crashed": "red"}
 HEAT_ROWS = 8
 
 
@@ -55,7 +56,7 @@ def numbers_line(now: dict[str, Any]) -> str:
         *([f"scale {number(now['loss_scale'], digits=6)}"] if now["loss_scale"] is not None else []),
         f"applied {100 * now['success_rate_recent']:.4g} % of the last 100, {100 * now['success_rate']:.4g} % of all",
         *([f"scale overflows {now['overflows']:,}"] if now["overflows"] else []),
-        *([f"{now['rung']} remedies in force"] if now["rung"] else []),
+        *([f"{counted(now['rung'], 'remedy', 'remedies')} in force"] if now["rung"] else []),
         *([f"{number(now['steps_per_second'], digits=3)} steps/s"] if now["steps_per_second"] else []),
     ]
     return "   ".join(parts)

@@ -8,32 +8,46 @@ import platform
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...journal import run_directory, safe_files
+from ...journal import Event, run_directory, safe_files
+from ...journal.program_end import end_of
 from ...journal.steps.ipc_frames import END_OF_STREAM, frames
 from ...journal.steps.segment import MAX_SEGMENT_BYTES, segments
 from ...journal.steps.step_reader import segment_paths
 from ...records import Action, Incident
 from ...records.errors import JournalError
 
-Word = Literal["running", "ended", "halted", "crashed"]
+Word = Literal["running", "ended", "halted", "interrupted", "crashed"]
 LATE_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """`word` for programs, `sentence` for people; `torn_bytes` were left incomplete by a writer that was killed."""
+    """`word` for programs, `sentence` for people; `torn_bytes` were left incomplete by a writer that was killed.
+
+    `why_known`: whether it is known how the program of a run that has ended came to its end; `code_known`: with which
+    exit code.
+    """
 
     word: Word
     sentence: str
     torn_bytes: int = 0
+    why_known: bool = True
+    code_known: bool = True
 
 
 def state_of(
-    run_dir: Path, run: dict[str, Any], incidents: list[Incident], *, last_step: int | None, last_time: float | None
+    run_dir: Path,
+    run: dict[str, Any],
+    incidents: list[Incident],
+    events: Sequence[Event] = (),
+    *,
+    last_step: int | None,
+    last_time: float | None,
 ) -> RunState:
     """What became of the run so far. Reads the ends of the newest segments; takes no lock."""
     root = run_dir.expanduser().resolve()
@@ -43,8 +57,16 @@ def state_of(
     where = "before its first step" if last_step is None else f"at step {last_step:,}"
     if incidents and incidents[-1].decision is not None and Action.HALT in incidents[-1].decision.actions:
         return RunState(word="halted", sentence=f"halted by its policy {where}", torn_bytes=torn)
+    end = end_of(run, events)
+    if end.how == "error":
+        return RunState(word="crashed", sentence=f"ended {where} {end.sentence}", torn_bytes=torn)
+    if end.how == "interrupted":
+        return RunState(word="interrupted", sentence=f"interrupted {where}", torn_bytes=torn)
+    if closed and end.how == "finished":
+        return RunState(word="ended", sentence=f"ended {where}", torn_bytes=torn, code_known=end.code_seen)
     if closed:
-        return RunState(word="ended", sentence=f"ended {where}", torn_bytes=torn)
+        how = f" {end.sentence}" if end.sentence else "; how the program ended is not known"
+        return RunState(word="ended", sentence=f"ended {where}{how}", torn_bytes=torn, why_known=False)
     told = f"killed or crashed {where}: no process writes this run and its journal was not closed"
     return RunState(word="crashed", sentence=told, torn_bytes=torn)
 
@@ -93,15 +115,11 @@ def _has_writer(root: Path, run: dict[str, Any], *, closed: bool) -> bool:
         held = None
     if held is not None:
         return held
-    session = _last_session(run)
-    process, here = session.get("process"), session.get("machine") == platform.node()
-    return here and not closed and isinstance(process, int) and process > 0 and _alive(process)
-
-
-def _last_session(run: dict[str, Any]) -> dict[str, Any]:
     sessions = run.get("sessions")
     last = sessions[-1] if isinstance(sessions, list) and sessions else None
-    return last if isinstance(last, dict) else {}
+    session = last if isinstance(last, dict) else {}
+    process, here = session.get("process"), session.get("machine") == platform.node()
+    return here and not closed and isinstance(process, int) and process > 0 and _alive(process)
 
 
 def _locked(path: Path) -> bool | None:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...journal import Event, read_run
-from ...records import Action, Incident, Kind, kinds_of, rules
+from ...records import Action, Incident, Kind, Severity, kinds_of, rules
 from ...records.errors import UsageError
+from .counted import are, counted
 from .follow_run import RunFollower
 from .run_state import RunState, state_of
 from .step_columns import RankColumns
@@ -60,6 +61,8 @@ class RunSummary:
     vitals: list[Event] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    earlier_run: str = ""
+    """The note about another run in the same directory, if there is one."""
 
     @property
     def rows(self) -> RankColumns | None:
@@ -93,10 +96,33 @@ class RunSummary:
         parts = []
         if halted and self.state.word == "halted":
             parts.append(f"Halted at step {halted[-1].step:,}: {halted[-1].reason.partition(': ')[0]}.")
-        parts += [updates(self.counts, self.incidents), weights(self)]
-        if self.notes:
+        parts += [updates(self.counts, self.incidents), self._silent_problems(), weights(self)]
+        if self.missing:
             parts.append("The record of this run is not complete.")
         return " ".join(part for part in parts if part)
+
+    @property
+    def missing(self) -> list[str]:
+        """What could not be read or was never written, as far as it shows."""
+        return [note for note in self.notes if note != self.earlier_run]
+
+    @property
+    def silent(self) -> list[str]:
+        """The silent problems that were found, each once: target leak (SY450). They refuse nothing."""
+        bad = [event.data for event in self.vitals if event.data.get("severity") != Severity.NOTE]
+        found = {(str(data.get("code")), str(data.get("slug"))): None for data in bad}
+        for incident in self.incidents:
+            if incident.symptom == SILENT:
+                first = incident.findings[0] if incident.findings else incident.diagnosis and incident.diagnosis.cause
+                found[(first.code, first.slug) if first else ("", "a silent error")] = None
+        return [f"{slug.replace('_', ' ')} ({code})" if code else slug for code, slug in found]
+
+    def _silent_problems(self) -> str:
+        found = self.silent
+        if not found:
+            return ""
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return f"{counted(len(found), 'silent problem')} found: {', '.join(found[:3])}{more}."
 
     @property
     def final_state(self) -> str:
@@ -131,9 +157,20 @@ def summarise(run_dir: str | os.PathLike[str], follower: RunFollower) -> RunSumm
         path,
         run,
         incidents,
+        events,
         last_step=None if last_step is None else int(last_step),
         last_time=lead.last("time") if lead is not None else None,
     )
+    earlier_run = ""
+    if began := began_anew(run, lead):
+        earlier = sum(bool(incident.time) and incident.time < began for incident in incidents)
+        earlier_run = (
+            "An earlier run was written to this directory too. Shown are the steps and incidents of the newest; "
+            f"{counted(earlier, 'incident')} of the earlier {are(earlier)} in `steady incidents` only."
+        )
+        notes.append(earlier_run)
+        incidents = [incident for incident in incidents if not incident.time or incident.time >= began]
+        events = [event for event in events if event.time >= began]
     if state.torn_bytes and state.word != "running":
         notes.append(
             f"The journal ends in a torn record of {state.torn_bytes} bytes: its writer was killed in the middle of "
@@ -150,7 +187,23 @@ def summarise(run_dir: str | os.PathLike[str], follower: RunFollower) -> RunSumm
         vitals=[event for event in events if event.kind == "vitals"],
         events=[event for event in events if event.kind not in ("vitals", "loss_scale_overflow")],
         notes=notes,
+        earlier_run=earlier_run,
     )
+
+
+def began_anew(run: dict[str, Any], rows: RankColumns | None) -> float:
+    """When the newest program began that counted its steps from the start again, in a directory that held steps
+    already; 0.0 where there is none. A run that was resumed goes on with its numbers."""
+    sessions = run.get("sessions")
+    if rows is None or not isinstance(sessions, list) or len(sessions) < 2 or not rows.num_rows:
+        return 0.0
+    times, steps = rows.column("time"), rows.column("step")
+    starts = [each.get("started") for each in sessions[1:] if isinstance(each, dict)]
+    for began in sorted((float(start) for start in starts if isinstance(start, int | float)), reverse=True):
+        after = times >= began
+        if after.any() and not after.all() and steps[after][0] <= steps.min():
+            return began
+    return 0.0
 
 
 def name_of(path: Path) -> str:
@@ -173,6 +226,7 @@ def counts_of(rows: RankColumns | None) -> Counts:
     )  # fmt: skip
 
 
+SILENT = "silent"
 _NAMES = {"nan_loss": "loss", "nan_grad": "gradient", "nan_param": "weights", "nan_state": "optimizer state"}
 
 
@@ -184,7 +238,7 @@ def updates(counts: Counts, incidents: list[Incident]) -> str:
     rollbacks = [each for each in incidents if each.decision and Action.ROLLBACK in each.decision.actions]
     back = f"rolled back {'once' if len(rollbacks) == 1 else f'{len(rollbacks)} times'}" if rollbacks else ""
     if counts.refused:
-        whys = Counter(_why(each) for each in incidents if each not in rollbacks)
+        whys = Counter(_why(each) for each in incidents if each not in rollbacks and refused_an_update(each))
         why = ", ".join(word for word, _ in whys.most_common(2))
         sentence = f"{counts.refused:,} of {total} refused" + (f" ({why})." if why else ".")
     elif counts.overflows:
@@ -194,6 +248,11 @@ def updates(counts: Counts, incidents: list[Incident]) -> str:
     if counts.by_program:
         back = ", ".join(filter(None, (f"{counts.by_program:,} skipped by the program", back)))
     return f"{sentence[:-1]}, {back}." if back else sentence
+
+
+def refused_an_update(incident: Incident) -> bool:
+    """Whether an update was withheld: a silent problem, a crash and what was only watched withhold none."""
+    return incident.decision is not None and not incident.decision.applies
 
 
 def _why(incident: Incident) -> str:
@@ -233,7 +292,7 @@ def cause_and_remedy(kinds: list[Kind]) -> list[str]:
     others = f" (and {len(kinds) - 1} more kind{'s' if len(kinds) > 2 else ''})" if len(kinds) > 1 else ""
     if main.best.diagnosis is None:
         return [f"Not diagnosed: {main.best.headline or main.best.symptom}{others}."]
-    label = "Silent error" if main.best.symptom == "silent" else "Cause"
+    label = "Silent error" if main.best.symptom == SILENT else "Cause"
     parts = [f"{label}: {cause_in_words(main.best) or 'not recognised'}{others}."]
     remedy = best_remedy(main.best)
     return [*parts, f"Verified remedy: {remedy}."] if remedy is not None else parts

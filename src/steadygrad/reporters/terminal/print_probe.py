@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...records.checks.probe import ModuleRange, PrecisionTrial, Probe, ScaleTrial
+from ..run_data.counted import are, counted
 from .console import number, shown
 
 SPANS = {"fp16": (-24, 16), "bf16": (-133, 128), "fp8_e4m3": (-9, 9), "fp8_e5m2": (-16, 16)}
@@ -26,7 +27,7 @@ def print_probe(console: Console, found: Probe, *, most: int | None = 20) -> Non
     )
     console.print(_table(modules))
     if left_out:
-        console.print(Text(f"{left_out} modules with more headroom are left out", style="dim"))
+        console.print(Text(f"{counted(left_out, 'module')} with more headroom {are(left_out)} left out", style="dim"))
     console.print()
     for line in picture(modules, width=max(24, min(64, console.width - 42))):
         console.print(line, soft_wrap=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...journal import read_run
+from ..run_data.counted import counted
 from ..run_data.run_summary import name_of
 from ..terminal.console import labelled, print_json, shown
 from . import open_tracker
@@ -37,5 +38,6 @@ def send(console: Console, run: Path, names: Sequence[str], *, once: bool, every
         print_json({"run": str(run), "steps": feed.num_steps, "incidents": feed.num_incidents, "sent_to": places})
         return
     for name, tracker in trackers.items():
-        told = f"{feed.num_steps:,} steps and {feed.num_incidents:,} incidents, in {shown(tracker.place)}"
+        sent = f"{counted(feed.num_steps, 'step')} and {counted(feed.num_incidents, 'incident')}"
+        told = f"{sent}, in {shown(tracker.place)}"
         console.print(labelled(name, told, width=12), soft_wrap=True)

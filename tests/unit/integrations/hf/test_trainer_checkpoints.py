@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 import steadygrad as sg
 from steadygrad import UsageError
 from steadygrad.integrations.hf.trainer_checkpoints import non_finite_weights
+from steadygrad.journal import read_events
 
 STEPS = 6
 
@@ -63,6 +64,20 @@ def test_a_poisoned_checkpoint_is_not_written_and_that_is_said(
     assert guard.summary()["checkpoints_refused"] == [4]
     guard.close()
     assert "checkpoint_refused" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_when_training_ends_the_weights_were_checked_and_the_newest_checkpoint_is_recorded(tmp_path: Path) -> None:
+    trainer = saving(tmp_path / "out")
+    guard = sg.attach(trainer, run_dir=tmp_path / "run")
+    train(trainer)
+    assert guard.summary()["final_state"] == "finite"
+    guard.close()
+    assert guard.summary()["final_state"] == "finite"
+    events = read_events(tmp_path / "run")
+    assert [event.kind for event in events].count("final_state") == 1
+    saved = [event.data["path"] for event in events if event.kind == "checkpoint_saved"]
+    assert saved == [str(tmp_path / "out" / name) for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6")]
+    assert [event.data for event in events if event.kind == "program_ended"] == [{"how": "finished"}]
 
 
 def test_without_a_guard_it_is_written(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from steadygrad.commands import main
 from steadygrad.integrations.zero_code.launch.clean_tracebacks import without_ours
 from steadygrad.integrations.zero_code.launch.run_options import RunOptions
-from steadygrad.integrations.zero_code.launch.supervise import command_line, default_run_dir
+from steadygrad.integrations.zero_code.launch.supervise import command_line, default_run_dir, own_run_dir
 from steadygrad.journal import read_incidents, read_quarantine
 from steadygrad.records.errors import UsageError
 
@@ -311,3 +312,22 @@ def test_a_traceback_loses_our_frames_and_keeps_the_rest() -> None:
             frames.append(trace.tb_frame.f_code.co_name)
             trace = trace.tb_next
     assert frames == ["test_a_traceback_loses_our_frames_and_keeps_the_rest"]
+
+
+def test_a_second_run_into_one_directory_gets_the_next_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    command = command_line(["train.py"])
+    assert own_run_dir(Path("runs/a"), command) == Path("runs/a")
+    for name in ("a", "a-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        assert own_run_dir(Path("runs") / name, command) == Path("runs") / name  # an empty folder holds no run
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    assert own_run_dir(Path("runs/a"), command) == Path("runs/a-3")
+    assert own_run_dir(Path("runs/a"), ["torchrun", "--nnodes=2", "train.py"]) == Path("runs/a")
+    monkeypatch.setattr(sys, "argv", ["steady", "run", "--run-dir", "runs/a", "train.py"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "steady run: runs/a holds a run already, so this one is written to runs/a-3." in capsys.readouterr().err

@@ -102,6 +102,13 @@ def test_a_run_whose_refused_batch_left_something_is_not_called_as_if_the_batch_
     assert left in stream.getvalue()
 
 
+def test_a_halted_run_has_the_exit_code_of_its_process_and_has_ended_early() -> None:
+    told = screen({**HEALTHY, "halted": True}, code=1)
+    assert (told["exit_code"], told["ended"], told["ended_early"]) == (23, "halted", True)
+    told = screen(HEALTHY)
+    assert (told["exit_code"], told["ended"], told["ended_early"]) == (0, "finished", False)
+
+
 def test_a_halt_names_step_and_reason_and_not_the_state_of_weights_that_were_not_checked() -> None:
     note = {**HEALTHY, "steps": 10, "applied": 0, "skipped": 10, "halted": True, "final_state": None}
     stop = refused(0, 9, actions=(Action.HALT,), reason="10 bad steps in a row (limit 10)")
@@ -153,3 +160,23 @@ def test_incidents_of_an_earlier_run_into_the_same_folder_are_not_shown_as_this_
     found = outcome(Ended(code=0, run_dir=folder, notes=[note], started=1500.0))
     assert [incident.number for incident in found["incidents"]] == [2]
     assert headline(found).startswith("319 of 320 updates applied, 1 refused (step 7).")
+
+
+def test_an_option_of_ours_that_the_script_refused_is_said_to_belong_before_it() -> None:
+    words = ("python", "train.py", "--run-dir=runs/x", "--lr", "1")
+    note = {"torch": True, "guarded": True, "rank": 0, "ended": {"how": "exit"}}
+    told = outcome(Ended(code=2, run_dir=Path("nowhere"), notes=[note], command=words))
+    stream = io.StringIO()
+    print_outcome(Console(file=stream, width=200), told)
+    assert (
+        "hint      --run-dir behind the script is the script's: for steady run, put --run-dir before"
+        in stream.getvalue()
+    )
+    assert outcome(Ended(code=0, run_dir=Path("nowhere"), notes=[note], command=words))["misplaced_option"] is None
+    assert outcome(Ended(code=2, run_dir=Path("nowhere"), notes=[note], command=words[:2]))["misplaced_option"] is None
+
+
+def test_a_program_that_failed_before_any_backward_is_not_said_to_update_by_hand() -> None:
+    note = {"torch": True, "guarded": True, "rank": 0}
+    assert headline(screen(note, code=1)) == "nothing was checked: the program ended before its first backward()."
+    assert "by hand" in headline(screen(note))

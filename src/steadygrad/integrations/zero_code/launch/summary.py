@@ -13,9 +13,11 @@ from rich.text import Text
 
 from ....journal import read_incidents
 from ....journal.incident_files import read_incident
+from ....journal.program_end import ProgramEnd, end_from
 from ....journal.run_directory import incident_name
 from ....records import Action, Incident
 from ....records.errors import JournalError, code_of
+from ....reporters.run_data.counted import counted
 from ....reporters.terminal.console import labelled, shown
 from ....reporters.terminal.print_diagnosis import steps_of
 from .supervise import Ended
@@ -23,6 +25,7 @@ from .supervise import Ended
 _MAX_INCIDENTS = 5
 _MAX_NOTICES = 6
 _MAX_STEPS = 5
+_OUR_OPTIONS = ("--run-dir", "--policy", "--diagnose", "--notify", "--json")
 _SUMMED = ("steps", "applied", "skipped", "overflows", "rolled_back", "held", "skipped_by_program", "trainings")
 _FIRST_RANK = re.compile(r"first on rank ([0-9]{1,6})")
 
@@ -45,16 +48,22 @@ def outcome(ended: Ended) -> dict[str, Any]:
     total = {key: sum(int(note.get(key) or 0) for note in first) for key in _SUMMED}
     if silent:
         total |= _counted(run_dirs[0])
+    halted = any(note.get("halted") for note in ended.notes)
+    end = end_from([note["ended"] for note in trained if isinstance(note.get("ended"), dict)], {"code": ended.code})
     return {
-        "exit_code": ended.code,
+        "exit_code": 23 if halted and ended.code == 1 else ended.code,
         "signal": -ended.code if ended.code < 0 else None,
         "run_dirs": run_dirs,
-        "ended_early": silent,
+        "ended_early": silent or halted or end.how != "finished",
+        "ended": "halted" if halted else end.how,
+        "ended_by": end.by or None,
+        "without_report": silent,
+        "misplaced_option": _misplaced_option(ended),
         "ranks": len(ranks),
         **total,
         "not_checked": _sentences(ended.notes, "not_checked") + _without_report(len(lost) if trained else 0),
         "final_state": "not checked" if silent else _final_state(trained),
-        "halted": any(note.get("halted") for note in ended.notes),
+        "halted": halted,
         "incidents": incidents,
         "backwards": sum(int(note.get("backwards") or 0) for note in ended.notes),
         "first_bad_backward": next((n["first_bad_backward"] for n in ended.notes if n.get("first_bad_backward")), None),
@@ -68,6 +77,12 @@ def outcome(ended: Ended) -> dict[str, Any]:
         "notices": sorted({s for note in ended.notes for s in (note.get("notices") or {}).values()}),
         "faults": sorted({place for note in ended.notes for place in note.get("faults") or {}}),
     }
+
+
+def _misplaced_option(ended: Ended) -> str | None:
+    """An option of ours that the program was given and failed with."""
+    words = [word.partition("=")[0] for word in ended.command[1:]]
+    return next((word for word in words if word in _OUR_OPTIONS), None) if ended.code == 2 else None
 
 
 def _final_state(notes: list[dict[str, Any]]) -> str:
@@ -97,6 +112,11 @@ def print_outcome(console: Console, told: dict[str, Any]) -> None:
 
 
 def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if told["misplaced_option"]:
+        name = told["misplaced_option"]
+        yield "hint", f"{name} behind the script is the script's: for steady run, put {name} before the script"
+    if how := _how_it_ended(told):
+        yield "ended", how
     for incident in told["incidents"][-_MAX_INCIDENTS:]:
         yield "incident", _line(incident)
     left_out = len(told["incidents"]) - _MAX_INCIDENTS
@@ -117,13 +137,21 @@ def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "next", command
 
 
+def _how_it_ended(told: dict[str, Any]) -> str:
+    """By RuntimeError: shapes do not fit. Nothing where the program came to its end or was halted."""
+    if told["ended"] in ("halted", "interrupted"):
+        return "interrupted" if told["ended"] == "interrupted" else ""
+    end = ProgramEnd(how=told["ended"], by=told["ended_by"] or "", handled=told["ended"] == "not known")
+    return shown(end.sentence)
+
+
 def headline(told: dict[str, Any]) -> str:
     """What happened, in one or two sentences. Claims nothing that was not checked."""
     untrained = not told["steps"] and not told["in_backward"]
     if untrained and (not told["run_dirs"] or told["first_bad_backward"]):
         return _nothing_checked(told)
-    if told["ended_early"]:
-        known = _updates(told) if told["steps"] else _count(len(told["incidents"]), "incident")
+    if told["without_report"]:
+        known = _updates(told) if told["steps"] else counted(len(told["incidents"]), "incident")
         return f"the program exited without a report (killed?); recorded until then: {known}."
     if told["halted"]:
         return f"{_halt(told)} {_updates(told)}.{_weights(told)}"
@@ -135,14 +163,14 @@ def _updates(told: dict[str, Any]) -> str:
     steps, refused = told["steps"], told["skipped"] - told["overflows"]
     if told["in_backward"] and not steps:
         return (
-            f"{_count(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
+            f"{counted(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
         )
     ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
     parts = []
     if told["skipped"]:
-        parts.append(f"{told['applied']:,} of {_count(steps, 'update')} applied{ranks}")
+        parts.append(f"{told['applied']:,} of {counted(steps, 'update')} applied{ranks}")
     else:
-        parts.append(f"{_count(steps, 'update')}{ranks}, none refused")
+        parts.append(f"{counted(steps, 'update')}{ranks}, none refused")
     if refused:
         parts.append(f"{refused:,} refused{_where(told['incidents'], refused)}")
     if told["overflows"]:
@@ -198,6 +226,8 @@ def _nothing_checked(told: dict[str, Any]) -> str:
         return "nothing was checked: the program did not import torch."
     if not told["guarded"]:
         return "nothing was checked: torch was imported in a process that could not be guarded."
+    if not told["backwards"] and told["ended"] != "finished":
+        return "nothing was checked: the program ended before its first backward()."
     if not told["backwards"]:
         return (
             "nothing was checked: no optimizer step and no backward() was seen. Updates made in another way "
@@ -206,7 +236,7 @@ def _nothing_checked(told: dict[str, Any]) -> str:
     where = told["first_bad_backward"]
     seen = f"the loss of backward number {where} was not finite" if where else "every loss was finite"
     return (
-        f"no update was checked: {_count(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
+        f"no update was checked: {counted(told['backwards'], 'backward')} ran, and no torch.optim.Optimizer stepped "
         f"(updates by hand, or an optimizer of another kind); {seen}."
     )
 
@@ -279,7 +309,3 @@ def _short(run: str) -> str:
         return str(Path(run).relative_to(Path.cwd()))
     except ValueError:
         return run
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

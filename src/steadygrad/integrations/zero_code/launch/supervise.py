@@ -15,17 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....journal.program_end import tell_exit
 from ....records.errors import UsageError
 from .run_options import RunOptions
 from .signals import SignalRelay
 from .torchrun_restarts import fresh_store
 
 _PR_SET_PDEATHSIG = 1
+_NODES = ("--nnodes", "--node-rank", "--node_rank", "--num_machines", "--machine_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Ended:
     run_dir: Path
     notes: list[dict[str, Any]] = field(default_factory=list)
     started: float = 0.0
+    command: tuple[str, ...] = ()
 
 
 def command_line(words: Sequence[str], *, module: bool = False) -> list[str]:
@@ -66,8 +69,24 @@ def default_run_dir(words: Sequence[str]) -> Path:
     named = next((Path(word).stem for word in words if word.endswith(".py")), Path(words[0]).name if words else "run")
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in named)[:60].strip("-") or "run"
     base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _free(base, Path.exists)
+
+
+def own_run_dir(wished: Path, command: Sequence[str]) -> Path:
+    """The run directory that was asked for, or where it holds a run already, the next one with a number: a program
+    counts its steps from zero, and two runs in one directory could not be told apart.
+
+    Programs on several nodes share what they were given: each of them would find another number.
+    """
+    several = any(word.partition("=")[0] in _NODES for word in command)
+    if several or os.environ.get("SLURM_NNODES", "1") != "1":
+        return wished
+    return _free(wished, lambda path: (path / "run.json").exists())
+
+
+def _free(base: Path, taken: Callable[[Path], bool]) -> Path:
     path, count = base, 1
-    while path.exists():
+    while taken(path):
         count += 1
         path = base.with_name(f"{base.name}-{count}")
     return path
@@ -85,7 +104,12 @@ def supervise(command: Sequence[str], settings: RunOptions) -> Ended:
         more = {"STEADYGRAD_REPORTS": reports, **fresh_store(command, os.environ)}
         code = _run(command, wishes.environment(os.environ) | more)
         notes = [_read(path) for path in sorted(Path(reports).iterdir())]
-        return Ended(code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started)
+        for run in {str(wishes.run_dir), *(str(note["run_dir"]) for note in notes if note.get("run_dir"))}:
+            tell_exit(run, code=code, since=started)
+        return Ended(
+            code=code, run_dir=Path(settings.run_dir), notes=[note for note in notes if note], started=started,
+            command=tuple(command),
+        )  # fmt: skip
 
 
 def end_like(code: int) -> int:

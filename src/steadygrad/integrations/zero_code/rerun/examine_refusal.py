@@ -31,6 +31,7 @@ from ....engine.recovery.reruns.side_effects import HasEffect, supervised
 from ....engine.recovery.reruns.user_state import UserState
 from ....engine.state.training_state import TrainingState
 from ....records import Diagnosis, Reading
+from ....reporters.run_data.counted import ran_again
 from ...loops.data_origin import MadeBad, origin_in_loader
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.call_log import Call, outputs_in
@@ -427,8 +428,7 @@ class RefusalExaminer:
             self.found = self._watch.batches.find(guilty.batch) or self.found
         if guilty is not None and self.found is not None and _came_in_bad(found) and not found.rows:
             found = replace(found, rows=bad_rows_of(guilty.batch, self.found) or found.rows)
-        lines = loop_passes[0].slice
-        how = f"lines {lines.first_line} to {lines.last_line} of {lines.filename} were run again"
+        how = ran_again(loop_passes[0].slice)
         if replayable.forward_only:
             how += ", forward only: the graph behind them is the program's, so no remedy was tried"
         return replace(found, notes=(*found.notes, how))

@@ -19,6 +19,7 @@ from ....engine.recovery.reruns.side_effects import HasEffect
 from ....engine.recovery.reruns.user_state import is_users
 from ....records import Diagnosis, Reading
 from ....records.errors import SteadyError
+from ....reporters.run_data.counted import counted
 from ...optimizer.optimizer_loop import OptimizerLoop
 from ..hooks.loader_batches import with_samples
 from .loop_step import LoopStep
@@ -115,7 +116,7 @@ def _bad_locals(trace: TracebackType | None) -> Iterator[str]:
             nans, infinities = int(torch.isnan(value.detach()).sum()), int(torch.isposinf(value.detach()).sum())
             if nans or infinities:
                 bad = f"{nans} NaN" if nans else f"{infinities} infinities"
-                yield f"`{name}` ({file}:{line}) holds {bad} among its {value.numel()} values"
+                yield f"`{name}` ({file}:{line}) holds {bad} among its {counted(value.numel(), 'value')}"
 
 
 def _diagnosis(watch: ProcessLoop, loop: OptimizerLoop, error: BaseException, depth: str) -> Diagnosis | None:

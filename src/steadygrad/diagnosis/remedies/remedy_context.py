@@ -122,3 +122,5 @@ class Proposal:
     from_start: bool = False
     if_needed: bool = False
     code_change: str | None = None
+    own_line: bool = False
+    """Whether it is the user's own line that was tried so; else it is an example."""

@@ -38,8 +38,7 @@ RULE = Rule(
 
 def match(e: Evidence) -> Match | None:
     if e.number is not None:
-        kind = "NaN" if e.number != e.number else "infinite"
-        return Match(0.9, f"a number in the program is {kind}: it gave {e.op} the constant {e.number}")
+        return Match(0.9, f"the program gave {e.op} the constant {e.number}: a plain number that is not finite")
     if e.phase != "state":
         return None
     if e.leaf is not None and e.leaf[0] in ("buffer", "optimizer", "grad"):

@@ -35,9 +35,8 @@ from ...records.errors import UsageError
 from ..live_objects import measure
 from ..rules import judges_of_setup
 from .borrowed_objects import borrowed
-from .chance_loss import CrossEntropies
 from .first_batch_probe import LentStep, probe_batch
-from .module_hooks import tensors_in
+from .module_hooks import CrossEntropies, tensors_in
 from .selftest_verdict import SelftestTrial, judge
 
 HALF = {torch.float16, torch.bfloat16}

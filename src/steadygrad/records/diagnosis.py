@@ -98,6 +98,16 @@ class Trial:
         return 2 if self.skips else int(self.remedy.slug == "drop_rows")
 
     @property
+    def out_of_proportion(self) -> bool:
+        """Whether the step is finite with a loss that is orders of magnitude from what it is otherwise."""
+        return ", but the loss is " in self.verdict
+
+    @property
+    def order(self) -> int:
+        """The cause remedied first, then rows left out, then a loss out of proportion; last, the batch skipped."""
+        return 3 if self.skips else 2 if self.out_of_proportion else self.leaves_out
+
+    @property
     def compared_with_most(self) -> bool:
         """Whether the distances were taken over at least half of the rows. Of fewer they prove nothing."""
         return self.rows_compared is None or self.num_rows is None or 2 * self.rows_compared >= self.num_rows
@@ -149,7 +159,7 @@ class Diagnosis:
     @property
     def remedies(self) -> tuple[Trial, ...]:
         """The trials that made the step finite: those of the cause first, and of those the least change first."""
-        return tuple(sorted((trial for trial in self.trials if trial.verified), key=lambda trial: trial.leaves_out))
+        return tuple(sorted((trial for trial in self.trials if trial.verified), key=lambda trial: trial.order))
 
     @property
     def remedy_in_words(self) -> str | None:

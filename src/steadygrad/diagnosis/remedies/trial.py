@@ -35,6 +35,7 @@ FOLLOW_LONGER = 12
 """Steps after a spike, or a skip: a rise that is only slowed down shows late, and so does a fault that comes again."""
 SAME_BATCH = 3
 """Where no other batch is kept, a remedy is followed so many steps on the failing one, from where it leads."""
+HOLDS = "holds"
 NO_OTHER_BATCH = "no other batch is kept to follow it on"
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
@@ -85,7 +86,7 @@ _SAFETY = {"exact": 0, "close": 1, "behavioural": 2}
 def _rank(trial: Trial) -> tuple[bool, int, int, float, float]:
     gap = trial.loss_gap if trial.loss_gap is not None and math.isfinite(trial.loss_gap) else 1.0
     turned = 1.0 - trial.gradient_cosine if trial.gradient_cosine is not None else 1.0
-    return (not trial.verified, trial.leaves_out, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
+    return (not trial.verified, trial.order, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
 
 
 def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | None, peak: float = math.inf) -> Trial:
@@ -167,8 +168,9 @@ def _run(
     seen = replay(replayable, change=change, stop_if_bad=not skips)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
-    if not start and (why := judge.out_of_proportion(seen, reference)):
-        return True, 0, why
+    size = judge.out_of_proportion(seen, reference) if not start and proposal.slug in ("eps", "clamp") else ""
+    if size and proposal.in_proportion:
+        return True, 0, f"finite, {size}"
     steps, others = 0, False
     longer = context.evidence.kind == "spike" or skips
     # A step that does not feel its update says nothing of a remedy later on; but a batch left out makes none.
@@ -193,7 +195,8 @@ def _run(
     held = judge.conclude(seen, steps)
     if held and not steps:
         return True, 0, f"finite in this step; {NO_OTHER_BATCH}"
-    return held, steps, judge.why or ("holds" if others else f"holds in this step run again; {NO_OTHER_BATCH}")
+    holds = f"{HOLDS}, {size}" if size else HOLDS
+    return held, steps, judge.why or (holds if others else f"{holds} in this step run again; {NO_OTHER_BATCH}")
 
 
 def _starts(facts: StepFacts) -> list[int]:
@@ -256,7 +259,7 @@ class _TrialJudge:
             return ""
         if abs(seen.loss) <= OUT_OF_PROPORTION * max(usual, LEAST_LOSS):
             return ""
-        return f"finite, but the loss is {seen.loss:.3g} where it is about {usual:.3g} otherwise"
+        return f"but the loss is {seen.loss:.3g} where it is about {usual:.3g} otherwise"
 
     def _accepts_skip(self, seen: ReplayObservation, at_failure: bool) -> bool:
         assert isinstance(self.change, SkipBatch)

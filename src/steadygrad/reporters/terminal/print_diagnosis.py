@@ -76,7 +76,8 @@ def _how_tried(fix: Trial) -> str:
     if not fix.remedy.own_line:
         return f"an example; tried on this step was: {shown(fix.remedy.change)}"
     moved = f", loss moved {_percent(fix.loss_gap)}" if fix.loss_gap is not None and fix.compared_with_most else ""
-    return f"tried on this step: finite{moved}"
+    size = ", with a loss out of proportion: see above" if fix.out_of_proportion else ""
+    return f"tried on this step: finite{moved}{size}"
 
 
 def of_trials(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -189,7 +190,7 @@ def _trials(diagnosis: Diagnosis) -> Table:
     best = next((trial for trial in diagnosis.remedies if not trial.skips), None)
     for trial in trials:
         what = shown(trial.remedy.change or trial.remedy.slug)
-        if not trial.verified and trial.verdict:
+        if (not trial.verified or trial.out_of_proportion) and trial.verdict:
             what += f": {shown(trial.verdict)}"
         measured = trial.compared_with_most
         table.add_row(

@@ -107,6 +107,7 @@ def propose_bounds(context: RemedyContext, code: str) -> Iterator[Proposal]:
             safety=safety,
             code_change=_lines(shared, f"{name} = {written}"),
             own_line=True,
+            in_proportion=True,
             if_needed=safety != "close",
         )
 

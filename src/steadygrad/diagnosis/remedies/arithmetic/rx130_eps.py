@@ -176,6 +176,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             code_change=_line(context, lift),
             own_line=True,
             if_needed=lift > 1 or bool(once),
+            in_proportion=bool(once),
         )
     for also, words in ((None, f"every {context.call}"), (_every_floor(), "every division, logarithm and root")):
         yield Proposal(
@@ -185,6 +186,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             make=context.operation(_repair(context.call), everywhere=True, also=also),
             safety="close",
             if_needed=True,
+            in_proportion=bool(once),
         )
 
 

@@ -146,6 +146,7 @@ class DiagnosisCase:
             reproduced=evidence.reproduced,
             because=match.because if match else _unknown(doubt),
             notes=tuple(self.notes),
+            step=self.replayable.facts.step,
         )
         if depth == "origin":
             return diagnosis

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
-from ..journal import read_incidents
+from ..journal import read_incidents, read_run
 from ..records import Diagnosis, Incident, Kind, kinds_of
 from ..records.errors import JournalError, UsageError
+
+LOOPS_OWN = "the loop's own"
+"""What `sg.attach(optimizer)` writes down as the precision of its runs."""
 
 
 def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:
@@ -35,9 +39,28 @@ def diagnose(target: Incident | str | os.PathLike[str]) -> Diagnosis:
     if incident.diagnosis is None:
         raise UsageError(
             f"Incident {incident.number} has no diagnosis: the guard diagnoses the first incidents of each kind, and "
-            "none at all with diagnose='off'. An earlier incident of the same kind may have one."
+            "none at all with diagnose='off' or under sg.attach(optimizer), where `steady run` does. An earlier "
+            "incident of the same kind may have one."
         )
     return incident.diagnosis
+
+
+def how_to_diagnose(target: str | os.PathLike[str], incident: Incident) -> str:
+    """The next step where an incident was not diagnosed: with what the run was started, and what that could not do."""
+    path = Path(target)
+    run = path.parent.parent if path.parent.name == "incidents" else path
+    said = read_run(run)
+    about = said.get("configuration")
+    about = about if isinstance(about, dict) else {}
+    if incident.capsule:
+        return f"steady replay {shlex.quote(f'{run}/incidents/{incident.number:04d}')}"
+    if about.get("diagnose") == "off":
+        return "the run was made with diagnose='off'; run it again without that"
+    if about.get("precision") != LOOPS_OWN:
+        return ""
+    words = [word for word in said.get("command", ()) if isinstance(word, str)]
+    script = shlex.join(words) if words and words[0].endswith(".py") else "train.py"
+    return f"steady run {script}   (sg.attach(optimizer) cannot run a batch again; this can, and diagnoses)"
 
 
 def find_incident(target: str | os.PathLike[str]) -> tuple[Incident, Kind]:

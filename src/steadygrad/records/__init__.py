@@ -1,11 +1,13 @@
 """The frozen types that travel between packages. Standard library only: reading a run needs no torch."""
 
+from .diagnosis import SKIPPED_ALREADY as SKIPPED_ALREADY
 from .diagnosis import Cause as Cause
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import Origin as Origin
 from .diagnosis import Remedy as Remedy
 from .diagnosis import TensorDigest as TensorDigest
 from .diagnosis import Trial as Trial
+from .diagnosis import without_skipping as without_skipping
 from .finding_and_decision import Action as Action
 from .finding_and_decision import Decision as Decision
 from .finding_and_decision import Finding as Finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .finding_and_decision import Finding
 
@@ -60,11 +60,17 @@ class Remedy:
     change: str
     safety: str = "behavioural"
     code_change: str | None = None
+    own_line: bool = False
+    """Whether `code_change` is the line of the program with the change in it; else it is an example of the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One remedy tried on the failing step itself. `verified` is set here and nowhere else."""
+    """One remedy tried on the failing step itself. `verified` is set here and nowhere else.
+
+    `loss_gap` and `gradient_cosine` were taken over `rows_compared` of the batch's `num_rows` rows: those that are
+    healthy without the remedy. None where rows cannot be told apart.
+    """
 
     remedy: Remedy
     finite: bool
@@ -73,6 +79,38 @@ class Trial:
     gradient_cosine: float | None = None
     steps_followed: int = 0
     verdict: str = ""
+    rows_compared: int | None = None
+    num_rows: int | None = None
+
+    @property
+    def tried(self) -> bool:
+        """Whether it could be tried at all; else `finite` says nothing."""
+        return self.verified or not self.verdict.startswith(("not tried", "cannot be tried"))
+
+    @property
+    def skips(self) -> bool:
+        """Whether it only leaves the batch out, which the guard did already: no remedy of the cause."""
+        return self.remedy.slug == "skip_batch" or self.remedy.change.startswith("the batch skipped")
+
+    @property
+    def leaves_out(self) -> int:
+        """0 for a remedy of the cause, 1 for rows that are left out, 2 for the whole batch."""
+        return 2 if self.skips else int(self.remedy.slug == "drop_rows")
+
+    @property
+    def out_of_proportion(self) -> bool:
+        """Whether the step is finite with a loss that is orders of magnitude from what it is otherwise."""
+        return ", but the loss is " in self.verdict
+
+    @property
+    def order(self) -> int:
+        """The cause remedied first, then rows left out, then a loss out of proportion; last, the batch skipped."""
+        return 3 if self.skips else 2 if self.out_of_proportion else self.leaves_out
+
+    @property
+    def compared_with_most(self) -> bool:
+        """Whether the distances were taken over at least half of the rows. Of fewer they prove nothing."""
+        return self.rows_compared is None or self.num_rows is None or 2 * self.rows_compared >= self.num_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +130,11 @@ class Diagnosis:
         because: the cause in one sentence.
         trials: remedies that were tried by replaying the step.
         notes: what was and was not replayed.
+        step: the step that was looked at; of an incident of several steps it is one of them.
 
     Returns:
-        A frozen record; `remedies` are the trials that made the step finite, least change first.
+        A frozen record; `remedies` are the trials that made the step finite: of the cause first, and of those the
+        least change first.
 
     Example:
         >>> found = sg.Diagnosis(symptom="nan_loss", phase="loss", because="div by an exact zero")
@@ -114,11 +154,34 @@ class Diagnosis:
     because: str = ""
     trials: tuple[Trial, ...] = ()
     notes: tuple[str, ...] = ()
+    step: int | None = None
 
     @property
     def remedies(self) -> tuple[Trial, ...]:
-        """The trials that made the step finite, least change first."""
-        return tuple(trial for trial in self.trials if trial.verified)
+        """The trials that made the step finite: those of the cause first, and of those the least change first."""
+        return tuple(sorted((trial for trial in self.trials if trial.verified), key=lambda trial: trial.order))
+
+    @property
+    def remedy_in_words(self) -> str | None:
+        """`verified remedy: ...`, or that skipping the batch is enough where nothing else was verified."""
+        if not self.remedies:
+            return None
+        best = self.remedies[0]
+        return SKIPPED_ALREADY if best.skips else f"verified remedy: {best.remedy.change or best.remedy.slug}"
+
+
+SKIPPED_ALREADY = "skipping the batch is enough for this one"
+
+
+def without_skipping(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis without the claim that leaving the batch out is enough: the next batch failed as well."""
+    trials = tuple(
+        replace(trial, verified=False, verdict="the next batch fails as well")
+        if trial.verified and trial.skips
+        else trial
+        for trial in diagnosis.trials
+    )
+    return replace(diagnosis, trials=trials)
 
 
 def silent_diagnosis(found: Finding) -> Diagnosis:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -155,4 +156,35 @@ def page(code: str) -> RulePage:
     for error in internal_errors().values():
         if wanted.upper() == error.code or wanted.lower() == f"internal_{error.part}":
             return _page_of_error(error)
-    raise UsageError(f"There is no rule {wanted!r}. `steady explain` with no code lists all {len(pages())} of them.")
+    every = pages()
+    near = ", ".join(f"{each.code} {each.slug}" for each in nearest(wanted, every))
+    raise UsageError(
+        f"There is no rule {wanted!r}. {f'Near it: {near}. ' if near else ''}`steady explain` with no code lists all "
+        f"{len(every)} of them."
+    )
+
+
+def nearest(wanted: str, every: Sequence[RulePage], most: int = 5) -> list[RulePage]:
+    """The rules that this may mean: by the words of their names, then by words of their summaries, then by spelling."""
+    words = [word for word in wanted.lower().replace("-", "_").replace(" ", "_").split("_") if word]
+    words += [other for word in words for other in _SYNONYMS.get(word, ())]
+
+    def likeness(each: RulePage) -> float:
+        parts = each.slug.split("_")
+        named = sum(
+            any(part.startswith(word) or (len(part) > 4 and word.startswith(part)) for part in parts) for word in words
+        )
+        said = sum(word in each.summary.lower() for word in words)
+        spelled = SequenceMatcher(None, wanted.lower(), each.slug).ratio()
+        coded = SequenceMatcher(None, wanted.upper(), each.code).ratio() >= 0.8
+        return 2.0 * named + said + coded + (spelled if spelled >= 0.6 else 0.0)
+
+    ranked = sorted(((likeness(each), each) for each in every), key=lambda pair: (-pair[0], pair[1].code))
+    return [each for score, each in ranked[:most] if score >= 0.6]
+
+
+def _begins(word: str, part: str) -> bool:
+    return len(part) > 4 and word.startswith(part)
+
+
+_SYNONYMS = {"nan": ("finite",), "inf": ("finite",), "infinity": ("finite",), "nonfinite": ("finite",)}

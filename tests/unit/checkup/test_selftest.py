@@ -403,3 +403,25 @@ def test_silent_errors_of_the_first_batch_and_of_the_steps_are_in_doubt() -> Non
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
     assert "SY442" in checked(logits)["no silent error shows"]
+
+
+def scores(*, times: float) -> tuple[nn.Module, torch.optim.Optimizer, Any, list[Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
+    data = [(times * torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(6)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return model, optimizer, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), data
+
+
+def test_a_first_loss_far_above_that_of_guessing_is_in_doubt_with_a_next_step() -> None:
+    found = sg.selftest(*scores(times=3e4))
+    check = next(check for check in found.checks if "chance" in check.name)
+    assert found.verdict == "doubtful"
+    assert "guessing among 4 classes gives 1.39" in check.detail
+    assert "next step: normalise the inputs" in check.detail
+
+
+def test_a_first_loss_near_that_of_guessing_is_not_mentioned() -> None:
+    found = sg.selftest(*scores(times=1.0))
+    assert found.fit
+    assert not any("chance" in check.name for check in found.checks)

@@ -65,3 +65,16 @@ def test_what_is_not_there_gets_one_sentence(run: Path, tmp_path: Path) -> None:
     answer = steady("diagnose", str(tmp_path))
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1
+
+
+def test_an_incident_of_an_attached_optimizer_names_the_command_that_diagnoses(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sg.attach(optimizer, model=model, run_dir=tmp_path / "run"):
+        model(torch.full((4, 3), float("nan"))).mean().backward()
+        optimizer.step()
+    said = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**said, "command": ["gan.py", "--steps", "3"]}))
+    answer = steady("diagnose", str(tmp_path / "run"))
+    assert "not diagnosed" in answer.stdout
+    assert "steady run gan.py --steps 3" in answer.stdout

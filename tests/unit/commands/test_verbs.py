@@ -306,7 +306,7 @@ def test_a_run_is_diagnosed_by_the_incident_that_has_a_remedy_and_ends_with_the_
     tmp_path: Path, call: Call
 ) -> None:
     line = "loss = total / count.clamp_min(1)"
-    remedy = Remedy(code="RX130", slug="eps", change="a floor", code_change=line)
+    remedy = Remedy(code="RX130", slug="eps", change="a floor", code_change=line, own_line=True)
     trial = Trial(remedy=remedy, finite=True, verified=True, loss_gap=0.0)
     found = Diagnosis(
         symptom="nan_loss", phase="loss", cause=Cause(code="DX201", slug="zero_division"), trials=(trial,)
@@ -319,7 +319,9 @@ def test_a_run_is_diagnosed_by_the_incident_that_has_a_remedy_and_ends_with_the_
     assert code == 1
     assert out.startswith("incident 1, ")
     assert "2 more of this kind: steps 20, 30" in out
-    assert out.rstrip().splitlines()[-1].strip() == f"fix       {line}   (tried on this step: finite, loss moved 0.0 %)"
+    *_, fix, tried = out.rstrip().splitlines()
+    assert fix.strip() == f"fix       {line}"
+    assert tried.strip() == "(tried on this step: finite, loss moved 0.0 %)"
     code, out, _ = call("incidents", str(tmp_path / "run"))
     assert "same kind as 1" in out
     assert "not diagnosed" not in out
@@ -387,3 +389,24 @@ def test_json_behind_the_program_is_the_programs_own(call: Call) -> None:
     code, out, err = call("run", "--policy", "observe", "none.py", "--json")
     assert (code, out) == (2, "")
     assert err.startswith("steady: There is no script none.py")
+
+
+@pytest.mark.parametrize(("word", "code"), [("masked_softmax", "DX206"), ("nan", "SY101"), ("DX2003", "DX203")])
+def test_explain_names_the_rules_that_a_word_may_mean(call: Call, word: str, code: str) -> None:
+    exit_code, _, err = call("explain", word)
+    assert exit_code == 2
+    assert f"Near it: {'' if word != 'masked_softmax' else code}" in err
+    assert code in err
+    assert "Near it" not in call("explain", "zzzz")[2]
+
+
+def test_a_silent_error_that_is_an_incident_is_listed_once(tmp_path: Path, call: Call) -> None:
+    said = "the target is in the input"
+    with Journal(tmp_path / "run") as journal:
+        journal.incident(an_incident(1, first_step=1, last_step=1, symptom="silent", headline=said, diagnosis=None))
+        journal.event("vitals", code="SY450", slug="target_leak", step=1, subject="predictions", detail=said)
+    _, out, _ = call("incidents", str(tmp_path / "run"))
+    assert out.count("SY450") == 0
+    assert "silent errors" not in out
+    _, out, _ = call("watch", str(tmp_path / "run"), "--once")
+    assert not any(line.split()[:1] == ["silent"] for line in out.splitlines())

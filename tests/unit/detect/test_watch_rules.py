@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from steadygrad.detect import detectors
+from steadygrad.detect.detectors.non_finite import non_finite_input, non_finite_loss
+from steadygrad.detect.history import History
 from steadygrad.detect.sampled import judge_samples
 from steadygrad.policy import Policy
-from steadygrad.records import rules, to_plain
+from steadygrad.records import Reading, rules, to_plain
 
 BALANCED = Policy.named("balanced")
 WATCH = Path(rules.__file__).parents[1] / "detect"
@@ -77,3 +80,23 @@ def test_detectors_alone_import_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_sentence_counts_micro_batches_from_one_and_the_data_from_zero() -> None:
+    bad = non_finite_loss.detect(
+        Reading(step=3, loss=math.nan, grad_norm=math.nan, micro_losses=(0.5, math.nan, 0.4, 0.3)), History(), Policy()
+    )
+    assert bad is not None
+    assert bad.detail == "the loss is nan in micro-batch 2 of 4"
+    assert bad.evidence["micro_batches"] == [1]
+    assert "from 0" in rules.page("SY101").sections["What it sees"]
+
+
+def test_a_place_in_a_tuple_says_what_it_counts() -> None:
+    bad = Reading(step=3, loss=math.nan, grad_norm=math.nan, bad_inputs=("0", "2.mask", "pixels"))
+    found = non_finite_input.detect(bad, History(), Policy())
+    assert found is not None
+    assert found.detail == (
+        "the batch itself is not finite: element 0 of the batch, element 2.mask of the batch, pixels"
+    )
+    assert found.evidence["inputs"] == ["0", "2.mask", "pixels"]

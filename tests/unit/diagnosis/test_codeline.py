@@ -14,11 +14,11 @@ def test_a_denominator_that_is_a_number_is_left_alone() -> None:
 
 
 def test_an_argument_of_a_function_gets_a_floor() -> None:
-    assert with_floor("loss = -torch.log(p).mean()", "log") == "loss = -torch.log(p.clamp_min(1e-12)).mean()"
+    assert with_floor("loss = -torch.log(p).mean()", "log") == "loss = -torch.log(p.clamp_min(1e-06)).mean()"
 
 
 def test_a_method_call_gets_its_floor_in_front() -> None:
-    assert with_floor("sd = (v + w).sqrt()", "sqrt") == "sd = (v + w).clamp_min(1e-12).sqrt()"
+    assert with_floor("sd = (v + w).sqrt()", "sqrt") == "sd = (v + w).clamp_min(1e-06).sqrt()"
 
 
 def test_an_argument_is_bounded_strictly_inside_its_domain() -> None:

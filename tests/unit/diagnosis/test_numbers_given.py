@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.records import rules
 
 CLASS_WEIGHT = torch.tensor([1.0, math.inf])
 BAD_AT = 3
@@ -76,3 +77,9 @@ def test_an_infinite_class_weight_made_before_training_is_named_where_it_is_used
     found = diagnosed(loss, [1.0] * BAD_AT + [math.inf, 1.0])
     assert found.cause.slug == "poisoned_state"
     assert found.origin.code_line.endswith("# here")
+
+
+def test_the_sentence_of_the_cause_says_that_it_is_a_constant() -> None:
+    found = diagnosed(plain_number, [1.0] * BAD_AT + [math.inf, 1.0])
+    assert found.because == "the program gave mul the constant inf: a plain number that is not finite"
+    assert "number of the program" in rules.page("DX403").summary

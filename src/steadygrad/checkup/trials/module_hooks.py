@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .dtype_ranges import RangeTally
 
@@ -131,3 +133,28 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 4) -> An
     if depth and type(value) is dict:
         return {key: mapped(item, change, depth - 1) for key, item in value.items()}
     return value
+
+
+CROSS_ENTROPY = ("cross_entropy", "nll_loss")
+
+
+class CrossEntropies(TorchFunctionMode):
+    """While it is in place: the largest mean cross-entropy that was computed, and how many classes it had. Where
+    nothing has been learnt yet it is the logarithm of their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.classes = math.nan, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in CROSS_ENTROPY and kwargs.get("reduction", "mean") == "mean":
+            scores = args[0] if args else kwargs.get("input")
+            if isinstance(scores, torch.Tensor) and isinstance(out, torch.Tensor) and not out.dim() and scores.dim():
+                self._note(float(out.detach()), scores.shape[1 if scores.dim() > 1 else 0])
+        return out
+
+    def _note(self, value: float, classes: int) -> None:
+        if math.isfinite(value) and classes > 1 and not value <= self.value:
+            self.value, self.classes = value, classes

@@ -36,7 +36,7 @@ from ..live_objects import measure
 from ..rules import judges_of_setup
 from .borrowed_objects import borrowed
 from .first_batch_probe import LentStep, probe_batch
-from .module_hooks import tensors_in
+from .module_hooks import CrossEntropies, tensors_in
 from .selftest_verdict import SelftestTrial, judge
 
 HALF = {torch.float16, torch.bfloat16}
@@ -174,11 +174,13 @@ class SelftestRunner:
         seen: list[tuple[float, list[Tensor | None]]] = []
         for _ in range(2):
             self._zero_grad()
-            loss = self._loss(batch)
+            with CrossEntropies() as terms:
+                loss = self._loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             seen.append((float(loss.detach()), [p.grad for _, p in self.named]))
             again()
         trial.first_loss, gradients = seen[0]
+        trial.cross_entropy, trial.num_classes = terms.value, terms.classes
         trial.num_parameters = sum(p.numel() for p in self.model.parameters())
         trial.num_trainable = sum(p.numel() for _, p in self.named)
         trial.num_tensors = len(self.named)

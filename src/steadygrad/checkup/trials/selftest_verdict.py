@@ -19,6 +19,10 @@ GROWTH = 100.0
 RISE = 2.0
 """A loss so many times what it was on the very batch that was trained on diverges."""
 
+ABOVE_CHANCE = 20.0
+"""A first cross-entropy so many times that of chance comes of scores that are huge before anything was learnt."""
+HUGE_NORM = 100.0
+
 
 @dataclass(slots=True)
 class SelftestTrial:
@@ -27,6 +31,9 @@ class SelftestTrial:
     precision: str = "fp32"
     asked_for: int = 10
     first_loss: float = math.nan
+    cross_entropy: float = math.nan
+    num_classes: int = 0
+    """The largest mean cross-entropy of the first batch, and its classes; 0 where there is none."""
     num_parameters: int = 0
     num_trainable: int = 0
     num_tensors: int = 0
@@ -86,6 +93,8 @@ def _checks(trial: SelftestTrial) -> Iterator[SelftestCheck]:
         return
     yield _check("it runs", FAIL if trial.raised else PASS, trial.raised or "one forward and backward")
     yield _finite("the loss is a number", trial.first_loss, f"{trial.first_loss:.6g} on the first batch")
+    if (above := _above_chance(trial)) is not None:
+        yield above
     yield _gradients(trial)
     yield _moves(trial)
     if trial.silent:
@@ -104,6 +113,23 @@ def _check(name: str, outcome: str, detail: str) -> SelftestCheck:
 
 def _finite(name: str, value: float, detail: str) -> SelftestCheck:
     return _check(name, PASS if math.isfinite(value) else FAIL, detail)
+
+
+def _above_chance(trial: SelftestTrial) -> SelftestCheck | None:
+    """A doubt where the first loss is far above that of guessing; None where there is none, or no cross-entropy."""
+    norm = trial.steps[0].grad_norm if trial.steps else 0.0
+    if trial.num_classes < 2 or not trial.cross_entropy > ABOVE_CHANCE * math.log(trial.num_classes):
+        return None
+    if not norm > HUGE_NORM:
+        return None
+    return _check(
+        "the first loss is that of chance or better",
+        DOUBT,
+        f"the cross-entropy begins at {trial.cross_entropy:.6g} where guessing among {trial.num_classes} classes "
+        f"gives {math.log(trial.num_classes):.3g}, with a gradient norm of {norm:.3g}: the scores are huge before "
+        "anything is learnt; next step: normalise the inputs to about mean 0 and deviation 1, or start the last "
+        "layer smaller",
+    )
 
 
 def _gradients(trial: SelftestTrial) -> SelftestCheck:

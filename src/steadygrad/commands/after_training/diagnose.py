@@ -20,7 +20,7 @@ def diagnose(
     With a run it is the newest incident that has a verified remedy, else the newest diagnosed one. Exits with 1,
     because something bad was found.
     """
-    from ...diagnosis.lookup import find_incident
+    from ...diagnosis.lookup import find_incident, how_to_diagnose
     from ...reporters.terminal.console import console, print_json
     from ...reporters.terminal.print_diagnosis import print_diagnosis
 
@@ -28,5 +28,6 @@ def diagnose(
     if json:
         print_json(incident)
     else:
-        print_diagnosis(console(), incident, kind)
+        next_step = how_to_diagnose(target, incident) if incident.diagnosis is None else ""
+        print_diagnosis(console(), incident, kind, next_step=next_step)
     raise typer.Exit(1)

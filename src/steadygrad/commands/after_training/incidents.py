@@ -31,6 +31,6 @@ def incidents(
     else:
         screen = console()
         print_incidents(screen, str(run), found, left_out=len(found) - len(chosen))
-        print_vitals(screen, read_events(run))
+        print_vitals(screen, read_events(run), found)
     if found:
         raise typer.Exit(1)

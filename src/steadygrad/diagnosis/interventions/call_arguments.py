@@ -6,8 +6,10 @@ in every layer that runs the line. A checkpoint that recomputes runs the changed
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -63,6 +65,45 @@ class _Operating(StaysInBackward):
                 self.intervention.num_operated += 1
                 return operate(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+class BoundedName(ReplayChange):
+    """A variable of one stretch of the program is another value wherever it is used there: `p = p.clamp_min(1e-6)`."""
+
+    def __init__(
+        self, file: str, lines: tuple[int, int], name: str, bound: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.file, self.lines, self.name, self.bound = file, lines, name, bound
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with _Bounding(self):
+            yield
+
+    def value(self) -> torch.Tensor | None:
+        """What the variable is just now, where one of the lines runs."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file and self.lines[0] <= frame.f_lineno <= self.lines[1]:
+                found = frame.f_locals.get(self.name)
+                return found if isinstance(found, torch.Tensor) and found.is_floating_point() else None
+            frame = frame.f_back
+        return None
+
+
+class _Bounding(StaysInBackward):
+    def __init__(self, intervention: BoundedName) -> None:
+        super().__init__()
+        self.intervention = intervention
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        value = self.intervention.value()
+        given = (*args, *kwargs.values())
+        if value is None or getattr(func, "__name__", "") == "__get__" or not any(item is value for item in given):
+            return func(*args, **kwargs)
+        bounded = self.intervention.bound(value)
+        args = tuple(bounded if item is value else item for item in args)
+        return func(*args, **{key: bounded if item is value else item for key, item in kwargs.items()})
 
 
 def tiny(tensor: torch.Tensor) -> float:

@@ -122,3 +122,7 @@ class Proposal:
     from_start: bool = False
     if_needed: bool = False
     code_change: str | None = None
+    in_proportion: bool = False
+    """Whether it is verified only if the loss is not orders of magnitude from that of the healthy rows."""
+    own_line: bool = False
+    """Whether it is the user's own line that was tried so; else it is an example."""

@@ -6,14 +6,14 @@ import ast
 import math
 
 
-def with_floor(line: str | None, call: str, *, divisor: str = "") -> str | None:
-    """`num / den` -> `num / den.clamp_min(1e-06)`; `torch.log(p)` -> `torch.log(p.clamp_min(1e-12))`.
+def with_floor(line: str | None, call: str, *, divisor: str = "", least: float = 1e-6) -> str | None:
+    """`num / den` -> `num / den.clamp_min(1e-06)`; `torch.log(p)` -> `torch.log(p.clamp_min(1e-06))`.
 
-    `divisor` is the dtype of what is divided by: a count is at least 1.
+    `divisor` is the dtype of what is divided by: a count is at least 1. `least` is the floor that was tried.
     """
     if call in ("div", "truediv", "true_divide", "divide", "rtruediv", "reciprocal"):
-        return _rewritten(line, _Denominator("1e-06" if "float" in divisor or not divisor else "1"))
-    return _rewritten(line, _Argument(call, ".clamp_min(1e-12)"))
+        return _rewritten(line, _Denominator(f"{min(least, 0.1):g}" if "float" in divisor or not divisor else "1"))
+    return _rewritten(line, _Argument(call, f".clamp_min({least:g})"))
 
 
 def with_bounds(line: str | None, call: str, low: float, high: float) -> str | None:

@@ -36,20 +36,28 @@ FOLLOW_LONGER = 12
 """Steps after a spike, or a skip: a rise that is only slowed down shows late, and so does a fault that comes again."""
 SAME_BATCH = 3
 """Where no other batch is kept, a remedy is followed so many steps on the failing one, from where it leads."""
+HOLDS = "holds"
+NO_OTHER_BATCH = "no other batch is kept to follow it on"
 LARGE_MODEL = 20_000_000
 REWIND_STEPS = 8
 REWIND_FAR = 64
 """To a copy of the state a trial goes back at most so many steps: all of them are run again."""
+OUT_OF_PROPORTION = 100.0
+"""So many times the loss of the healthy rows, or of the steps before, is no loss that a training can go on from."""
+LEAST_LOSS = 0.01
+"""A loss that small is as good as zero, and no measure of others."""
 CALM = 3.0
 """A loss no larger than this many times the lowest before it has not risen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Loss and gradients of the healthy rows in float64."""
+    """Loss and gradients of the healthy rows in float64, and how many of the rows these are; None where not known."""
 
     loss: float
     gradients: Sequence[torch.Tensor | None]
+    rows: int | None = None
+    num_rows: int | None = None
 
 
 def try_all(context: RemedyContext, proposals: list[Proposal]) -> tuple[tuple[Trial, ...], tuple[str, ...]]:
@@ -76,10 +84,10 @@ def try_all(context: RemedyContext, proposals: list[Proposal]) -> tuple[tuple[Tr
 _SAFETY = {"exact": 0, "close": 1, "behavioural": 2}
 
 
-def _rank(trial: Trial) -> tuple[bool, int, float, float]:
+def _rank(trial: Trial) -> tuple[bool, int, int, float, float]:
     gap = trial.loss_gap if trial.loss_gap is not None and math.isfinite(trial.loss_gap) else 1.0
     turned = 1.0 - trial.gradient_cosine if trial.gradient_cosine is not None else 1.0
-    return (not trial.verified, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
+    return (not trial.verified, trial.order, _SAFETY.get(trial.remedy.safety, 3), round(turned, 4), gap)
 
 
 def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | None, peak: float = math.inf) -> Trial:
@@ -90,12 +98,13 @@ def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | N
         change=proposal.change,
         safety=proposal.safety,
         code_change=proposal.code_change,
+        own_line=proposal.own_line and proposal.code_change is not None,
     )
     change: ReplayChange | None = None
     try:
         change = proposal.make()
         with as_compiled() if context.evidence.compiled else nullcontext():
-            finite, steps, verdict = _run(context, proposal, change, peak)
+            finite, steps, verdict = _run(context, proposal, change, peak, reference)
     except CANNOT_RUN as error:
         return Trial(remedy=remedy, finite=False, verdict=f"cannot be tried here: {_why_not(error)}"[:200])
     finally:
@@ -112,6 +121,8 @@ def attempt(context: RemedyContext, proposal: Proposal, reference: Reference | N
         gradient_cosine=cosine,
         steps_followed=steps,
         verdict=verdict,
+        rows_compared=reference.rows if reference is not None and gap is not None else None,
+        num_rows=reference.num_rows if reference is not None and gap is not None else None,
     )
 
 
@@ -139,7 +150,9 @@ def untreated_peak(context: RemedyContext) -> float:
     return worst
 
 
-def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak: float) -> tuple[bool, int, str]:
+def _run(
+    context: RemedyContext, proposal: Proposal, change: ReplayChange, peak: float, reference: Reference | None
+) -> tuple[bool, int, str]:
     replayable, start = context.replayable, 0
     step, earlier_state = replayable.facts.step, replayable.facts.earlier
     if proposal.from_start or (proposal.rewind and earlier_state is not None):
@@ -156,6 +169,9 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
     seen = replay(replayable, change=change, stop_if_bad=not skips)
     if not judge.accepts(seen, at_failure=start == 0):
         return False, 0, judge.why
+    size = judge.out_of_proportion(seen, reference) if not start and proposal.slug in ("eps", "clamp") else ""
+    if size and proposal.in_proportion:
+        return True, 0, f"finite, {size}"
     steps, others = 0, False
     longer = context.evidence.kind == "spike" or skips
     # A step that does not feel its update says nothing of a remedy later on; but a batch left out makes none.
@@ -171,7 +187,7 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
             restore=False,
             batches=batches,  # none is kept: the failing one again, from the weights that the remedy led to
             prepare=_preparing(replayable, ahead) if batches is not None else None,
-            change=change if proposal.lasting else None,
+            change=change if proposal.lasting or (change.alters_rows and not others) else None,
             stop_if_bad=not skips,
         )
         steps += 1
@@ -179,8 +195,9 @@ def _run(context: RemedyContext, proposal: Proposal, change: ReplayChange, peak:
             return False, steps, f"{judge.why}, {ahead} steps later"
     held = judge.conclude(seen, steps)
     if held and not steps:
-        return True, 0, "finite in this step; there is no other batch to follow it on"
-    return held, steps, judge.why or "holds"
+        return True, 0, f"finite in this step; {NO_OTHER_BATCH}"
+    holds = f"{HOLDS}, {size}" if size else HOLDS
+    return held, steps, judge.why or (holds if others else f"{holds} in this step run again; {NO_OTHER_BATCH}")
 
 
 def _starts(facts: StepFacts) -> list[int]:
@@ -235,6 +252,15 @@ class _TrialJudge:
         if self.context.evidence.kind == "spike" or self.back_to_calm:
             return self._calm(seen)
         return not (at_failure and self.context.silent) or self._cured(seen)
+
+    def out_of_proportion(self, seen: ReplayObservation, reference: Reference | None) -> str:
+        """Why a finite loss is no cure all the same: it is orders of magnitude from what this training has."""
+        usual = max(self.ceiling, abs(reference.loss) if reference is not None else 0.0)
+        if self.context.silent or isinstance(self.change, SkipBatch) or not usual:
+            return ""
+        if abs(seen.loss) <= OUT_OF_PROPORTION * max(usual, LEAST_LOSS):
+            return ""
+        return f"but the loss is {seen.loss:.3g} where it is about {usual:.3g} otherwise"
 
     def _accepts_skip(self, seen: ReplayObservation, at_failure: bool) -> bool:
         assert isinstance(self.change, SkipBatch)
@@ -311,7 +337,7 @@ class _TrialJudge:
         if not self.change.num_skipped:
             self.why = "there was nothing to skip"
         elif not steps_followed:
-            self.why = "not tried: there is no other batch to follow it on"
+            self.why = f"not tried: {NO_OTHER_BATCH}"
         elif self.num_failed > 1:
             self.why = f"{self.num_failed - 1} of {steps_followed} following batches fail as well"
         elif before and before[-1].step == step - 1 and not before[-1].applied:
@@ -385,7 +411,20 @@ def float64_reference(context: RemedyContext) -> Reference | None:
         return None
     kept = [grad for grad in gradients if grad is not None]
     on_device = fits_beside_a_step(sum(map(bytes_of, kept)), kept)
-    return Reference(seen.loss, [copied_to_host(g) if g is not None and not on_device else g for g in gradients])
+    kept_on = [copied_to_host(g) if g is not None and not on_device else g for g in gradients]
+    return Reference(seen.loss, kept_on, *_compared(context))
+
+
+def _compared(context: RemedyContext) -> tuple[int | None, int | None]:
+    """How many rows the distances are taken over, and how many there are."""
+    select = context.replayable.facts.select_rows
+    if select is None or context.rows.why:
+        return None, None
+    kept = [_healthy_rows(context, batch) for batch in context.replayable.batches]
+    compared, whole = sum(len(rows) for rows, _ in kept), sum(size for _, size in kept)
+    guilty = () if context.rows.packed else context.rows.rows or ()
+    large = compared < whole - len(guilty) * len(kept)  # of a large model only some of the healthy rows are run
+    return (None, None) if large and 2 * len(guilty) * len(kept) <= whole else (compared, whole)
 
 
 def _float64_bytes(replayable: Replayable) -> int:
@@ -409,11 +448,18 @@ def _few_healthy(context: RemedyContext, batch: Any) -> Any:
     select = context.replayable.facts.select_rows
     if select is None or context.rows.why:
         return batch  # where rows cannot be told apart, none is left out
+    rows, size = _healthy_rows(context, batch)
+    return select(batch, rows) if rows and len(rows) < size else batch
+
+
+def _healthy_rows(context: RemedyContext, batch: Any) -> tuple[list[int], int]:
+    """The rows that are compared, and how many the batch has."""
+    size = num_rows(batch, context.replayable.facts.select_rows)
     guilty = () if context.rows.packed else context.rows.rows or ()
-    rows = [row for row in range(num_rows(batch, select)) if row not in guilty]
+    rows = [row for row in range(size) if row not in guilty]
     if sum(p.numel() for p in context.replayable.model.parameters()) > LARGE_MODEL:
         rows = rows[: max(2, len(rows) // 8)]
-    return select(batch, rows) if rows and (guilty or len(rows) < num_rows(batch, select)) else batch
+    return rows, size
 
 
 def _distance(context: RemedyContext, proposal: Proposal, reference: Reference) -> tuple[float | None, float | None]:

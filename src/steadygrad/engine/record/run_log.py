@@ -21,7 +21,7 @@ from ...detect.tensors.foreign_objects import getattr
 from ...journal import Journal
 from ...policy import Capabilities, Policy, decide
 from ...policy.escalation import Ledger
-from ...records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord
+from ...records import Action, Decision, Diagnosis, Finding, Incident, Reading, Severity, StepRecord, without_skipping
 from ...records.rules import Rule
 from ..fault_barrier import FaultBarrier
 from ..step.window import Window
@@ -65,6 +65,8 @@ class RunLog:
         self._memory = MemoryUse()
         self.diagnosis_time = DiagnosisTime()
         self.skipped_by_program = 0
+        self.of_optimizer = ""
+        """Which of several optimizers with one count of updates this is, in words."""
 
     def limits(self, max_grad_norm: float | None) -> RefusalLimits:
         """What the device compares the coming step with, rounded to float32 so that host and device agree.
@@ -177,7 +179,7 @@ class RunLog:
             self.incidents[-1] = incident
         else:
             headline = decision.findings[0].detail if decision.findings else "the update was refused"
-            headline = decision.reason if own else headline + _by_rank(reading)
+            headline = decision.reason if own else headline + _by_rank(reading) + self._of_optimizer()
             incident = Incident(
                 number=self.journal.next_incident(),
                 first_step=reading.step,
@@ -194,8 +196,14 @@ class RunLog:
         if own:
             self.show(f"step {reading.step}: {incident.headline}", kind="skipped_by_program")
         else:
-            when = f"before step {reading.step}" if between else f"step {reading.step} refused"
-            self.show(f"{when}: {_refusal(incident.headline, decision.reason)}", kind=symptom)
+            when = f"update {reading.step} (of all optimizers)" if self.of_optimizer else f"step {reading.step}"
+            when = f"before step {reading.step}" if between else f"{when} refused"
+            told = incident.headline.rpartition("; step ")[0] if self.of_optimizer else incident.headline
+            self.show(f"{when}: {_refusal(told, decision.reason)}{self._of_optimizer()}", kind=symptom)
+
+    def _of_optimizer(self) -> str:
+        """`; step 40 of optimizer 2 of 2 (D)`: where several optimizers share one count of updates."""
+        return f"; step {self.ledger.steps - 1} of {self.of_optimizer}" if self.of_optimizer else ""
 
     def enter_own_skip(self, reading: Reading, decision: Decision) -> None:
         """An incident for something that the program skipped by itself. No update was due, so no step is recorded."""
@@ -351,7 +359,8 @@ class RunLog:
         if origin:
             module = f"in {origin.module}" if origin.module and origin.op else origin.module
             where = " ".join(part for part in (origin.op, module, origin.source) if part)
-        best = f"; verified remedy: {diagnosis.remedies[0].remedy.change}" if diagnosis.remedies else ""
+        # Whether leaving the batch out is enough, only the next ones tell.
+        best = f"; {diagnosis.remedy_in_words}" if diagnosis.remedies and not diagnosis.remedies[0].skips else ""
         self.show(f"incident {incident.number}: {cause}; origin: {where or diagnosis.phase}{best}", kind="diagnosis")
 
     def announce(self) -> None:
@@ -455,17 +464,6 @@ def _refusal(headline: str, reason: str) -> str:
     if plain.startswith(headline):
         return plain
     return reason if headline in reason else f"{headline} ({reason})"
-
-
-def without_skipping(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis without the claim that leaving the batch out is enough: the next batch failed as well."""
-    trials = tuple(
-        replace(trial, verified=False, verdict="the next batch fails as well")
-        if trial.verified and trial.remedy.slug == "skip_batch"
-        else trial
-        for trial in diagnosis.trials
-    )
-    return replace(diagnosis, trials=trials)
 
 
 def _by_rank(reading: Reading) -> str:

@@ -36,6 +36,8 @@ from .loader_samples import LoaderSamples
 from .patch_barrier import barred
 from .repeatable_model_calls import NOT_HEARD
 
+AVERAGES = "a moving average that the loop updates by itself is not held back after a refused update"
+
 
 class LoopGuard:
     """A guard that is informed of each step instead of making it.
@@ -87,6 +89,7 @@ class LoopGuard:
         """True while the guard itself runs forward, backward or an optimizer; hooks of an integration look away."""
         validate.claim(self.optimizers, weakref.ref(self))
         self._engine.parts.checker.inspect_setup()
+        self._engine.log.show_once(AVERAGES)
 
     # -- what an integration calls, in this order
 
@@ -217,11 +220,6 @@ class LoopGuard:
         finally:
             self.busy = False
         self.landed = self.outcome.applied_flag
-        reading = self.outcome.reading
-        if not self.landed and not (reading is not None and reading.scale_to_blame):
-            engine.log.show_once(
-                "a moving average that the loop updates by itself is not held back after a refused update"
-            )
 
     def _see_gradients(self) -> None:
         """An update comes and no backward was heard, but there may be gradients: judge these, without a loss."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from ...records import Reading
@@ -29,6 +30,16 @@ def counts_of(loops: Sequence[OptimizerLoop]) -> dict[str, Any]:
         "clip_factor": min(x.clip_factor for x in ledgers),
         "halted": any(loop.engine.halt is not None for loop in loops),
     }
+
+
+def name_each(loops: Sequence[OptimizerLoop]) -> None:
+    """Let each say which of several optimizers it is: their updates share one count."""
+    for number, loop in enumerate(loops if len(loops) > 1 else (), 1):
+        parts = [name.split(".")[:-1] for name in loop.names]
+        alike = takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+        shared = ".".join(column[0] for column in alike)
+        kind = type(loop.optimizer).__name__
+        loop.log.of_optimizer = f"optimizer {number} of {len(loops)} ({kind}{f' of {shared}' if shared else ''})"
 
 
 def last_reading(loop: OptimizerLoop) -> Reading:

@@ -42,7 +42,7 @@ from ..build import report_checkup
 from ..loops.patch_barrier import barred, closure_in, undo_all
 from ..loops.patching import wrap_method, wrap_on_object
 from ..loops.repeatable_model_calls import NOT_HEARD
-from .attached_counts import counts_of, last_reading
+from .attached_counts import counts_of, last_reading, name_each
 from .heard_models import HeardModels
 from .held_scale import HeldScales, dropped_loss
 from .optimizer_loop import OptimizerLoop
@@ -106,6 +106,7 @@ class OptimizerGuard:
         self._loops = [
             OptimizerLoop(o, names, self.policy, self._journal, self._barrier, self) for o in self._optimizers
         ]
+        name_each(self._loops)
         for earlier in take_earlier():
             self._journal.event("posted_earlier", code=earlier.code, slug=earlier.slug, detail=earlier.detail)
         self._notifier = Notifier(notify, run=str(self._journal.path or ""))
@@ -122,8 +123,7 @@ class OptimizerGuard:
         self._skips = SkippedRounds(self._skipped_by_program)
         for loop in self._loops:
             self._skips.follow(id(loop), loop.parameters)
-        self._step, self._closed, self._captures = 0, False, False
-        self._final_state = "not checked"
+        self._step, self._closed, self._captures, self._final_state = 0, False, False, "not checked"
         self._undo: list[Callable[[], Any]] = []
         self._models = HeardModels(self._undo, self._before_forward, self._after_forward, self._in_forward)
         validate.claim(self._optimizers, weakref.ref(self))

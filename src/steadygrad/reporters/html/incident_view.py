@@ -6,10 +6,10 @@ import math
 import shlex
 from typing import Any
 
-from ...records import Diagnosis, Incident, Kind, TensorDigest, Trial, rules
+from ...records import SKIPPED_ALREADY, Diagnosis, Incident, Kind, TensorDigest, Trial, rules
 from ...records.errors import UsageError
 from ..run_data.run_summary import cause_in_words, place_without_module
-from ..terminal.print_diagnosis import short_source, steps_of
+from ..terminal.print_diagnosis import of_trials, short_source, steps_not_looked_at, steps_of
 from ..terminal.print_incidents import done
 from .number_text import figure
 
@@ -33,13 +33,16 @@ def incident_view(incident: Incident, kind: Kind, *, anchor: str, run_path: str,
         "last": incident.last_step,
         "when": steps_of(incident),
         "symptom": incident.symptom,
+        "looked_at": steps_not_looked_at(incident),
         "headline": incident.headline or incident.symptom,
+        "subtitle": "" if _same(cause_in_words(incident), incident.headline) else incident.headline or incident.symptom,
         "done": done(incident.decision),
         "reason": incident.decision.reason if incident.decision is not None else "",
         "batch_key": incident.batch_key,
         "findings": [
             {"code": found.code, "slug": found.slug, "severity": str(found.severity), "detail": found.detail}
             for found in incident.findings[:MAX_SHOWN]
+            if not _same(found.detail, incident.headline) or incident.symptom != "silent"
         ],
         "cause": _sentence(cause_in_words(incident)),
         "like": [steps_of(other).partition(" ")[2] for other in kind.incidents if other is not incident][:MAX_LIKE],
@@ -51,6 +54,11 @@ def incident_view(incident: Incident, kind: Kind, *, anchor: str, run_path: str,
     }
 
 
+def _same(one: str | None, other: str) -> bool:
+    """Whether two sentences say the same in the same words."""
+    return one is not None and one.strip().rstrip(".").casefold() == other.strip().rstrip(".").casefold()
+
+
 def _sentence(words: str | None) -> str | None:
     """With a capital letter, unless it begins with a name such as layers.1."""
     return words[:1].upper() + words[1:] if words and words.split(" ")[0].isalpha() else words
@@ -59,13 +67,14 @@ def _sentence(words: str | None) -> str | None:
 def _diagnosis(diagnosis: Diagnosis, root: str) -> dict[str, Any]:
     origin = diagnosis.origin
     again, tries = (*diagnosis.reproduced, 0, 0)[:2]
+    silent = diagnosis.symptom == "silent" and not tries  # a rule said it, and nothing was run again
     return {
         "code": diagnosis.cause.code if diagnosis.cause else None,
         "slug": diagnosis.cause.slug if diagnosis.cause else None,
         "phase": diagnosis.phase,
         "because": diagnosis.because,
-        "reproduced": f"reproduced {again} of {tries}" if tries else "not replayed",
-        "confidence": f"{100 * diagnosis.confidence:.0f} %" if diagnosis.confidence else None,
+        "reproduced": f"reproduced {again} of {tries}" if tries else "" if silent else "not replayed",
+        "confidence": f"{100 * diagnosis.confidence:.0f} %" if diagnosis.confidence and not silent else None,
         "notes": [note.replace(f"{root}/", "") for note in diagnosis.notes[:MAX_SHOWN]],
         "rows": _rows(diagnosis),
         "row_words": _row_words(diagnosis),
@@ -74,6 +83,7 @@ def _diagnosis(diagnosis: Diagnosis, root: str) -> dict[str, Any]:
         "origin": None
         if origin is None
         else {
+            "label": "about" if silent else "module",
             "module": (origin.phase != "data" and origin.module) or place_without_module(origin.phase),
             "op": origin.op,
             "tensor": origin.tensor,
@@ -89,25 +99,32 @@ def _diagnosis(diagnosis: Diagnosis, root: str) -> dict[str, Any]:
                 *(_digest(digest, "out") for digest in origin.outputs[:MAX_SHOWN]),
             ],
         },
-        "trials": [_trial(trial, diagnosis) for trial in sorted(diagnosis.trials, key=lambda t: not t.verified)],
+        "trials": [
+            _trial(trial, diagnosis)
+            for trial in (*diagnosis.remedies, *(trial for trial in diagnosis.trials if not trial.verified))
+        ],
+        "about_trials": [f"{label.capitalize()} {text}." for label, text in of_trials(diagnosis) if label != "so"],
         "best": _trial(diagnosis.remedies[0], diagnosis) if diagnosis.remedies else None,
     }
 
 
 def _trial(trial: Trial, diagnosis: Diagnosis) -> dict[str, Any]:
+    measured = trial.compared_with_most
     return {
         "code": trial.remedy.code,
         "slug": trial.remedy.slug,
         "change": _sentence(trial.remedy.change or trial.remedy.slug.replace("_", " ")),
         "changes": {"exact": "no", "close": "rounding only"}.get(trial.remedy.safety, "yes"),
         "code_change": trial.remedy.code_change,
-        "finite": trial.finite,
+        "finite": "yes" if trial.finite else "no",
+        "tried": trial.tried,
+        "skips": SKIPPED_ALREADY.capitalize() if trial.skips else None,
         "verified": trial.verified,
-        "loss_gap": _percent(trial.loss_gap),
-        "cosine": None if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
+        "loss_gap": _percent(trial.loss_gap) if measured else None,
+        "cosine": None if trial.gradient_cosine is None or not measured else f"{trial.gradient_cosine:.4f}",
         "followed": trial.steps_followed,
         "verdict": trial.verdict,
-        "best": bool(diagnosis.remedies) and trial is diagnosis.remedies[0],
+        "best": bool(diagnosis.remedies) and trial is diagnosis.remedies[0] and not trial.skips,
     }
 
 

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ... import __version__
+from ...journal import Event
 from ...records import Incident, Kind, kinds_of, rules
 from ...records.errors import UsageError
 from ..run_data.run_state import ago
@@ -143,7 +144,7 @@ def _run_view(
         "num_incidents": len(story.incidents),
         "num_kinds": len(kinds),
         "why_not": why_not,
-        "vitals": [_vital(event.data) for event in story.vitals[:MAX_LISTED]],
+        "vitals": [_vital(event.data) for event in _only_as_vitals(story)[:MAX_LISTED]],
         "events": [_event(event.kind, event.time, event.data) for event in story.events[-MAX_EVENTS:]],
         "num_events": len(story.events),
         "ranks": [_rank(rows) for rows in story.ranks] if len(story.ranks) > 1 else [],
@@ -181,6 +182,7 @@ def _tiles(story: RunSummary) -> list[tuple[str, str, str]]:
 def _listed(kind: Kind, anchor: str | None, why_not: str) -> dict[str, Any]:
     """One kind of incident as a line of the table: its steps, what was seen, what is known of it."""
     best = kind.best
+    told = one_line(best) if best.diagnosis is not None else why_not
     return {
         "number": best.number,
         "count": len(kind.incidents),
@@ -188,9 +190,15 @@ def _listed(kind: Kind, anchor: str | None, why_not: str) -> dict[str, Any]:
         "left_out": max(0, len(kind.incidents) - MAX_STEPS),
         "symptom": best.symptom.replace("_", " "),
         "headline": best.headline,
-        "told": one_line(best) if best.diagnosis is not None else why_not,
+        "told": "" if told == best.headline else told,
         "anchor": anchor,
     }
+
+
+def _only_as_vitals(story: RunSummary) -> list[Event]:
+    """Without those that are an incident as well, and shown as one."""
+    above = {(incident.first_step, incident.headline) for incident in story.incidents}
+    return [event for event in story.vitals if (event.data.get("step"), event.data.get("detail")) not in above]
 
 
 def _relative(path: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ...records import Incident, Kind
+from ...records import SKIPPED_ALREADY, Incident, Kind
 from ..run_data.run_summary import best_remedy, cause_in_words, place_without_module
 from ..terminal.console import shown
-from ..terminal.print_diagnosis import short_source, steps_of
+from ..terminal.print_diagnosis import samples_of, short_source, steps_of
 from ..terminal.print_incidents import done
 
 
@@ -27,14 +27,16 @@ def detail_of(incident: Incident, kind: Kind | None = None) -> Text:
     code = f" ({diagnosis.cause.code})" if diagnosis.cause is not None else ""
     _line(text, "cause", f"{cause_in_words(incident) or 'not recognised'}{code}")
     if diagnosis.rows:
-        samples = f" = sample {', '.join(diagnosis.sample_ids[:8])}" if diagnosis.sample_ids else ""
+        samples = f" = sample {samples_of(diagnosis)}" if diagnosis.sample_ids else ""
         _line(text, "rows", ", ".join(str(row) for row in diagnosis.rows[:8]) + samples)
     origin = diagnosis.origin
     if origin is not None:
         where = (origin.module or place_without_module(origin.phase), origin.op, short_source(origin.source))
         _line(text, "origin", "  ".join(part for part in where if part))
     remedy = best_remedy(incident)
-    if remedy:
+    if diagnosis.remedies and diagnosis.remedies[0].skips:
+        _line(text, "so", SKIPPED_ALREADY)
+    elif remedy:
         _line(text, "remedy", f"{remedy} (verified)", style="green")
         if change := diagnosis.remedies[0].remedy.code_change:
             _line(text, "fix", change, style="green")

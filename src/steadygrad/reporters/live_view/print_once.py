@@ -30,7 +30,8 @@ def print_once(console: Console, story: RunSummary) -> None:
     if len(story.ranks) > 1:
         ranks = ", ".join(f"{other['rank']} at {other['step']:,}" for other in now["ranks"][:16])
         console.print(labelled("ranks", f"{ranks}{' ...' if len(story.ranks) > 16 else ''}"), soft_wrap=True)
-    for vital in now["vitals"][-3:]:
+    above = {(incident["first_step"], incident["headline"]) for incident in now["incidents"]}
+    for vital in [each for each in now["vitals"] if (each["step"], each["detail"]) not in above][-3:]:
         told = f"{shown(vital['code'])} step {shown(vital['step'])}: {shown(vital['detail'])}"
         console.print(labelled("silent", told), soft_wrap=True)
     for incident in now["incidents"]:

@@ -294,8 +294,8 @@ def cause_and_remedy(kinds: list[Kind]) -> list[str]:
         return [f"Not diagnosed: {main.best.headline or main.best.symptom}{others}."]
     label = "Silent error" if main.best.symptom == SILENT else "Cause"
     parts = [f"{label}: {cause_in_words(main.best) or 'not recognised'}{others}."]
-    remedy = best_remedy(main.best)
-    return [*parts, f"Verified remedy: {remedy}."] if remedy is not None else parts
+    words = main.best.diagnosis.remedy_in_words
+    return [*parts, f"{words[:1].upper()}{words[1:]}."] if words is not None else parts
 
 
 def cause_in_words(incident: Incident) -> str | None:
@@ -335,8 +335,8 @@ def one_line(incident: Incident, kind: Kind | None = None) -> str:
     if incident.diagnosis is None:
         return "not diagnosed"
     cause = cause_in_words(incident) or "cause not recognised"
-    remedy = best_remedy(incident)
-    return f"{cause}; verified remedy: {remedy}" if remedy else cause
+    words = incident.diagnosis.remedy_in_words
+    return f"{cause}; {words}" if words else cause
 
 
 def kind_of(incident: Incident, kinds: list[Kind]) -> Kind | None:

@@ -31,9 +31,15 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def shown(text: object, *, limit: int = 500) -> str:
-    """`text` on one line with every control, format and private character written as an escape."""
+    """`text` on one line with every control, format and private character written as an escape.
+
+    What is longer than `limit` ends with a whole word, unless that word is most of it.
+    """
     safe = "".join(_escaped(character) for character in str(text)[: limit + 1])
-    return safe if len(safe) <= limit else safe[: limit - 3] + "..."
+    if len(safe) <= limit:
+        return safe
+    words = safe[: limit - 2].rpartition(" ")[0]
+    return (words if 2 * len(words) > limit else safe[: limit - 3]) + "..."
 
 
 def shown_lines(text: str) -> str:

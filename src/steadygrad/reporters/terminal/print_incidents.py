@@ -11,7 +11,7 @@ from rich.text import Text
 from ...journal import Event
 from ...records import Action, Decision, Incident, kinds_of
 from .console import shown
-from .print_diagnosis import steps_of
+from .print_diagnosis import MAX_ROWS_SHOWN, samples_of, steps_of
 
 
 def print_incidents(console: Console, run: str, every: Sequence[Incident], *, left_out: int = 0) -> None:
@@ -33,15 +33,36 @@ def print_incidents(console: Console, run: str, every: Sequence[Incident], *, le
             shown(incident.symptom),
             shown(incident.headline, limit=100),
             done(incident.decision),
-            shown(incident.batch_key or "-", limit=40),
+            batch_in_words(incident),
             _cause(incident, kinds[incident.number].best),
         )
     console.print(table)
 
 
-def print_vitals(console: Console, events: Sequence[Event]) -> None:
-    """Silent errors that were found, one line each."""
+def batch_in_words(incident: Incident) -> str:
+    """The guilty samples or rows where they are known, else how the batch is called."""
+    found = incident.diagnosis
+    if found is None or not found.rows or found.rows_coupled:
+        return shown(incident.batch_key or "-", limit=40)
+    step = "" if incident.first_step == incident.last_step else f" (step {_looked_at(incident)})"
+    if found.sample_ids:
+        return f"sample{'' if len(found.sample_ids) == 1 else 's'} {samples_of(found)}{step}"
+    more = f" and {len(found.rows) - MAX_ROWS_SHOWN} more" if len(found.rows) > MAX_ROWS_SHOWN else ""
+    listed = ", ".join(map(str, found.rows[:MAX_ROWS_SHOWN])) + more
+    rows = f"row{'' if len(found.rows) == 1 else 's'} {listed}{step}"
+    return f"{rows} of {shown(incident.batch_key, limit=40)}" if incident.batch_key else rows
+
+
+def _looked_at(incident: Incident) -> int:
+    found = incident.diagnosis
+    return incident.first_step if found is None or found.step is None else found.step
+
+
+def print_vitals(console: Console, events: Sequence[Event], every: Sequence[Incident] = ()) -> None:
+    """Silent errors that were found, one line each, without those that are among the incidents above."""
+    above = {(incident.first_step, incident.headline) for incident in every}
     found = [event.data for event in events if event.kind == "vitals"]
+    found = [data for data in found if (data.get("step"), data.get("detail")) not in above]
     if not found:
         return
     console.print()

@@ -13,7 +13,7 @@ from ...journal.steps.columns import names_of
 from ...records import Incident
 from ..run_data.follow_run import RunFollower
 from ..run_data.norm_matrix import grouped
-from ..run_data.run_summary import RunSummary, best_remedy, cause_in_words, summarise
+from ..run_data.run_summary import RunSummary, cause_in_words, summarise
 from ..run_data.step_columns import OVERFLOW, norms_of
 from ..terminal.console import shown
 from ..terminal.print_diagnosis import steps_of
@@ -86,9 +86,9 @@ def in_words(incident: Incident) -> str:
     cause = cause_in_words(incident)
     if cause:
         parts.append(f"Cause: {shown(cause)}.")
-    remedy = best_remedy(incident)
-    if remedy:
-        parts.append(f"Verified remedy: {shown(remedy)}.")
+    words = incident.diagnosis.remedy_in_words if incident.diagnosis is not None else None
+    if words:
+        parts.append(f"{shown(words[:1].upper() + words[1:])}.")
     return " ".join(parts)
 
 

@@ -11,6 +11,7 @@ from specimens import SKIP_ONLY, Setup, batches, differing, run_plain, setup, st
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.integrations.optimizer.stated_limits import limits
 from steadygrad.records import Finding, Severity
 
 
@@ -273,3 +274,26 @@ def test_a_model_that_is_not_the_one_trained_is_told_at_the_start(caplog: pytest
     with sg.attach(torch.optim.SGD(trained.parameters(), lr=0.1), model=other):
         pass
     assert "none of the optimizer's parameters belongs to this Linear" in caplog.text
+
+
+def test_of_two_optimizers_the_one_that_was_refused_is_named_with_its_own_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    both = torch.nn.ModuleDict({"G": torch.nn.Linear(3, 3), "D": torch.nn.Linear(3, 1)})
+    of_g, of_d = (torch.optim.Adam(both[name].parameters(), lr=1e-3) for name in "GD")
+    with sg.attach([of_g, of_d], model=both) as guard:
+        for number in range(6):
+            for optimizer in (of_d, of_g):
+                optimizer.zero_grad()
+                real = torch.full((4, 3), math.nan) if number == 4 and optimizer is of_d else torch.ones(4, 3)
+                both["D"](real if optimizer is of_d else both["G"](real)).mean().backward()
+                optimizer.step()
+    assert guard.incidents[0].headline.endswith("; step 4 of optimizer 2 of 2 (Adam of D)")
+    assert "update 8 (of all optimizers) refused" in caplog.text
+
+
+def test_the_limits_are_said_in_short_sentences() -> None:
+    for said in (limits(with_model=True), limits(with_model=False)):
+        assert "steady run" in said
+        assert max(len(sentence.split()) for sentence in said.split(". ")) <= 35

@@ -48,10 +48,15 @@ def detect(reading: Reading, history: History, policy: Policy) -> Finding | None
         RULE,
         reading,
         Severity.NOTE if harmless else Severity.WARNING,
-        f"the batch itself is not finite: {listed(names)}{effect}",
+        f"the batch itself is not finite: {listed([_in_words(name) for name in names])}{effect}",
         subject=names[0],
         inputs=list(names),
     )
+
+
+def _in_words(name: str) -> str:
+    """A key stays as it is; a place in a tuple or list, which is a number, says what it counts."""
+    return f"element {name} of the batch" if name.split(".")[0].isdigit() else name
 
 
 def SPECIMEN() -> tuple[Reading, History]:

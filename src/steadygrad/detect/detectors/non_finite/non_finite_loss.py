@@ -2,7 +2,7 @@
 
 What it sees
     The unscaled total loss of the step, and of every micro-batch of its accumulation window, is not a finite
-    number.
+    number. The message counts micro-batches from 1; `micro_batches` of the finding's evidence, in JSON, from 0.
 
 Why it hurts
     The gradient of a NaN is NaN for every weight it reaches. One such update and no later batch can bring the
@@ -44,7 +44,8 @@ def detect(reading: Reading, history: History, policy: Policy) -> Finding | None
     bad = [index for index, loss in enumerate(reading.micro_losses) if not math.isfinite(loss)]
     if math.isfinite(reading.loss) and not bad:
         return None
-    where = f" in micro-batch {bad[0]} of {len(reading.micro_losses)}" if len(reading.micro_losses) > 1 and bad else ""
+    count = len(reading.micro_losses)
+    where = f" in micro-batch {bad[0] + 1} of {count}" if count > 1 and bad else ""
     return finding(
         RULE,
         reading,

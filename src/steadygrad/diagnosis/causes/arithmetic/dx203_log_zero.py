@@ -1,7 +1,8 @@
-"""The logarithm of an exact zero, or zero times its infinity.
+"""The logarithm of zero or of a negative number, or zero times its infinity.
 
 What it sees
-    log with a zero argument; a CTC loss with no possible alignment; a difference or product of log-probabilities
+    log with a zero argument; log of a number below zero, such as a variance that a network gives out without
+    bounds; a CTC loss with no possible alignment; a difference or product of log-probabilities
     that are both -inf.
 
 Why it hurts
@@ -13,7 +14,9 @@ Smallest example
     -torch.log_softmax(torch.tensor([0.0, 200.0]), -1)[0]  # 200
 
 What to do
-    Work with log_softmax, give the argument a floor, or mask the terms whose probability is zero.
+    Work with log_softmax, give the argument a floor, or mask the terms whose probability is zero. What must be
+    positive and comes from a network (a variance, a scale) is made positive once, before all its uses:
+    `F.softplus(x) + 1e-6`. A floor inside the logarithm alone hides a negative value there and nowhere else.
 
 Safety
     log_softmax is exact. A floor changes only probabilities below it.
@@ -28,7 +31,7 @@ from ....records.rules import Rule
 from ..evidence import Evidence
 from ..match import Match
 
-RULE = Rule("DX203", "log_zero", "The logarithm of an exact zero, or zero times its infinity.")
+RULE = Rule("DX203", "log_zero", "The logarithm of zero or of a negative number, or zero times its infinity.")
 
 LOGS = frozenset({"log", "log2", "log10", "log1p", "log_sigmoid_forward", "special_xlog1py"})
 COMBINES = frozenset({"sub", "mul", "add", "rsub", "sum", "mean", "div", "bmm", "mm", "addmm", "kl_div", "exp", "dot"})
@@ -60,5 +63,5 @@ def match(e: Evidence) -> Match | None:
     if e.is_nan and e.intended_infinities and e.op in COMBINES:
         return Match(0.85, f"{e.op} met infinities that stand for probability zero")
     if e.op in LOGS and e.facts.argument_negative:
-        return Match(0.55, f"{e.op} of a number that is not positive")
+        return Match(0.55, f"{e.op} of a negative number")
     return None

@@ -4,7 +4,8 @@ What it sees
     softmax, log_softmax or an attention kernel with an input row of nothing but -inf.
 
 Why it hurts
-    The row sums to zero and divides by it: NaN for that query, and through the next layer for the whole sample.
+    The largest entry is subtracted first, and -inf minus -inf is NaN: for that query, and through the next layer for
+    the whole sample.
 
 Smallest example
     torch.softmax(torch.full((4,), float("-inf")), -1)  # NaN

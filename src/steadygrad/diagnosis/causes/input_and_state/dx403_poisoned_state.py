@@ -1,4 +1,4 @@
-"""A moment, a stale gradient or a buffer was bad before the step began.
+"""A moment, a stale gradient or a buffer was bad before the step began, or a number of the program is not finite.
 
 What it sees
     The slice ends in optimizer state, a leftover .grad or a buffer that this step did not make; or in a number of the
@@ -29,12 +29,16 @@ from ....records.rules import Rule
 from ..evidence import Evidence
 from ..match import Match
 
-RULE = Rule("DX403", "poisoned_state", "A moment, a stale gradient or a buffer was bad before the step began.")
+RULE = Rule(
+    "DX403",
+    "poisoned_state",
+    "A moment, a stale gradient or a buffer was bad before the step began, or a number of the program is not finite.",
+)
 
 
 def match(e: Evidence) -> Match | None:
     if e.number is not None:
-        return Match(0.9, f"the program gave {e.op} the number {e.number}")
+        return Match(0.9, f"the program gave {e.op} the constant {e.number}: a plain number that is not finite")
     if e.phase != "state":
         return None
     if e.leaf is not None and e.leaf[0] in ("buffer", "optimizer", "grad"):

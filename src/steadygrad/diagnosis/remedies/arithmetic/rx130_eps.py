@@ -34,6 +34,7 @@ from ....records.rules import Rule
 from ...interventions.call_arguments import Operate, floor_denominator, on_argument, tiny
 from ..remedy_context import Proposal, RemedyContext
 from ..suggested_line import with_floor
+from .bounded_before_use import propose_bounds
 
 RULE = Rule("RX130", "eps", "Give a denominator or an argument a floor above zero.")
 HIGHER = 1e3
@@ -42,7 +43,12 @@ FLOORED = frozenset(
     {"zero_division", "log_zero", "sqrt_grad_at_zero", "cancellation", "fp16_underflow", "where_grad_trap"}
 )
 
-
+OWN_EPS = (
+    "normalize", "cosine_similarity", "layer_norm", "rms_norm", "batch_norm", "group_norm", "instance_norm",
+)  # fmt: skip
+"""Calls that take an eps, which is what gets larger."""
+SECOND = ("fmod", "remainder", "xlogy", "floor_divide", "floordiv")
+"""Calls whose second argument must not be zero."""
 MATRICES = frozenset(
     {
         "logdet",
@@ -78,19 +84,11 @@ def _repair(call: str, lift: float = 1.0) -> Operate:
         return partial(_over_a_floor, on_argument(1, partial(floor_denominator, lift=lift)), lift)
     if call == "addcdiv":
         return on_argument(2, partial(floor_denominator, lift=lift))
-    if call in ("fmod", "remainder", "xlogy", "floor_divide", "floordiv"):
+    if call in SECOND:
         return on_argument(1, partial(floor_denominator, lift=lift))
     if call in ("rtruediv", "rdiv", "reciprocal"):
         return on_argument(0, partial(floor_denominator, lift=lift))
-    if call in (
-        "normalize",
-        "cosine_similarity",
-        "layer_norm",
-        "rms_norm",
-        "batch_norm",
-        "group_norm",
-        "instance_norm",
-    ):
+    if call in OWN_EPS:
         return partial(_wider_eps, min(1e-3 * lift, 0.1))
     if call.removeprefix("linalg_") in MATRICES:
         return on_argument(0, partial(_off_singular, lift))
@@ -149,13 +147,15 @@ def _wider_eps(eps: float, func: object, args: tuple[object, ...], kwargs: dict[
     return func(*args, **{**kwargs, "eps": eps})  # type: ignore[operator]
 
 
-def _line(context: RemedyContext) -> str | None:
-    """The user's line with the floor in it."""
-    origin = context.origin
-    if origin is None:
+def _line(context: RemedyContext, lift: float) -> str | None:
+    """The user's line with the floor in it that is tried."""
+    origin, exam = context.origin, context.exam
+    if origin is None or exam is None or context.call.removeprefix("linalg_") in {*MATRICES, *OWN_EPS, *SECOND}:
         return None
+    given = exam.captured_op.tensors[:1]
+    least = lift * (tiny(given[0]) if given and isinstance(given[0], torch.Tensor) else 1e-6)
     divisor = origin.inputs[1].dtype if len(origin.inputs) > 1 else ""
-    return with_floor(origin.code_line, context.call, divisor=divisor)
+    return with_floor(origin.code_line, context.call, divisor=divisor, least=least)
 
 
 def propose(context: RemedyContext) -> Iterator[Proposal]:
@@ -165,6 +165,8 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
     below = context.cause == "where_grad_trap" and context.evidence.facts.argument_negative
     if context.silent or below or not context.can_operate() or not (context.cause in FLOORED or at_zero):
         return
+    once = [*propose_bounds(context, RULE.code)]
+    yield from once
     for lift, words in ((1.0, "a floor"), (HIGHER, "a higher floor")):
         yield Proposal(
             code=RULE.code,
@@ -172,8 +174,10 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             change=f"{words} under the argument of {context.call}",
             make=context.operation(_repair(context.call, lift)),
             safety="close",
-            code_change=_line(context),
-            if_needed=lift > 1,
+            code_change=_line(context, lift),
+            own_line=True,
+            if_needed=lift > 1 or bool(once),
+            in_proportion=bool(once),
         )
     for also, words in ((None, f"every {context.call}"), (_every_floor(), "every division, logarithm and root")):
         yield Proposal(
@@ -183,6 +187,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             make=context.operation(_repair(context.call), everywhere=True, also=also),
             safety="close",
             if_needed=True,
+            in_proportion=bool(once),
         )
 
 

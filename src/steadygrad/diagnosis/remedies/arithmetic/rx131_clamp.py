@@ -34,6 +34,7 @@ from ...interventions.call_arguments import on_argument, on_floats, on_tensors, 
 from ...interventions.eight_bit_casts import saturated
 from ..remedy_context import Proposal, RemedyContext
 from ..suggested_line import with_bounds, with_cast_bounds
+from .bounded_before_use import propose_bounds
 
 RULE = Rule("RX131", "clamp", "Bound the argument inside the domain of the function.")
 BOUNDED = frozenset({"exp_overflow", "cancellation", "domain_edge_grad", "fp16_overflow", "fp8_overflow"})
@@ -82,6 +83,8 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
         or not (context.cause in BOUNDED or context.call == "logit" or below)
     ):
         return
+    if below and any(propose_bounds(context, RULE.code)):
+        return  # its other uses take what is below as well: RX130 bounds it before all of them
     if context.cause == "fp8_overflow":
         yield _saturated(context)
         return
@@ -110,6 +113,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
         change=text,
         make=context.operation(operate),
         safety="close",
+        own_line=True,
         code_change=with_bounds(context.origin.code_line if context.origin else None, context.call, low, high),
     )
     if context.cause != "fp16_overflow":
@@ -125,6 +129,7 @@ def _saturated(context: RemedyContext) -> Proposal:
         change=f"what is cast bounded to the range of {context.evidence.dtype or 'the 8-bit float'}",
         make=context.operation(saturated),
         safety="close",
+        own_line=True,
         code_change=with_cast_bounds(context.origin.code_line if context.origin else None, top) if top else None,
     )
 

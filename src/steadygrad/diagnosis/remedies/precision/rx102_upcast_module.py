@@ -56,6 +56,7 @@ def propose(context: RemedyContext) -> Iterator[Proposal]:
             change=f"{context.call} in float32",
             make=context.operation(in_float32),
             safety="close",
+            own_line=True,
             code_change=f'with torch.autocast("{context.replayable.facts.device_type}", enabled=False): {line}'
             if line
             else None,

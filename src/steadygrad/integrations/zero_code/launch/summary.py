@@ -19,7 +19,7 @@ from ....records import Action, Incident
 from ....records.errors import JournalError, code_of
 from ....reporters.run_data.counted import counted
 from ....reporters.terminal.console import labelled, shown
-from ....reporters.terminal.print_diagnosis import steps_of
+from ....reporters.terminal.print_diagnosis import samples_of, steps_not_looked_at, steps_of
 from .supervise import Ended
 
 _MAX_INCIDENTS = 5
@@ -262,7 +262,8 @@ def _line(incident: Incident) -> str:
         place = [origin.op, f"in {origin.module}" if origin.module else None, origin.source] if origin else []
         text += f"; origin: {' '.join(shown(part) for part in place if part) or shown(diagnosis.phase)}"
         if diagnosis.sample_ids:
-            return text + f"; samples {', '.join(shown(sample) for sample in diagnosis.sample_ids[:8])}"
+            unseen = steps_not_looked_at(incident)
+            return f"{text}; samples {samples_of(diagnosis)}" + (f" (of {unseen})" if unseen else "")
     if incident.batch_key:
         text += f"; {shown(incident.batch_key, limit=80)}"
     return text

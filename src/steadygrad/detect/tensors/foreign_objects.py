@@ -51,10 +51,10 @@ def is_tensor(value: Any) -> TypeGuard[Tensor]:
     """Whether this is a tensor that may be asked about itself. One whose class forbids that is no tensor to us."""
     if type(value) in TENSORS:
         return True
-    if not isinstance(value, Tensor):
+    if not issubclass(type(value), Tensor):
         return False
     try:
-        return value.numel() >= 0
+        return bool(value.numel() >= 0)
     except Exception:
         return is_lazy(value)  # it has no data yet
 

@@ -18,12 +18,13 @@ LONG, _ENDS = 64, 8
 _DEEPEST = 12
 """A container may hold itself; no batch is nested deeper than this."""
 _SEQUENCES = frozenset({tuple, list})
+_CONTAINERS = frozenset({tuple, list, dict})
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a batch made of tensors, mappings and sequences."""
-    if type(value) not in _SEQUENCES and is_tensor(value):
+    if type(value) in TENSORS or (type(value) not in _CONTAINERS and is_tensor(value)):
         return [value]
     found: list[Tensor] = []
     _collect(value, found, _DEEPEST)
@@ -40,14 +41,14 @@ def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
     if type(value) in _SEQUENCES:
         if len(value) > LONG and not _may_hold_tensors(value, deepest):
             return
-    elif isinstance(value, dict) or callable(getattr(value, "values", None)):
+    elif type(value) is dict or isinstance(value, dict) or callable(getattr(value, "values", None)):
         if (type(value) is not dict or len(value) > LONG) and not _may_hold_tensors(value, deepest):
             return
-        value = values_in(value)
+        value = value.values() if type(value) is dict else values_in(value)
     elif not isinstance(value, list | tuple) or not _may_hold_tensors(value, deepest):
         return
     for item in value:
-        if type(item) in TENSORS or is_tensor(item):
+        if type(item) in TENSORS or (type(item) not in _PLAIN and is_tensor(item)):
             found.append(item)
         elif deepest and type(item) not in _PLAIN:
             _collect(item, found, deepest - 1)

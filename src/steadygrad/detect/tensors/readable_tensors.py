@@ -44,7 +44,7 @@ _LAYOUTS = {
 
 def why_not_read(tensor: Any) -> str | None:
     """Why this tensor must not be touched, as a short noun; None for an ordinary dense tensor with memory."""
-    if not isinstance(tensor, Tensor):
+    if not issubclass(type(tensor), Tensor):
         return "not a tensor"
     try:
         kind = type(tensor)

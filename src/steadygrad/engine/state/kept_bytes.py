@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
+from ...detect.tensors.foreign_objects import TENSORS, getattr, hasattr, is_tensor, isinstance
 from ..record.memory_use import free_device_bytes, free_host_bytes
 
 HOST, DEVICE, _SHARED, _DESCRIPTOR = "host", "device", "shared", "descriptor"
@@ -53,7 +53,7 @@ def pieces_of(value: Any) -> dict[Piece, int]:
 
 
 def _add(value: Any, found: dict[Piece, int], left: list[int], depth: int) -> None:
-    if is_tensor(value):
+    if type(value) in TENSORS or (type(value) not in (tuple, list, dict) and is_tensor(value)):
         key, found[key] = piece_of(value)
         return
     left[0] -= 1

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from ...detect.gradient_norms import GradientProbe, Gradients, look_at_infinite_norm
 from ...detect.history import RefusalLimits
-from ...detect.tensors.foreign_objects import getattr
 from ...engine.record.run_log import RunLog
 from ...engine.step.device_check import DeviceCheck, RowTransfer
 from ...engine.step.device_gate import DeviceGate, why_not_on_device

@@ -17,7 +17,6 @@ from ...detect.graph.live_graph import LiveGraph
 from ...detect.loop.measured.state_loads import StateLoads
 from ...detect.loop.optimizer_state import watch_loads
 from ...detect.sampled.activation_probe import is_compiled
-from ...detect.tensors.foreign_objects import getattr, isinstance
 from ...detect.tensors.nested_tensors import num_rows_in
 from ...diagnosis.locate.confirm_finding import ENOUGH_STEPS, look_into
 from ...engine.recovery.diagnosis_requests import MOST

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from ....detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
+from ....detect.tensors.foreign_objects import TENSORS, getattr, hasattr, is_tensor, isinstance
 from ....detect.tensors.nested_tensors import first_tensor_in
 from ..preserved_attributes import content_of_array, is_array, same_objects
 from .stand_ins import StandIn
@@ -430,9 +430,9 @@ class TakenValues(Mapping[str, Any]):
 
 def _weakly(value: Any) -> Any:
     """A model, an optimizer, or an object of the program that holds one of them, by a weak reference."""
-    if isinstance(value, _HOLD_NONE):
+    if issubclass(type(value), _HOLD_NONE):
         return value
-    if not isinstance(value, _LASTING):
+    if not issubclass(type(value), _LASTING):
         inside = {} if callable(value) else getattr(value, "__dict__", {})
         if not inside or len(inside) > _MANY or not any(isinstance(each, _LASTING) for each in inside.values()):
             return value
@@ -444,10 +444,12 @@ def _weakly(value: Any) -> Any:
 
 def is_data(value: Any) -> bool:
     """Whether it holds tensors and is neither a model, a function nor a whole data set."""
+    if type(value) in TENSORS:
+        return True
+    if issubclass(type(value), _IS_NO_DATA) or callable(value):
+        return False
     if is_tensor(value):
         return True
-    if isinstance(value, _IS_NO_DATA) or callable(value):
-        return False
     if isinstance(value, list | tuple | dict) and len(value) > _MANY:
         return False
     return first_tensor_in(value) is not None

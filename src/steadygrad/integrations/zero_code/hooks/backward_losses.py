@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from ....detect.loop.program_frames import user_line
-from ....detect.tensors.foreign_objects import getattr, isinstance
+from ....detect.tensors.foreign_objects import getattr
 from ....detect.tensors.readable_tensors import describable
 from ....detect.tensors.torch_private import num_dispatch_modes, without_dispatch_modes
 from ....engine.step.trained_parameters import parameters_of

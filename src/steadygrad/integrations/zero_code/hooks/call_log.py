@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ....detect.loop.program_frames import user_line
-from ....detect.tensors.foreign_objects import getattr, hasattr, is_tensor, isinstance
+from ....detect.tensors.foreign_objects import TENSORS, getattr, hasattr, is_tensor, isinstance
 from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....detect.tensors.nested_tensors import tensors_in
 from ....engine.state.rng import RngState, put_rng, take_rng
@@ -140,7 +140,7 @@ def autocast_now() -> dict[str, torch.dtype]:
 
 def outputs_in(output: Any, depth: int = 3) -> Iterator[Tensor]:
     """Every floating-point tensor a model returned, in a fixed order."""
-    if is_tensor(output):
+    if type(output) in TENSORS or is_tensor(output):
         if output.is_floating_point():
             yield output
     elif depth and isinstance(output, Mapping):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ....detect.gradient_norms import GradientProbe, Gradients, clip_exact
-from ....detect.tensors.foreign_objects import isinstance
 from ....engine.fault_barrier import FaultBarrier
 from ....records.errors import SteadyError
 

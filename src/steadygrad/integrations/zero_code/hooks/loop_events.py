@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import variables_of
-from ....detect.tensors.foreign_objects import getattr, isinstance
+from ....detect.tensors.foreign_objects import getattr
 from ....detect.tensors.readable_tensors import why_not_read
 from ...loops.patching import Patches
 from ..rerun.loop_lines import LoopLines

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ....detect.gradient_norms import GradientProbe
-from ....detect.tensors.foreign_objects import getattr, isinstance
 from ....detect.tensors.nested_tensors import tensors_in
 from ....detect.tensors.readable_tensors import why_not_read
 from ....diagnosis.isolation.device_memory import forget
@@ -458,7 +457,7 @@ class _Same:
 def _plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Rates and the like as they are now, of each group; not what is kept in tensors."""
     return [
-        {key: value for key, value in group.items() if isinstance(value, _PLAIN_OPTIONS)}
+        {key: value for key, value in group.items() if issubclass(type(value), _PLAIN_OPTIONS)}
         for group in optimizer.param_groups
     ]
 

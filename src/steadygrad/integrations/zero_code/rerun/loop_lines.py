@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ....detect.loop.program_frames import line_of, living, variables_of
-from ....detect.tensors.foreign_objects import getattr, is_tensor, isinstance
+from ....detect.tensors.foreign_objects import is_tensor
 from ....detect.tensors.kept_content import ContentMarks, marks_of
 from ....engine.recovery.reruns.quiet import quiet
 from ....engine.recovery.reruns.user_state import LargeTables, TakenValues, UserState, is_data, is_users
@@ -486,4 +486,4 @@ def _round(known: LoopSlice, frame: FrameType) -> tuple[Any, ...]:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two values of a loop's variable are the same number or text; of anything else only itself is the same."""
-    return isinstance(a, int | float | str) and isinstance(b, int | float | str) and a == b
+    return issubclass(type(a), int | float | str) and issubclass(type(b), int | float | str) and a == b

@@ -248,3 +248,16 @@ def test_the_graphs_of_calls_without_backward_are_freed() -> None:
     loss = model(torch.ones(2, 8))[0, 0]
     assert calls.taken(loss)[1] is not None
     assert failed == []
+
+
+def test_what_becomes_of_a_moving_average_is_said_at_the_start_and_not_after_an_incident(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = Loop(policy="balanced")
+    assert caplog.text.count("moving average") == 1
+    first, bad = made_batches(2)
+    bad[0].fill_(math.nan)
+    caplog.clear()
+    loop.train([[first], [bad]])
+    assert "refused" in caplog.text
+    assert "moving average" not in caplog.text

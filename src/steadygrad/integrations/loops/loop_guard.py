@@ -9,6 +9,8 @@ capsules and rollback work as they do behind `sg.Guard`. One host read a step.
 from __future__ import annotations
 
 import functools
+import gc
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -16,6 +18,7 @@ from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.loop.model_calls import ModeModules
@@ -33,7 +36,27 @@ from ..guard import check_model
 from .patch_barrier import barred
 from .repeatable_model_calls import NOT_HEARD
 
+_CALLED_SO = re.compile(r"EMA|Ema(?![a-z])|MovingAverage|WeightAverag")
 AVERAGES = "a moving average that the loop updates by itself is not held back after a refused update"
+
+
+def has_copy(model: nn.Module) -> bool:
+    """Whether the process holds what may be an average of these weights: an `AveragedModel`, another module of this
+    kind, an object that is called so, or a mapping with tensors by the names of the weights. Looks at every object."""
+    name = next((name for name, _ in model.named_parameters()), "")
+    own = {id(part) for part in model.modules()}
+    for each in gc.get_objects():
+        kind = type(each)
+        if issubclass(kind, nn.Module):
+            if id(each) not in own and (kind is type(model) or issubclass(kind, AveragedModel)):
+                return True
+        elif kind is dict:
+            held = each.get(name) if name else None
+            if isinstance(held, Tensor) and not isinstance(held, nn.Parameter) and not held.requires_grad:
+                return True
+        if str(kind.__module__).partition(".")[0] != "steadygrad" and _CALLED_SO.search(str(kind.__name__)):
+            return True
+    return False
 
 
 class LoopGuard:
@@ -80,7 +103,7 @@ class LoopGuard:
         """True while the guard itself runs forward, backward or an optimizer; hooks of an integration look away."""
         validate.claim(self.optimizers, weakref.ref(self))
         self._engine.parts.checker.inspect_setup()
-        self._engine.log.show_once(AVERAGES)
+        self._averages_told = False
 
     # -- what an integration calls, in this order
 
@@ -205,6 +228,12 @@ class LoopGuard:
         finally:
             self.busy = False
         self.landed = self.outcome.applied_flag
+        reading = self.outcome.reading
+        if not self.landed and not self._averages_told and not (reading is not None and reading.scale_to_blame):
+            self._averages_told = True
+            with engine.barrier("notify", None):
+                if has_copy(self.model):
+                    engine.log.show_once(AVERAGES)
 
     def _see_gradients(self) -> None:
         """An update comes and no backward was heard, but there may be gradients: judge these, without a loss."""

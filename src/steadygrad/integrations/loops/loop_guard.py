@@ -36,24 +36,18 @@ from ..guard import check_model
 from .patch_barrier import barred
 from .repeatable_model_calls import NOT_HEARD
 
-_CALLED_SO = re.compile(r"EMA|Ema(?![a-z])|MovingAverage|WeightAverag")
+_CALLED_SO = re.compile(r"(?<![A-Z])EMA|Ema(?![a-z])|MovingAverage|WeightAverag")
 AVERAGES = "a moving average that the loop updates by itself is not held back after a refused update"
 
 
 def has_copy(model: nn.Module) -> bool:
     """Whether the process holds what may be an average of these weights: an `AveragedModel`, another module of this
-    kind, an object that is called so, or a mapping with tensors by the names of the weights. Looks at every object."""
-    name = next((name for name, _ in model.named_parameters()), "")
+    kind, or an object that is called so. Looks at every object."""
     own = {id(part) for part in model.modules()}
     for each in gc.get_objects():
         kind = type(each)
-        if issubclass(kind, nn.Module):
-            if id(each) not in own and (kind is type(model) or issubclass(kind, AveragedModel)):
-                return True
-        elif kind is dict:
-            held = each.get(name) if name else None
-            if isinstance(held, Tensor) and not isinstance(held, nn.Parameter) and not held.requires_grad:
-                return True
+        if (kind is type(model) or issubclass(kind, AveragedModel)) and id(each) not in own:
+            return True
         if str(kind.__module__).partition(".")[0] != "steadygrad" and _CALLED_SO.search(str(kind.__name__)):
             return True
     return False

@@ -42,7 +42,7 @@ LATE = {
 }  # fmt: skip
 
 TOO_HIGH = Scenario(steps=44, rate=2e3, scheduler=False)
-_BY_THE_LOOP = "; a moving average that the loop updates by itself is not held back (stated at the start)"
+_BY_THE_LOOP = "; a moving average that the loop updates by itself is not held back (stated)"
 
 
 def check_no_trace(entry: str, group: dict[str, Scenario], name: str, leaving_out: tuple[str, ...] = ()) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from steadygrad.records import Diagnosis, Finding, Incident, Kind, Remedy, Severity, Trial, without_skipping
 from steadygrad.records.diagnosis import silent_diagnosis
+from steadygrad.reporters.html.incident_view import incident_view
 from steadygrad.reporters.run_data.run_summary import one_line
 from steadygrad.reporters.terminal.console import shown
 from steadygrad.reporters.terminal.print_diagnosis import print_diagnosis, steps_not_looked_at
@@ -138,6 +139,19 @@ def test_a_silent_error_is_said_once() -> None:
         diagnosis=silent_diagnosis(finding),
     )  # fmt: skip
     assert printed(incident).count("the target is in the input") == 1
+    view = incident_view(incident, Kind(incident, (incident,)), anchor="a", run_path="run", root="/")
+    assert (view["subtitle"], view["findings"]) == ("", [])
+    assert view["diagnosis"]["origin"]["label"] == "about"
+    assert (view["diagnosis"]["reproduced"], view["diagnosis"]["confidence"]) == ("", None)
+
+
+def test_a_verified_remedy_with_a_loss_out_of_proportion_says_so_and_stands_behind_the_others() -> None:
+    large = replace(FLOOR, verdict="holds, but the loss is 1e+06 where it is about 8 otherwise")
+    rows = replace(FLOOR, remedy=Remedy(code="RX111", slug="drop_rows", change="rows 2 left out"))
+    found = an_incident(trials=(large, SKIP, rows))
+    assert found.diagnosis is not None
+    assert [trial.remedy.slug for trial in found.diagnosis.remedies] == ["drop_rows", "eps", "skip_batch"]
+    assert "but the loss is 1e+06" in printed(found)
 
 
 def test_a_text_that_is_cut_ends_with_a_whole_word() -> None:

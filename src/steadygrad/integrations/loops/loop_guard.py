@@ -9,6 +9,8 @@ capsules and rollback work as they do behind `sg.Guard`. One host read a step.
 from __future__ import annotations
 
 import functools
+import gc
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from ...detect.gradient_norms import GradientProbe, Gradients, finite_gradients
 from ...detect.loop.model_calls import ModeModules
@@ -36,7 +39,21 @@ from .loader_samples import LoaderSamples
 from .patch_barrier import barred
 from .repeatable_model_calls import NOT_HEARD
 
+_CALLED_SO = re.compile(r"(?<![A-Z])EMA|Ema(?![a-z])|MovingAverage|WeightAverag")
 AVERAGES = "a moving average that the loop updates by itself is not held back after a refused update"
+
+
+def has_copy(model: nn.Module) -> bool:
+    """Whether the process holds what may be an average of these weights: an `AveragedModel`, another module of this
+    kind, or an object that is called so. Looks at every object."""
+    own = {id(part) for part in model.modules()}
+    for each in gc.get_objects():
+        kind = type(each)
+        if (kind is type(model) or issubclass(kind, AveragedModel)) and id(each) not in own:
+            return True
+        if str(kind.__module__).partition(".")[0] != "steadygrad" and _CALLED_SO.search(str(kind.__name__)):
+            return True
+    return False
 
 
 class LoopGuard:
@@ -89,7 +106,7 @@ class LoopGuard:
         """True while the guard itself runs forward, backward or an optimizer; hooks of an integration look away."""
         validate.claim(self.optimizers, weakref.ref(self))
         self._engine.parts.checker.inspect_setup()
-        self._engine.log.show_once(AVERAGES)
+        self._averages_told = False
 
     # -- what an integration calls, in this order
 
@@ -220,6 +237,12 @@ class LoopGuard:
         finally:
             self.busy = False
         self.landed = self.outcome.applied_flag
+        reading = self.outcome.reading
+        if not self.landed and not self._averages_told and not (reading is not None and reading.scale_to_blame):
+            self._averages_told = True
+            with engine.barrier("notify", None):
+                if has_copy(self.model):
+                    engine.log.show_once(AVERAGES)
 
     def _see_gradients(self) -> None:
         """An update comes and no backward was heard, but there may be gradients: judge these, without a loss."""

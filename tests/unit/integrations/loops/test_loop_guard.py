@@ -248,3 +248,18 @@ def test_the_graphs_of_calls_without_backward_are_freed() -> None:
     loss = model(torch.ones(2, 8))[0, 0]
     assert calls.taken(loss)[1] is not None
     assert failed == []
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_what_becomes_of_a_moving_average_is_said_only_where_there_may_be_one(
+    caplog: pytest.LogCaptureFixture, averaged: bool
+) -> None:
+    loop = Loop(policy="balanced")
+    average = torch.optim.swa_utils.AveragedModel(loop.model) if averaged else None
+    assert "moving average" not in caplog.text
+    *healthy, bad = made_batches(61)  # with snapshots of the guard's own
+    bad[0].fill_(math.nan)
+    loop.train([*([batch] for batch in healthy), [bad]])
+    assert "refused" in caplog.text
+    assert ("moving average" in caplog.text) is averaged
+    del average

@@ -325,7 +325,9 @@ class ProcessLoop:
         with self.barrier("diagnosis", None):
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
-        self.loop_of(optimizer).skipped_by_program(self.step, reading, str(event))
+        self.loop_of(optimizer).skipped_by_program(
+            self.step, reading, self.ledger.words_of(event, self.backwards.count)
+        )
 
     def _numbers_of(self, loop: OptimizerLoop) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
         def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:

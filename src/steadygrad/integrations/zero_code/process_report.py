@@ -30,6 +30,7 @@ from .launch.run_options import RunOptions
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from .hooks.loop_events import Skipped
     from .process_loop import ProcessLoop
 
 logger = logging.getLogger("steadygrad")
@@ -55,7 +56,8 @@ class ProcessReport:
         self.guards: list[Any] = []
         """Guards of a known trainer that look after the program in our stead."""
         self.summaries: list[tuple[str, dict[str, Any]]] = []
-        self.in_backward = self.in_backward_refused = 0
+        self.in_backward = self.in_backward_refused = self._rounds_refused = 0
+        self._refused_at = -1
         self.crashes: list[str] = []
         self._ends: dict[int, list[str]] = {}
         """The bad weights of each training that has ended, by the identity of its log."""
@@ -98,6 +100,19 @@ class ProcessReport:
         if kind not in self.notices:
             logger.warning("%s", sentence)
             self.say_at_end(kind, sentence)
+
+    def refused_in_backward(self, backward: int) -> None:
+        """An update inside this backward was refused."""
+        self.in_backward_refused += 1
+        self._refused_at = backward
+
+    def words_of(self, left_out: Skipped, backward: int) -> str:
+        """A round without an update in words: it is no skip of the program's if its updates inside backward were
+        refused."""
+        if self._refused_at != backward:
+            return str(left_out)
+        self._rounds_refused += 1
+        return f"updates inside backward were refused: the loss is {left_out.loss}"
 
     def not_restored(self, loop: OptimizerLoop, names: list[str]) -> None:
         """A refused batch moved these, and there is no copy of them from just before it."""
@@ -214,7 +229,7 @@ class ProcessReport:
             "incidents": self.num_incidents + self.unguarded,
             "halted": any(each.halted for each in ledgers),
             "trainings": len(log),
-            "skipped_by_program": sum(each.skipped_by_program for each in log),
+            "skipped_by_program": sum(each.skipped_by_program for each in log) - self._rounds_refused,
             "final_state": final_state,
             "backwards": watch.backwards.count,
             "first_bad_backward": watch.backwards.first_bad,

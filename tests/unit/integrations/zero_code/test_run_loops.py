@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import steadygrad as sg
+from steadygrad.integrations.zero_code.launch.summary import headline, outcome
+from steadygrad.integrations.zero_code.launch.supervise import Ended
 
 
 def bad() -> Tensor:
@@ -261,6 +264,33 @@ def test_an_optimizer_inside_backward_refuses_what_it_can_and_that_is_said(watch
     assert "inside backward" in watch.ledger.notices["in_backward"]
     assert watch.ledger.in_backward_refused == 4
     assert watch.ledger.in_backward == 8
+
+
+def test_updates_refused_inside_backward_are_not_called_skipped_by_the_program(watching: Any) -> None:
+    watch = watching()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(p: Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    for x in [*good(1), bad(), *good(1)]:
+        model(x).pow(2).mean().backward()
+    for handle in handles:
+        handle.remove()
+    for x in good(3):
+        model(x).pow(2).mean().backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    headlines = [incident.headline for log in watch.ledger.log for incident in log.incidents]
+    assert headlines == ["updates inside backward were refused: the loss is nan"]
+    note = watch.finish()
+    assert (note["in_backward"], note["in_backward_refused"], note["skipped_by_program"]) == (8, 4, 0)
+    told = headline(outcome(Ended(code=0, run_dir=Path("nowhere"), notes=[note])))
+    assert told.startswith("12 updates, none refused, 12 updates inside backward, 4 refused in 4 trainings.")
 
 
 # -- no optimizer of torch's, and things that only look like training

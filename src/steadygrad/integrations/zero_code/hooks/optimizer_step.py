@@ -42,7 +42,7 @@ def step_in_backward(
     if not watch.policy.acts or finite(parameters_of(optimizer)):
         watch.ledger.in_backward += 1
         return original(*args, **kwargs)
-    watch.ledger.in_backward_refused += 1
+    watch.ledger.refused_in_backward(watch.backwards.count)
     return None
 
 

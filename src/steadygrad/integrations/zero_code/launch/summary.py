@@ -161,10 +161,10 @@ def headline(told: dict[str, Any]) -> str:
 def _updates(told: dict[str, Any]) -> str:
     """How many updates there were and what became of them."""
     steps, refused = told["steps"], told["skipped"] - told["overflows"]
-    if told["in_backward"] and not steps:
-        return (
-            f"{counted(told['in_backward'], 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
-        )
+    inside = told["in_backward"] + told["in_backward_refused"]
+    within = f"{counted(inside, 'update')} inside backward, {told['in_backward_refused'] or 'none'} refused"
+    if inside and not steps:
+        return within
     ranks = f" on {told['ranks']} ranks" if told["ranks"] > 1 else ""
     parts = []
     if told["skipped"]:
@@ -179,6 +179,8 @@ def _updates(told: dict[str, Any]) -> str:
         parts.append(f"{told['skipped_by_program']:,} skipped by the program")
     if told["rolled_back"]:
         parts.append("rolled back " + ("once" if told["rolled_back"] == 1 else f"{told['rolled_back']} times"))
+    if inside:
+        parts.append(within)
     trainings = f" in {told['trainings']:,} trainings" if told["trainings"] > 1 else ""
     return ", ".join(parts) + trainings
 

@@ -40,7 +40,8 @@ def test_nothing_is_cut_off_or_wider_than_the_screen(report: Path, open_page: Op
     assert page.locator("figure.chart canvas").count() == 6
     assert (
         page.locator("h1").inner_text()
-        == "4 of 5,000 updates refused (loss NaN). No update that is not finite was applied."
+        == "4 of 5,000 updates refused (loss NaN). 1 silent problem found: lost update (SY401). "
+        "No update that is not finite was applied."
     )
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (light == "rgb(16, 18, 22)") is dark
@@ -245,9 +246,8 @@ def test_several_runs_share_the_charts(tmp_path: Path, open_page: Open) -> None:
 def test_a_run_of_hardly_any_steps_is_a_page_too(tmp_path: Path, open_page: Open, steps: int) -> None:
     write_report([write_long_run(tmp_path / "run", steps=steps, tensors=1)], tmp_path / "short.html")
     page = open_page(tmp_path / "short.html")
-    assert page.locator("h1").inner_text() == (
-        "The only update was applied." if steps == 1 else "All 2 updates applied."
-    )
+    applied = "The only update was applied." if steps == 1 else "All 2 updates applied."
+    assert page.locator("h1").inner_text() == f"{applied} 1 silent problem found: lost update (SY401)."
     assert "applied" in page.locator("main").inner_text()
 
 

@@ -81,7 +81,7 @@ assert journal.event("from the parent")
     )
     assert done.returncode == 0, done.stderr
     assert [record.step for record in read_steps(tmp_path / "run")] == list(range(51))
-    assert [event.kind for event in read_events(tmp_path / "run")] == ["from the parent"]
+    assert [event.kind for event in read_events(tmp_path / "run")] == ["from the parent", "program_exited"]
 
 
 def test_a_run_can_be_resumed_while_a_killed_writers_forked_child_lives_on(tmp_path: Path) -> None:

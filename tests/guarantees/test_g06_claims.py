@@ -62,4 +62,4 @@ def test_an_entry_point_that_cannot_run_a_batch_again_says_that_nothing_is_diagn
     found = train(entry, ONE_BAD.but(diagnose="off"))
     assert found.incidents
     assert all(incident["diagnosis"] is None for incident in found.incidents)
-    assert "not diagnosed" in found.said
+    assert "it does not diagnose them" in found.said

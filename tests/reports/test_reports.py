@@ -213,10 +213,10 @@ def test_the_self_test_tells_the_failing_set_up_from_the_healthy_one(factory: st
     ("program", "rate"),
     [
         pytest.param(
-            "distillation/train.py", "93.8 % of 16 steps were applied; 1 were skipped by the program", marks=LONG
+            "distillation/train.py", "93.8 % of 16 steps were applied; 1 was skipped by the program", marks=LONG
         ),
         pytest.param("latents/zero_and_go_on.py", "93.8 % of 16 steps were applied", marks=LONG),
-        ("latents/repaired.py", "93.8 % of 16 steps were applied; 1 were skipped by the program"),
+        ("latents/repaired.py", "93.8 % of 16 steps were applied; 1 was skipped by the program"),
         pytest.param("policy/train.py", "91.7 % of 12 steps were applied", marks=LONG),
     ],
 )

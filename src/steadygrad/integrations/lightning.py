@@ -47,6 +47,7 @@ class LightningGuard(Callback):
         self._guard: LoopGuard | OptimizerGuard | None = None
         self._undo: list[Callable[[], Any]] = []
         self._samples: LoaderSamples | None = None
+        self._not_named: list[Exception] = []
         self._batch: dict[str, Any] | None = None
         self._output: Any = None
         self._in_update = False
@@ -90,13 +91,20 @@ class LightningGuard(Callback):
         """A fault of ours outside of the guard: it stands down as if it were its own."""
         (self._guard.failed if isinstance(self._guard, LoopGuard) else report)(fault)
 
+    def _naming_failed(self, fault: Exception) -> None:
+        """A batch is counted then. Before training starts there is no guard yet that could record it."""
+        if isinstance(self._guard, LoopGuard):
+            self._guard.not_named(fault)
+        else:
+            self._not_named.append(fault)
+
     # -- Lightning's hooks
 
     @boundary
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The loaders draw their first samples before training starts."""
         self._let_go()
-        self._samples = LoaderSamples(report) if self._options.get("batch_key") is None else None
+        self._samples = LoaderSamples(self._naming_failed) if self._options.get("batch_key") is None else None
 
     @boundary
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -128,6 +136,9 @@ class LightningGuard(Callback):
             **self._options,
         )
         guard.preserve(pl_module)
+        early, self._not_named = self._not_named, []
+        for fault in early:
+            self._naming_failed(fault)
         failed = guard.failed
         self._undo.append(wrap_method(trainer.strategy, "training_step", self._training_step, failed))
         self._undo.append(wrap_method(trainer.strategy, "batch_to_device", self._to_device, failed))

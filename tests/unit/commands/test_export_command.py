@@ -162,6 +162,8 @@ def test_bad_input_is_one_sentence(call: Call, run: Path, tmp_path: Path, monkey
         assert not Path(output).exists()
     one_sentence(call("export", str(run)), "--parquet FILE, --csv FILE or both")
     one_sentence(call("export", str(run), "--parquet", "-"), "cannot go to a pipe")
-    one_sentence(call("export", str(run), "--csv", "-", "--json"), "choose one")
+    code, out, err = call("export", str(run), "--csv", "-", "--json")
+    assert (code, err) == (2, "")
+    assert "choose one" in json.loads(out)["error"]
     forbid(monkeypatch, run / "run.json")
     one_sentence(call("export", str(run), "--csv", str(tmp_path / "out")), "permission denied")

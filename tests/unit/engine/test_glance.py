@@ -45,4 +45,4 @@ def test_a_doctor_that_breaks_does_not_keep_a_guard_from_starting(monkeypatch: p
 def test_an_attached_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(4, 1).half()
     with sg.attach(torch.optim.SGD(model.parameters(), lr=1e-2), model=model):
-        assert [record.getMessage().split()[0] for record in caplog.records] == ["PF101", "sg.attach(optimizer):"]
+        assert [record.getMessage().split()[0] for record in caplog.records] == ["PF101", "sg.attach(optimizer)"]

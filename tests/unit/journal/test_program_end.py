@@ -179,7 +179,8 @@ def test_an_exit_code_that_only_steady_run_can_know_is_kept(tmp_path: Path) -> N
 
 
 def test_an_interrupted_program_is_said_to_have_been_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOP + "open('ready', 'w').close()\ntime.sleep(120)\n")
+    listens = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be ignored
+    (tmp_path / "train.py").write_text(listens + LOOP + "open('ready', 'w').close()\ntime.sleep(120)\n")
     child = subprocess.Popen(
         [*STEADY_RUN, "--run-dir", "run", "train.py"], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
         start_new_session=True,

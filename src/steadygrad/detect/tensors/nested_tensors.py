@@ -20,6 +20,7 @@ _DEEPEST = 12
 _SEQUENCES = frozenset({tuple, list})
 _CONTAINERS = frozenset({tuple, list, dict})
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+_NO_TENSORS = _CONTAINERS | _PLAIN
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -48,7 +49,7 @@ def _collect(value: Any, found: list[Tensor], deepest: int) -> None:
     elif not isinstance(value, list | tuple) or not _may_hold_tensors(value, deepest):
         return
     for item in value:
-        if type(item) in TENSORS or (type(item) not in _PLAIN and is_tensor(item)):
+        if type(item) in TENSORS or (type(item) not in _NO_TENSORS and is_tensor(item)):
             found.append(item)
         elif deepest and type(item) not in _PLAIN:
             _collect(item, found, deepest - 1)

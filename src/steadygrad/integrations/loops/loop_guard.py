@@ -91,7 +91,7 @@ class LoopGuard:
         self._name_of = validate.batch_namer(config.batch_key, self._engine.barrier)
         self._samples = samples
         if config.batch_key is None:
-            self._samples = samples or LoaderSamples(functools.partial(self._engine.barrier.note, "batches"))
+            self._samples = samples or LoaderSamples(self.not_named)
             self._name_of = self._by_samples
         self._entry: Entry | None = None
         self._measured: tuple[Gradients | None, Row] | None = None
@@ -121,6 +121,10 @@ class LoopGuard:
     def preserve(self, *objects: Any) -> None:
         """Attributes of these objects are as before after every replay: a trainer, a module of a framework."""
         self._engine.preserve(objects)
+
+    def not_named(self, fault: Exception) -> None:
+        """A fault of ours at a loader of the program: batches are counted then."""
+        self._engine.barrier.note("batches", fault)
 
     def batch_moved(self, before: Any, after: Any) -> None:
         """The loop made `after` of a batch of its loader when it moved it to a device. Does not sync."""

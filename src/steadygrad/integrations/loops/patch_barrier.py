@@ -104,7 +104,7 @@ def barred(
             return original(*args, **kwargs)
         calls = [call := _Once(original)]
         errors: list[BaseException] = []
-        if listed and args and isinstance(args[0], Iterator) and (items := list(args[0])):
+        if listed and args and issubclass(type(args[0]), Iterator) and (items := list(args[0])):
             args = (items, *args[1:])
         if may is not None:
             args = tuple([_marked(value, calls) for value in args])

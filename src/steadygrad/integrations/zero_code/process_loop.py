@@ -87,8 +87,7 @@ class ProcessLoop:
         self._making: OptimizerLoop | None = None
         self._alone: bool | None = None  # known while an update is being made
         self._number, self._together = 0, True
-        self._good, self._refused_steps = list[int](), list[int]()
-        self._process = os.getpid()
+        self._good, self._refused_steps, self._process = list[int](), list[int](), os.getpid()
         self._patches: Patches | None = None
 
     def start(self) -> None:
@@ -205,8 +204,8 @@ class ProcessLoop:
     def zeroed(self) -> None:
         """Gradients were cleared."""
         if not self.away:
-            with self.in_events:
-                if self._making is None:  # a closure clears them before each of its evaluations
+            if self._making is None:  # a closure clears them before each of its evaluations
+                with self.in_events:
                     self.events.zeroed()
             self.models.zeroed()
             self.backwards.zeroed()
@@ -325,9 +324,8 @@ class ProcessLoop:
         with self.barrier("diagnosis", None):
             self.examiner.look_at_batch()
             reading = replace(reading, bad_inputs=self.examiner.bad_inputs)
-        self.loop_of(optimizer).skipped_by_program(
-            self.step, reading, self.ledger.words_of(event, self.backwards.count)
-        )
+        what = self.ledger.words_of(event, self.backwards.count)
+        self.loop_of(optimizer).skipped_by_program(self.step, reading, what)
 
     def _numbers_of(self, loop: OptimizerLoop) -> Callable[[Any], tuple[Tensor | None, Gradients | None]]:
         def numbers(_loss: Any) -> tuple[Tensor | None, Gradients | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -47,7 +48,9 @@ def test_a_guarded_run_records_its_memory_at_few_of_its_steps(tmp_path: Path) ->
         for _ in range(2 * EVERY_STEPS + 1):
             guard.step(torch.ones(2, 4))
     kept = [record for record in read_steps(tmp_path / "run") if HOST_MEMORY in record.terms]
-    assert {0, EVERY_STEPS, 2 * EVERY_STEPS} <= {record.step for record in kept}
+    steps = [record.step for record in kept]  # on a busy machine a second may pass earlier
+    assert steps[0] == 0
+    assert all(later - step <= EVERY_STEPS for step, later in itertools.pairwise([*steps, 2 * EVERY_STEPS]))
     assert len(kept) < EVERY_STEPS  # this machine would need a second a step
     assert all(5e7 < record.terms[HOST_MEMORY] < 1e12 for record in kept)
 

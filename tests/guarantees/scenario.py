@@ -236,6 +236,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "divides": lambda p: Divides(p, lr=1e-3),
 }
 FORMS = ("sgd", "adamw", "adamw_foreach", "adamw_fused", "adagrad", "reads_groups")
+SHORT = ("adamw", "adamw_fused", "reads_groups")
+"""Those of the short suite; the long one has all."""
 
 
 # -- data

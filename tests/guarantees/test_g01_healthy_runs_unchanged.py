@@ -7,7 +7,7 @@ import re
 import pytest
 from drivers import ENTRIES, GUARD, OPTIMIZER, RANKS, RUN, trained, untrained
 from registry import guarantee
-from scenario import FORMS, Result, Scenario, differing
+from scenario import FORMS, SHORT, Result, Scenario, differing
 
 BY_FORM = {form: Scenario(optimizer=form, augment=True) for form in FORMS}
 COMMON = {
@@ -48,7 +48,7 @@ def check_same(found: Result, wanted: Result) -> None:
     assert found.drawn == wanted.drawn
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [f if f in SHORT else pytest.param(f, marks=pytest.mark.slow) for f in FORMS])
 @guarantee("G1")
 def test_a_healthy_run_has_the_bits_of_the_plain_loop(entry: str, form: str) -> None:
     check_unchanged(entry, COMMON, form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from drivers import GUARD, RANKS, plain, trained
 from registry import guarantee
-from scenario import FORMS, Result, Scenario
+from scenario import FORMS, SHORT, Result, Scenario
 
 KINDS = ("nan_input", "inf_loss", "nan_gradient")
 BY_FORM = {
@@ -34,7 +34,7 @@ def check_finite_and_reported(found: Result) -> None:
         assert each.incidents != []
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [f if f in SHORT else pytest.param(f, marks=pytest.mark.slow) for f in FORMS])
 @pytest.mark.parametrize("kind", KINDS)
 @guarantee("G2")
 def test_a_non_finite_loss_or_gradient_never_reaches_the_weights(entry: str, kind: str, form: str) -> None:

@@ -18,7 +18,7 @@ from drivers import (
     without_faults,
 )
 from registry import guarantee
-from scenario import FORMS, Scenario, differing
+from scenario import FORMS, SHORT, Scenario, differing
 
 THREE = {3: "nan_input", 7: "nan_gradient", 11: "inf_loss"}
 COMMON = {
@@ -54,7 +54,7 @@ def check_no_trace(entry: str, group: dict[str, Scenario], name: str, leaving_ou
     assert found.summary["skipped"] > 0
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [f if f in SHORT else pytest.param(f, marks=pytest.mark.slow) for f in FORMS])
 @guarantee("G3")
 def test_bad_batches_leave_weights_moments_counts_schedule_statistics_and_random_numbers_alone(
     entry: str, form: str

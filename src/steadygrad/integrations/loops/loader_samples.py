@@ -120,7 +120,7 @@ class LoaderSamples:
 
     def _moves(self, original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         after = original(batch, *args, **kwargs)
-        if isinstance(batch, dict | list | tuple | Tensor):  # it calls itself for the parts of a batch
+        if issubclass(type(batch), dict | list | tuple | Tensor):  # it calls itself for the parts of a batch
             self.moved(batch, after)
         return after
 

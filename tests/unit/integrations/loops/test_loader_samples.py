@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,20 @@ def test_batches_that_are_copied_on_the_host_are_known_from_the_second_on(sample
         del inputs
         names.append(samples.name(copied, number))
     assert names[:3] == ["0", "samples 4, 5, 6, 7", "samples 8, 9, 10, 11"]
+
+
+def test_a_part_of_a_batch_that_does_not_want_to_be_looked_at_is_passed_by() -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+
+    class Gone:
+        pass
+
+    dead = weakref.proxy(Gone())  # asked for its class it raises
+    faults: list[Exception] = []
+    listening = LoaderSamples(faults.append)
+    try:
+        listening._moves(lambda batch: batch, dead)
+        assert data_loader.send_to_device({"x": torch.ones(2)}, "cpu")["x"].shape == (2,)
+    finally:
+        listening.close()
+    assert faults == []
